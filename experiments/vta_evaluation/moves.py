@@ -13,9 +13,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.verification import compare_integers
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.move_times import measure_moves
-from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.lower import LoweredVta, Moves, measure_moves
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.simulator import simulate
 

@@ -1,22 +1,37 @@
-"""Which elements a GEMM or an ALU instruction touches, and how often in a row.
-
-For each outer and inner iteration and each micro-op, an index is the micro-op's field plus what the
-iterations add. Programs repeat few instructions on few micro-ops, so answers are kept.
-"""
+"""Accesses of a program to buffers and DRAM: which elements, and who wrote them before."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
-from cpembed.targets.vta.columns import Columns, Numbers
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.encoding import unpack_uops
-from cpembed.targets.vta.formats import FACTORS, LOOPS, Opcode
-from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.assembly.disassembler import instruction_text
+from cpembed.targets.vta.encoding import FACTORS, LOOPS, UOP_BYTES, Opcode, unpack_uops
+from cpembed.targets.vta.isa import Memory, VtaConfig, uops_kept
+from cpembed.targets.vta.program import Columns, Numbers, VtaProgram, dram_bounds, sram_extent
+from cpembed.targets.vta.tokens import HappensBefore
+
+
+@dataclass(frozen=True)
+class Violation:
+    """``instruction`` is its number, or None where the program as a whole is concerned."""
+
+    instruction: int | None
+    problem: str
+    remedy: str
+
+    def line(self, program: VtaProgram) -> str:
+        """One line: which instruction, its text, what is wrong, the remedy."""
+        where = "program"
+        if self.instruction is not None:
+            where = f"instruction {self.instruction} "
+            where += f"({instruction_text(program, self.instruction)})"
+        return f"{where}: {self.problem}; {self.remedy}"
+
 
 Elements = slice | NDArray[np.int64]
 """Elements of a buffer, each once."""
@@ -178,3 +193,236 @@ def _too_close(opcode: Opcode, name: str, element: int, distance: int) -> tuple[
         f"a micro-op {use} accumulator {element} {place} one that writes it",
         f"put {others} between, by another order of micro-ops and loops",
     )
+
+
+_NEVER = np.iinfo(np.int64).max
+
+_LOAD, _COMPUTE, _STORE = range(3)
+
+
+def content_violations(
+    columns: Columns, program: VtaProgram, known: HappensBefore
+) -> Iterator[Violation]:
+    """Reads of what nobody wrote and of what others may be overwriting, micro-ops out of range or
+    too close, STOREs of what neither ALU nor GEMM wrote."""
+    visit = _Visit(columns, program, known)
+    for number in known.order:
+        yield from visit.instruction(number)
+    yield from _dram_violations(columns, program, known)
+
+
+class _Visit:
+    def __init__(self, columns: Columns, program: VtaProgram, known: HappensBefore) -> None:
+        config = program.config
+        self._program = program
+        self._table = AccessTable(columns, config)
+        self._opcode: list[int] = columns.opcode.tolist()
+        self._module: list[int] = columns.module.tolist()
+        self._memory: list[int] = columns["memory"].tolist()
+        sizes = sram_extent(columns, "y") * sram_extent(columns, "x") * (columns["x"] > 0)
+        self._sram: list[tuple[int, int]] = list(
+            zip(columns["sram"].tolist(), (columns["sram"] + sizes).tolist(), strict=True)
+        )
+        self._range: list[tuple[int, int]] = list(
+            zip(columns["uop_begin"].tolist(), columns["uop_end"].tolist(), strict=True)
+        )
+        self._reset: list[int] = columns["reset"].tolist()
+        self._rows = columns.table("dram", "y", "x", "x_stride")
+        self._place: list[int] = known.place.tolist()
+        self._before: list[list[int]] = known.before.tolist()
+        self._writer = {m: np.full(config.elements(m), _NEVER) for m in (Memory.INP, Memory.WGT)}
+        self._acc_known = np.zeros(config.elements(Memory.ACC), bool)
+        self._out_writer = np.full(config.elements(Memory.OUT), _NEVER)
+        self._out_lost = np.zeros(config.elements(Memory.OUT), np.int64)
+        """The instruction that gave an accumulator another value than OUT has, 0 for none."""
+        self._words = np.zeros(uops_kept(config), np.uint32)
+        self._word_known = np.zeros(len(self._words), bool)
+
+    def instruction(self, number: int) -> Iterator[Violation]:
+        opcode = self._opcode[number]
+        if opcode == Opcode.GEMM or opcode == Opcode.ALU:
+            yield from self._compute(number, opcode == Opcode.GEMM)
+        elif opcode == Opcode.LOAD:
+            self._load(number)
+        elif opcode == Opcode.STORE:
+            yield from self._store(number)
+
+    def _load(self, number: int) -> None:
+        begin, end = self._sram[number]
+        memory, written = self._memory[number], slice(begin, end)
+        if memory == Memory.UOP:
+            self._word_known[written] = True
+            self._words[written] = transferred(self._program, self._rows[number])
+        elif memory == Memory.ACC:
+            self._acc_known[written] = True
+            self._out_lost[written] = self._place[number]
+        else:
+            self._writer[Memory(memory)][written] = self._place[number]
+
+    def _compute(self, number: int, gemm: bool) -> Iterator[Violation]:
+        begin, end = self._range[number]
+        if not self._word_known[begin:end].all():
+            at = begin + int(np.flatnonzero(~self._word_known[begin:end])[0])
+            yield Violation(number, f"micro-op {at} was never loaded", "load it before")
+            return
+        found = self._table.of(number, self._words[begin:end])
+        if found.problem is not None:
+            yield Violation(number, *found.problem)
+        reset = self._reset[number] and gemm
+        if not reset:
+            yield from self._reads(number, gemm, found)
+        if reset:
+            self._out_lost[found.dst] = self._place[number]
+        else:
+            self._out_writer[found.dst] = self._place[number]
+            self._out_lost[found.dst] = 0
+        self._acc_known[found.dst] = True
+
+    def _reads(self, number: int, gemm: bool, found: Accesses) -> Iterator[Violation]:
+        accumulators = (found.dst,) if gemm else (found.dst, found.src)
+        for elements in accumulators:
+            if not self._acc_known[elements].all():
+                at = _first(elements, ~self._acc_known[elements])
+                yield Violation(
+                    number,
+                    f"reads accumulator {at}, which was never written",
+                    "reset or load it before",
+                )
+        if not gemm:
+            return
+        ordered = self._before[number][_LOAD]
+        for memory, elements in ((Memory.INP, found.src), (Memory.WGT, found.wgt)):
+            writers = self._writer[memory][elements]
+            if writers.size and writers.max() > ordered:
+                yield self._unordered(number, memory.name, elements, writers, ordered, _LOAD)
+
+    def _store(self, number: int) -> Iterator[Violation]:
+        elements = slice(*self._sram[number])
+        writers = self._out_writer[elements]
+        if not writers.size:
+            return
+        ordered = self._before[number][_COMPUTE]
+        lost = self._out_lost[elements]
+        if writers.max() > ordered:
+            yield self._unordered(number, "OUT", elements, writers, ordered, _COMPUTE)
+        elif lost.any():
+            at = _first(elements, lost > 0)
+            yield Violation(
+                number,
+                f"stores OUT element {at} after a LOAD or a reset of accumulator {at}: "
+                "only ALU and non-reset GEMM write OUT",
+                "let an ALU or GEMM instruction write it in between",
+            )
+
+    def _unordered(
+        self,
+        number: int,
+        name: str,
+        elements: Elements,
+        writers: Numbers,
+        ordered: int,
+        module: int,
+    ) -> Violation:
+        """A read of what was never written, or not certainly before (or after) the read."""
+        never = writers == _NEVER
+        if never.any():
+            writes = "written by ALU or GEMM" if module == _COMPUTE else "loaded"
+            at = _first(elements, never)
+            return Violation(
+                number, f"reads {name} element {at}, which was never {writes}", "write it before"
+            )
+        at = _first(elements, writers > ordered)
+        place = int(writers.max())
+        other = self._place_number(module, place)
+        return Violation(
+            number,
+            f"reads {name} element {at}, which instruction {other} writes without being ordered "
+            "before or after",
+            "pass a token between them",
+        )
+
+    def _place_number(self, module: int, place: int) -> int:
+        """The number of a module's ``place``-th instruction."""
+        pairs = enumerate(zip(self._place, self._module, strict=True))
+        return next(number for number, found in pairs if found == (place, module))
+
+
+def transferred(program: VtaProgram, row: Numbers) -> NDArray[np.uint32]:
+    """The words of a LOAD of micro-ops; ``row``: its dram, y, x, x_stride."""
+    dram, y, x, stride = row.tolist()
+    if not x:
+        return np.zeros(0, np.uint32)
+    first = dram * UOP_BYTES - program.base
+    rows = np.ndarray((y, x * UOP_BYTES), np.uint8, program.dram, first, (stride * UOP_BYTES, 1))
+    return rows.reshape(-1).view("<u4").astype(np.uint32)
+
+
+def _first(elements: Elements, mask: NDArray[np.bool_]) -> int:
+    at = int(np.flatnonzero(mask)[0])
+    return elements.start + at if isinstance(elements, slice) else int(elements[at])
+
+
+def _dram_violations(
+    columns: Columns, program: VtaProgram, known: HappensBefore
+) -> Iterator[Violation]:
+    """Loads of what STOREs of the same program write, where their order is not fixed."""
+    moves = columns["x"] > 0
+    stores, loads = moves & columns.is_a(Opcode.STORE), moves & columns.is_a(Opcode.LOAD)
+    if not stores.any() or not loads.any():
+        return
+    first, last = dram_bounds(columns, program)
+    written = np.flatnonzero(stores)
+    low, high = first[written].min(), last[written].max()
+    near = loads & (first < high) & (last > low)
+    if not near.any():
+        return
+    touched = np.zeros(int(high - low), bool)
+    for number in written.tolist():
+        for begin, end in _byte_rows(columns, program, number):
+            touched[begin - low : end - low] = True
+    for number in np.flatnonzero(near).tolist():
+        for begin, end in _byte_rows(columns, program, number):
+            if touched[max(begin - low, 0) : max(end - low, 0)].any():
+                yield from _crossing(columns, program, known, number, written)
+                break
+
+
+def _crossing(
+    columns: Columns, program: VtaProgram, known: HappensBefore, load: int, stores: Numbers
+) -> Iterator[Violation]:
+    module = int(columns.module[load])
+    rows = _byte_rows(columns, program, load)
+    for store in stores.tolist():
+        ordered = (
+            known.before[load, _STORE] >= known.place[store]
+            or known.before[store, module] >= known.place[load]
+        )
+        uops = columns["memory"][load] == Memory.UOP
+        if (ordered and not uops) or not any(
+            begin < b and a < end
+            for begin, end in rows
+            for a, b in _byte_rows(columns, program, store)
+        ):
+            continue
+        if uops:
+            yield Violation(
+                load,
+                f"loads micro-ops that the STORE at instruction {store} writes",
+                "keep micro-ops and results apart in DRAM",
+            )
+        else:
+            yield Violation(
+                load,
+                f"loads DRAM that the STORE at instruction {store} writes without being ordered "
+                "before or after",
+                "pass tokens between them",
+            )
+        return
+
+
+def _byte_rows(columns: Columns, program: VtaProgram, number: int) -> list[tuple[int, int]]:
+    """The bytes of the image that a transfer touches, row by row."""
+    size = program.config.element_bytes(Memory(columns["memory"][number]))
+    dram, y, x, stride = (int(columns[name][number]) for name in ("dram", "y", "x", "x_stride"))
+    start = dram * size - program.base
+    return [(start + k * stride * size, start + (k * stride + x) * size) for k in range(y)]

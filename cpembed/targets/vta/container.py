@@ -7,23 +7,30 @@ from __future__ import annotations
 
 import io
 import re
+import stat
+import struct
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+import zlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import IO
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError, SpecError
 from cpembed.files import make_folder, write_whole
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.encoding import decode, encode
-from cpembed.targets.vta.formats import INSTRUCTION_BYTES, formats_of
-from cpembed.targets.vta.members import members
+from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, decode, encode, formats_of
+from cpembed.targets.vta.isa import VtaConfig
 from cpembed.targets.vta.program import Tensor, VtaProgram
 
 FORMAT = "vta-program"
+
 VERSION = 1
+
 INSTRUCTIONS, DRAM, META = "insns.bin", "dram.bin", "meta.json"
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -34,12 +41,15 @@ _MOST_SIZES = 32
 
 TENSOR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@]*")
 """``A@0`` and ``A@1`` are what a program reads of a tensor that is both its factors."""
+
 NAME_RULE = "a letter or _, then letters, digits and _ . @"
 
 LARGEST_IMAGE = 1 << 30
 """Bytes of a DRAM image, 1 GiB: a damaged file or a typing error should not take all memory."""
+
 LARGEST_CODE = 1 << 20
 """Instructions of a program, which take 1.3 KB each while it is checked."""
+
 _LARGEST_META = 1 << 24
 """Bytes of ``meta.json``, 16 MiB: a hundred thousand tensors."""
 
@@ -235,3 +245,98 @@ def _zipped(contents: dict[str, bytes]) -> bytes:
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, data)
     return file.getvalue()
+
+
+_CHUNK = 1 << 20
+"""Bytes that are unpacked at a time."""
+
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+_DAMAGE = (
+    EOFError,
+    OSError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    NotImplementedError,
+    RuntimeError,  # an encrypted member
+    ValueError,
+)
+"""What reading a damaged file or zip raises."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """``sizes`` in bytes, unpacked, as the directory or the zip states them; nothing is unpacked
+    before :meth:`read`."""
+
+    sizes: dict[str, int]
+    _open: Callable[[str], IO[bytes]]
+    _where: str
+    _expected: str
+
+    def read(self, name: str) -> NDArray[np.uint8]:
+        """As many bytes of a member as its size says; raises :class:`ProgramError`."""
+        content = np.empty(self.sizes[name], np.uint8)
+        done = 0
+        with _damage_named(self._where, self._expected), self._open(name) as file:
+            while done < len(content):
+                part = file.read(min(_CHUNK, len(content) - done))
+                if not part:
+                    raise EOFError(f"{name} ends after {done:,} of {len(content):,} bytes")
+                content[done : done + len(part)] = np.frombuffer(part, np.uint8)
+                done += len(part)
+        return content
+
+
+@contextmanager
+def members(path: Path, names: Sequence[str]) -> Generator[Members]:
+    """The members of a saved program, while it is open.
+
+    Raises :class:`ProgramError` where one is missing, or the zip cannot be read.
+    """
+    expected = f"a directory or a zip of {', '.join(names[:-1])} and {names[-1]}"
+    if not path.is_file():
+        sizes = {name: _file_size(path, name, expected) for name in reversed(names)}
+        yield Members(sizes, lambda name: (path / name).open("rb"), str(path), expected)
+        return
+    with _damage_named(str(path), expected):
+        archive = zipfile.ZipFile(path)
+    with archive:
+        sizes = {name: _zip_member_size(path, archive, name, expected) for name in reversed(names)}
+        yield Members(sizes, archive.open, str(path), expected)
+
+
+@contextmanager
+def _damage_named(where: str, expected: str) -> Generator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        # zipfile's EOFError of a member that is cut off has no text.
+        said = getattr(error, "strerror", None) or str(error) or "it is cut off"
+        reason = " ".join(said.split())
+        raise ProgramError(f"{where}: not a saved program: {reason}; allowed: {expected}") from None
+
+
+def _zip_member_size(path: Path, archive: zipfile.ZipFile, name: str, expected: str) -> int:
+    found = [member for member in archive.infolist() if member.filename == name]
+    if len(found) != 1:
+        problem = f"has {len(found)} members {name}" if found else f"has no member {name}"
+        raise ProgramError(f"{path}: {problem}; a program is {expected}, one of each")
+    if found[0].compress_type not in _COMPRESSIONS:
+        raise ProgramError(
+            f"{path}: {name} is compressed by method {found[0].compress_type}; "
+            "allowed: deflated (8) or stored (0)"
+        )
+    return found[0].file_size
+
+
+def _file_size(path: Path, name: str, expected: str) -> int:
+    try:
+        status = (path / name).stat()
+        reason = None if stat.S_ISREG(status.st_mode) else "it is no file"
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        status, reason = None, getattr(error, "strerror", None) or str(error)
+    if status is None or reason is not None:
+        raise ProgramError(f"{path}: {name} cannot be read: {reason}; a program is {expected}")
+    return status.st_size

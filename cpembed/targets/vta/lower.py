@@ -1,7 +1,7 @@
 """From a derived program to VTA programs: instructions once, then an image for each set of inputs.
 
 >>> from cpembed.api.solve import solve, workload
->>> from cpembed.targets.vta.config import VtaConfig
+>>> from cpembed.targets.vta.isa import VtaConfig
 >>> layer = workload("gemm m=8 n=32 k=32", target="vta_1x16x16")
 >>> solved = solve(layer, "vta_1x16x16", constraints="strict")
 >>> lowered = lower(solved.embeddings[0].candidate.program, VtaConfig())
@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,18 +19,24 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cpembed.kernel.packing import packed_before
+from cpembed.errors import WorkloadError
+from cpembed.kernel import runtime
+from cpembed.kernel.layout_transform import Direction
+from cpembed.kernel.packing import packed_before, packing_source
+from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.runtime import aligned
-from cpembed.targets.vta.bias import with_bias
-from cpembed.targets.vta.config import VtaConfig
+from cpembed.measure.runner import Timing, time_work
+from cpembed.provenance import Provenance
+from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.layout_cost import threads_worth
 from cpembed.targets.vta.emit import Addresses, emit
 from cpembed.targets.vta.encoding import pack_uops
-from cpembed.targets.vta.isa import Instruction, Memory
-from cpembed.targets.vta.planner import default_schedule
+from cpembed.targets.vta.estimate import default_schedule
+from cpembed.targets.vta.isa import Instruction, Memory, VtaConfig
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail, check_tail, default_tail
-from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest
+from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest, with_bias
 from cpembed.transform.data import pack, source_elements
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -109,7 +115,7 @@ def lower(
 ) -> LoweredVta:
     """A VTA program for a proven embedding.
 
-    ``schedule`` None takes :func:`~cpembed.targets.vta.planner.default_schedule`; ``tail`` None
+    ``schedule`` None takes :func:`~cpembed.targets.vta.estimate.default_schedule`; ``tail`` None
     takes :func:`~cpembed.targets.vta.tail.default_tail`.
 
     Raises :class:`LoweringError` where the program's tiles are not the configuration's, or the
@@ -174,3 +180,119 @@ def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Add
     bias = 0 if nest.bias is None else factor(nest.bias)
     uops = element(_uops_name(nest), Memory.UOP)
     return Addresses(factor(nest.inp), factor(nest.wgt), outputs, uops, bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """A move that is ready to run, any number of times; ``target`` is what it writes."""
+
+    run: Callable[[], None]
+    target: Array
+
+
+def move_source(operand: PackedOperand, direction: Direction) -> str:
+    """TVMScript of a move, on as many threads as it is worth."""
+    threads = threads_worth(operand, calibration(), runtime.thread_count())
+    return packing_source(operand, threads, direction)
+
+
+class Moves:
+    """The packing of a program's inputs and the unpacking of its output, compiled on first use."""
+
+    def __init__(self, lowered: LoweredVta) -> None:
+        self._lowered = lowered
+        self._kernels: dict[str, runtime.Function] = {}
+
+    def packing(self, name: str, array: Array, target: Array | None = None) -> Move:
+        """Packs an input into ``target``, an array of :func:`runtime.aligned` or one that begins at
+        a multiple of its alignment in such an array; by default into a new one.
+
+        Raises :class:`WorkloadError` where the array is not the operand.
+        """
+        operand = self._lowered.input(name)
+        if target is None:
+            target = runtime.aligned(operand.shape, operand.dtype)
+        return self._move(operand, Direction.PACK, self._original(operand, array), target)
+
+    def unpacking(self, packed: Array) -> Move:
+        """Unpacks what :meth:`LoweredVta.combine` returns."""
+        operand = self._lowered.stored
+        source = runtime.aligned(operand.shape, operand.dtype)
+        source[...] = packed
+        target = runtime.aligned(operand.original_shape, operand.dtype)
+        return self._move(operand, Direction.UNPACK, source, target)
+
+    def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
+        """The program for inputs in their original layouts, packed straight into its memory."""
+        program = self._lowered.empty_image()
+        for tensor in self._lowered.nest.inputs:
+            self.packing(tensor.name, inputs[tensor.name], program.tensor(tensor.name)).run()
+        return program
+
+    def unpack(self, packed: Array) -> Array:
+        """The output in its original layout."""
+        move = self.unpacking(packed)
+        move.run()
+        return move.target
+
+    def _move(
+        self, operand: PackedOperand, direction: Direction, source: Array, target: Array
+    ) -> Move:
+        if operand.name not in self._kernels:
+            plan = KernelPlan("packing", move_source(operand, direction))
+            self._kernels[operand.name] = runtime.compile_plan(plan)
+        kernel = self._kernels[operand.name]
+        buffers = runtime.shared(source.reshape(-1)), runtime.shared(target.reshape(-1))
+        return Move(lambda: kernel(*buffers), target)
+
+    @staticmethod
+    def _original(operand: PackedOperand, array: Array) -> Array:
+        if array.shape != operand.original_shape or array.dtype != np.dtype(operand.dtype):
+            raise WorkloadError(
+                f"operand {operand.name} is {array.dtype} {array.shape}, "
+                f"the workload has {operand.dtype} {operand.original_shape}"
+            )
+        source = runtime.aligned(array.shape, operand.dtype)
+        source[...] = array
+        return source
+
+
+def measure_moves(
+    lowered: LoweredVta,
+    moves: Moves,
+    program: VtaProgram,
+    memory: NDArray[np.uint8],
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    packed_ahead: Collection[str] | None = None,
+    rounds: int = 15,
+    round_ms: float = 10.0,
+) -> Timing:
+    """Time the packing of ``inputs`` and the unpacking of what a run left in ``memory``, on this
+    machine: the rest of the timing is left out.
+
+    ``packed_ahead`` is as for :func:`~cpembed.measure.runner.measure`. A layout that is the same
+    memory as the original one costs nothing; unpacking includes putting bytes together that were
+    stored apart.
+    """
+    if packed_ahead is None:
+        packed_ahead = packed_before(lowered.program.workload)
+    operands = [tensor.packed for tensor in lowered.nest.inputs]
+    ahead = tuple(operand.name for operand in operands if operand.name in packed_ahead)
+    timed = [
+        time_work(moves.packing(operand.name, inputs[operand.name]).run, rounds, round_ms)
+        for operand in operands
+        if operand.name not in ahead and not operand.is_identity
+    ]
+    packing = sum(times.median for times in timed)
+    unpacking = 0.0
+    if len(lowered.tail.phases) > 1:
+        timed.append(time_work(lambda: lowered.combine(program, memory), rounds, round_ms))
+        unpacking += timed[-1].median
+    if not lowered.stored.is_identity:
+        packed = lowered.combine(program, memory)
+        timed.append(time_work(moves.unpacking(packed).run, rounds, round_ms))
+        unpacking += timed[-1].median
+    noisy = any(times.is_noisy for times in timed)
+    macs = lowered.program.unfused.macs
+    return Timing(Provenance.SIMULATED, macs, None, packing, unpacking, ahead, noisy)

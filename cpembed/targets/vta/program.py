@@ -1,4 +1,4 @@
-"""A VTA program: instructions, and the DRAM image that they work on."""
+"""VTA programs: instructions with the DRAM image that they work on, also as columns of numbers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.isa import Instruction
+from cpembed.errors import ProgramError
+from cpembed.targets.vta.encoding import OPCODES, Opcode, encode, formats_of
+from cpembed.targets.vta.isa import TOKEN_FLAGS, Instruction, Memory, Module, VtaConfig
 
 
 class Role(StrEnum):
@@ -65,3 +68,122 @@ class VtaProgram:
         memory = self.dram if dram is None else dram
         flat = memory[region.offset : region.offset + region.size_bytes]
         return flat.view(region.dtype).reshape(region.shape)
+
+
+Numbers = NDArray[np.int64]
+
+MODULES = (Module.LOAD, Module.COMPUTE, Module.STORE)
+"""In the order in which *prev* and *next* count."""
+
+QUEUES = ((0, 1), (1, 0), (1, 2), (2, 1))
+"""The token queues: positions in :data:`MODULES` of who pushes and who pops."""
+
+
+def queue_of(module: int, flag: str) -> int | None:
+    """The queue that a module's dependence flag names; None where it has no such neighbour.
+
+    >>> queue_of(1, "pop_prev"), queue_of(0, "push_next"), queue_of(2, "pop_next")
+    (0, 0, None)
+    """
+    action, side = flag.split("_")
+    other = module + (1 if side == "next" else -1)
+    ends = (module, other) if action == "push" else (other, module)
+    return QUEUES.index(ends) if ends in QUEUES else None
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """``opcode`` and ``module`` (position in :data:`MODULES`) of every instruction, and its fields
+    under the names of :mod:`formats`, 0 where an instruction has no such field."""
+
+    opcode: Numbers
+    module: Numbers
+    fields: dict[str, Numbers]
+
+    def __len__(self) -> int:
+        return len(self.opcode)
+
+    def __getitem__(self, name: str) -> Numbers:
+        return self.fields[name]
+
+    def table(self, *names: str) -> Numbers:
+        """Several columns side by side, a contiguous row for each instruction."""
+        return np.ascontiguousarray(np.stack([self.fields[name] for name in names], axis=1))
+
+    def is_a(self, *opcodes: Opcode) -> NDArray[np.bool_]:
+        return np.isin(self.opcode, opcodes)
+
+    def transfers(self, *memories: Memory) -> NDArray[np.bool_]:
+        """The LOADs and STOREs of some memories."""
+        return self.is_a(Opcode.LOAD, Opcode.STORE) & np.isin(self.fields["memory"], memories)
+
+    def queues(self, action: str) -> list[tuple[int, ...]]:
+        """For every instruction the token queues that it takes part in; ``action``: pop or push."""
+        flags = [flag for flag in TOKEN_FLAGS if flag.startswith(action)]
+        tables = [
+            [
+                tuple(
+                    queue
+                    for k, flag in enumerate(flags)
+                    if bits >> k & 1 and (queue := queue_of(module, flag)) is not None
+                )
+                for bits in range(4)
+            ]
+            for module in range(len(MODULES))
+        ]
+        bits = sum(self.fields[f"tokens.{flag}"] << k for k, flag in enumerate(flags))
+        pairs = zip(self.module.tolist(), np.asarray(bits).tolist(), strict=True)
+        return [tables[module][which] for module, which in pairs]
+
+
+def columns_of(instructions: tuple[Instruction, ...], config: VtaConfig) -> Columns:
+    """Raises :class:`ProgramError` for a field that is not an integer."""
+    formats = formats_of(config)
+    names = {field.name for fields in formats.instructions.values() for field in fields}
+    columns: dict[str, Numbers] = {
+        name: np.zeros(len(instructions), np.int64)
+        for name in (*(f"tokens.{flag}" for flag in TOKEN_FLAGS), *sorted(names))
+    }
+    opcodes = np.array([OPCODES[type(i)] for i in instructions], np.int64)
+    for opcode, fields in formats.instructions.items():
+        rows = np.flatnonzero(opcodes == opcode)
+        if not len(rows):
+            continue
+        wanted = [field.name for field in fields]
+        if opcode is Opcode.FINISH:
+            wanted = [f"tokens.{flag}" for flag in TOKEN_FLAGS]
+        get = attrgetter(*wanted)
+        table = _integers([get(instructions[row]) for row in rows.tolist()], instructions, config)
+        for k, name in enumerate(wanted):
+            columns[name][rows] = table[:, k]
+    return Columns(opcodes, _modules(opcodes, columns["memory"]), columns)
+
+
+def _integers(
+    values: list[Any], instructions: tuple[Instruction, ...], config: VtaConfig
+) -> Numbers:
+    table = np.array(values)
+    if table.dtype.kind not in "biu":
+        encode(instructions, config)
+        raise ProgramError("an instruction's field is no integer of 64 bits")
+    return table.astype(np.int64)
+
+
+def _modules(opcodes: Numbers, memory: Numbers) -> Numbers:
+    into_load = (opcodes == Opcode.LOAD) & np.isin(memory, (Memory.INP, Memory.WGT))
+    return np.where(opcodes == Opcode.STORE, 2, np.where(into_load, 0, 1)).astype(np.int64)
+
+
+def sram_extent(columns: Columns, name: str) -> Numbers:
+    """Rows (``y``) that a LOAD writes or a STORE reads, or elements in each of them (``x``)."""
+    pads = columns[f"{name}_before"] + columns[f"{name}_after"]
+    return columns[name] + np.where(columns.is_a(Opcode.LOAD), pads, 0)
+
+
+def dram_bounds(columns: Columns, program: VtaProgram) -> tuple[Numbers, Numbers]:
+    """First byte and the one after the last that LOADs and STOREs touch, from the image's start."""
+    sizes = np.array([program.config.element_bytes(memory) for memory in Memory])
+    size = sizes[columns["memory"]]
+    first = columns["dram"] * size - program.base
+    reach = (columns["y"] - 1) * columns["x_stride"] + columns["x"]
+    return first, first + reach * size

@@ -1,10 +1,175 @@
-"""A configuration as a hardware specification: the TOML file that :mod:`machine` reads."""
+"""A VTA's configuration read from a hardware specification, and written as one.
+
+The TOML file is the configuration: the instruction's extents are the GEMM core's sizes, its dtypes
+the widths, the memories' capacities the sizes of the buffers.
+"""
 
 from __future__ import annotations
 
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.isa import Memory
+from cpembed.errors import SpecError
+from cpembed.hw.instruction import HardwareSpec, InstructionAxis, StrideRule
+from cpembed.hw.schema import Key, one_of, spec_error
+from cpembed.ir.dtypes import DTYPES, DTypeKind
+from cpembed.targets.vta.encoding import formats_of
+from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.timing import MemorySystem
+
+BACKEND = "vta"
+
+SCOPES = {Memory.INP: "vta.inp", Memory.WGT: "vta.wgt", Memory.ACC: "vta.acc"}
+"""Scopes of the operands."""
+
+UOP_SCOPE, OUT_SCOPE = "vta.uop", "vta.out"
+"""Memories that hold no operand; OUT may be left out, it mirrors ACC."""
+
+
+def vta_config(spec: HardwareSpec) -> VtaConfig:
+    """The configuration that a specification describes.
+
+    Raises :class:`SpecError` where it is no VTA: file, key, what is wrong and what is allowed.
+    """
+    return _Reader(spec).config()
+
+
+class _Reader:
+    """Checks one specification against what a VTA can be."""
+
+    def __init__(self, spec: HardwareSpec) -> None:
+        self.spec = spec
+        self.operands: dict[Memory, str] = {}
+
+    def error(self, key: Key, problem: str) -> SpecError:
+        return spec_error(self.spec.path or self.spec.name, key, problem)
+
+    def need(self, right: bool, key: Key, problem: str) -> None:
+        if not right:
+            raise self.error(key, problem)
+
+    def config(self) -> VtaConfig:
+        problem = f'is not "{BACKEND}": {self.spec.name} is no VTA'
+        self.need(self.spec.backend == BACKEND, ("backend",), problem)
+        self._find_operands()
+        batch, out, inner = self._axes()
+        problem = f"is {inner.maximum}, {out.name} is {out.maximum}"
+        problem += "; VTA multiplies by square blocks"
+        self.need(out.maximum == inner.maximum, ("instruction", "axes", inner.name), problem)
+        acc = self.spec.instruction.dtypes[self.operands[Memory.ACC]]
+        inp_width = self._log_width(Memory.INP, 0)
+        config = VtaConfig(
+            log_batch=self._log(("instruction", "axes", batch.name), batch.maximum),
+            log_block=self._log(("instruction", "axes", out.name), out.maximum),
+            log_inp_width=inp_width,
+            log_wgt_width=self._log_width(Memory.WGT, 0),
+            log_acc_width=self._log_width(Memory.ACC, 0),
+            # Results are as wide as the inputs of the next layer unless the file says otherwise.
+            log_out_width=self._log_width(Memory.ACC, 1) if len(acc) > 1 else inp_width,
+            log_uop_buff=self._log_capacity(UOP_SCOPE),
+            log_inp_buff=self._log_capacity(SCOPES[Memory.INP]),
+            log_wgt_buff=self._log_capacity(SCOPES[Memory.WGT]),
+            log_acc_buff=self._log_capacity(SCOPES[Memory.ACC]),
+        )
+        self._check_config(config)
+        return config
+
+    def _find_operands(self) -> None:
+        for memory, scope in SCOPES.items():
+            held = [n for n, m in self.spec.instruction.memory.items() if m.scope == scope]
+            what = f"holds {one_of(held)}" if held else "holds no operand"
+            problem = f"{what}; allowed: exactly one operand"
+            self.need(len(held) == 1, ("memories", scope), problem)
+            self.operands[memory] = held[0]
+
+    def _axes(self) -> tuple[InstructionAxis, InstructionAxis, InstructionAxis]:
+        """Batch, output block and input block: each is shared by two operands."""
+        instruction = self.spec.instruction
+        memory = {m: instruction.memory[name] for m, name in self.operands.items()}
+        inp, wgt, acc = (memory[m].axes for m in (Memory.INP, Memory.WGT, Memory.ACC))
+        shared = [[n for n in one if n in two] for one, two in ((inp, acc), (wgt, acc), (inp, wgt))]
+        if any(len(names) != 1 for names in shared) or len(instruction.axes) != 3:
+            raise self._other_instruction()
+        batch, out, inner = (instruction.axis(names[0]) for names in shared)
+        for axis in (batch, out, inner):
+            problem = "is configurable; VTA's sizes are fixed: give one extent"
+            self.need(axis.is_fixed, ("instruction", "axes", axis.name), problem)
+        for m, axes in (
+            (Memory.INP, (batch, inner)),
+            (Memory.WGT, (out, inner)),
+            (Memory.ACC, (batch, out)),
+        ):
+            self._check_tile(m, [axis.name for axis in axes])
+        self._check_product()
+        return batch, out, inner
+
+    def _check_product(self) -> None:
+        """The instruction is the sum of the products of its two inputs, index by index."""
+        computation = self.spec.instruction.computation
+        inp, wgt, acc = (self.operands[m] for m in (Memory.INP, Memory.WGT, Memory.ACC))
+        whole = len(computation.statements) == 1 and set(computation.access_maps) == {inp, wgt, acc}
+        if not whole or any(len(found) != 1 for found in computation.access_maps.values()):
+            raise self._other_instruction()
+        access = {name: found[0] for name, found in computation.access_maps.items()}
+        if any(i.single_iterator is None for a in access.values() for i in a.index):
+            raise self._other_instruction()
+        factors = ((inp, wgt), (wgt, inp))
+        products = {f"{access[acc]} += ({access[one]} * {access[two]})" for one, two in factors}
+        if str(computation) not in products:
+            raise self._other_instruction()
+
+    def _other_instruction(self) -> SpecError:
+        problem = f"is {self.spec.instruction.computation}; VTA computes C[x,y] += A[x,z] * B[y,z]"
+        return self.error(("instruction", "expression"), problem)
+
+    def _check_tile(self, memory: Memory, axes: list[str]) -> None:
+        name = self.operands[memory]
+        held = self.spec.instruction.memory[name]
+        found = [str(dimension) for dimension in held.tile]
+        problem = f"is {one_of(found)}; an element of {held.scope} is {one_of(axes)}"
+        self.need(found == axes, ("operands", name, "tile"), problem)
+        for axis, rule in held.strides.items():
+            problem = "VTA's elements are dense in memory; allowed: unit"
+            self.need(rule is StrideRule.UNIT, ("operands", name, "stride", axis), problem)
+
+    def _log_width(self, memory: Memory, choice: int) -> int:
+        """Log2 of the bits of one of an operand's dtypes."""
+        name = self.operands[memory]
+        dtypes = self.spec.instruction.dtypes[name]
+        most = 2 if memory is Memory.ACC else 1
+        key = ("operands", name, "dtype")
+        what = "the accumulator's and the result's" if most == 2 else "one"
+        self.need(len(dtypes) <= most, key, f"lists {one_of(dtypes)}; allowed: {what}")
+        dtype = DTYPES[dtypes[choice]]
+        allowed = one_of(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
+        problem = f"VTA does not compute in {dtype.name}; allowed: {allowed}"
+        self.need(dtype.kind is DTypeKind.SIGNED, key, problem)
+        return dtype.bits.bit_length() - 1
+
+    def _log_capacity(self, scope: str) -> int:
+        problem = f"is missing; VTA needs {scope} with its capacity_bytes"
+        self.need(scope in self.spec.memories, ("memories", scope), problem)
+        capacity = self.spec.memories[scope]
+        if capacity is None:
+            problem = "is missing; the size of the buffer sets the width of the fields"
+            raise self.error(("memories", scope, "capacity_bytes"), problem)
+        return self._log(("memories", scope, "capacity_bytes"), capacity)
+
+    def _log(self, key: Key, value: int) -> int:
+        log = value.bit_length() - 1
+        problem = f"{value} is not a power of two; VTA takes {1 << log} or {2 << log}"
+        self.need(not value & (value - 1), key, problem)
+        return log
+
+    def _check_config(self, config: VtaConfig) -> None:
+        """The instructions can be encoded, and OUT, where it is given, mirrors ACC."""
+        try:
+            formats_of(config)
+        except SpecError as error:
+            raise self.error(("memories",), str(error)) from None
+        expected = config.elements(Memory.OUT) * config.element_bytes(Memory.OUT)
+        given = self.spec.memories.get(OUT_SCOPE)
+        problem = f"{given} is not allowed; allowed: {expected}, a tile for each of"
+        key = ("memories", OUT_SCOPE, "capacity_bytes")
+        self.need(given in (None, expected), key, f"{problem} {SCOPES[Memory.ACC]}")
+
 
 _TEXT = """\
 # A configuration of VTA: LOG_BATCH {config.log_batch}, LOG_BLOCK {config.log_block}, \

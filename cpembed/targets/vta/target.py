@@ -23,18 +23,15 @@ from cpembed.measure.verification import Expected, Verification, compare_integer
 from cpembed.provenance import Provenance
 from cpembed.targets.base import Array, Execution, Row, Target
 from cpembed.targets.vta import report
+from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import save_program
-from cpembed.targets.vta.estimate import bounds
-from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.move_times import measure_moves
-from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.lower import LoweredVta, Moves, measure_moves
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.report import VtaDetails
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.simulator import require_simulated, simulate
-from cpembed.targets.vta.space import Machine, Nest, VtaSpace
+from cpembed.targets.vta.specification import vta_config
 from cpembed.targets.vta.tail import (
     Exact,
     Requantized,
@@ -43,9 +40,9 @@ from cpembed.targets.vta.tail import (
     default_tail,
     tail_for,
 )
-from cpembed.targets.vta.timing import MemorySystem, time_program
+from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 from cpembed.targets.vta.timing import Timing as SimulatedTiming
-from cpembed.targets.vta.trials import VtaTrial, key_of, result_form
+from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace, VtaTrial, key_of, result_form
 from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.space import Proposal
 from cpembed.worker import step
@@ -165,8 +162,6 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         save_program(artifact.program, path)
 
     def save_trace(self, artifact: VtaArtifact, path: Path) -> None:
-        from cpembed.targets.vta.trace import trace as timeline
-
         assert artifact.program is not None
         assert artifact.timing is not None
         document = timeline(artifact.program, artifact.timing)

@@ -8,19 +8,22 @@ operands without their tile dimensions, indexed by the loops.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpembed.errors import LoweringError
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.isa import Memory
-from cpembed.targets.vta.machine import SCOPES
+from cpembed.targets.vta.isa import Memory, VtaConfig
+from cpembed.targets.vta.specification import SCOPES
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
 
 MAX_PAD = 15
 """Zero rows or columns at most on each side of a LOAD: its pad fields have four bits."""
+
 MAX_STRIDE = 0xFFFF
 """DRAM elements at most between two rows of a transfer."""
 
@@ -237,3 +240,120 @@ def _cropped(tensor: TileTensor, cuts: dict[int, tuple[int, int]]) -> TileTensor
     source = tuple(index.substitute(moved) for index in packed.source)
     packed = replace(packed, dimensions=tuple(dimensions), access=tuple(access), source=source)
     return replace(tensor, packed=packed)
+
+
+def with_bias(nest: TileNest, axes: tuple[int, ...]) -> TileNest:
+    """The nest with a bias over dimensions ``axes`` of the original output; itself without any.
+
+    Raises :class:`LoweringError` for a dimension that the output does not have.
+    """
+    if not axes:
+        return nest
+    packed = nest.acc.packed
+    rank = len(packed.original_shape)
+    if list(axes) != sorted(set(axes)) or not all(0 <= axis < rank for axis in axes):
+        raise LoweringError(
+            f"bias: {axes} are no dimensions of {packed.name}, in order; it has {rank}"
+        )
+    source = tuple(packed.source[axis] for axis in axes)
+    used = {name for index in source for name in index.iterators}
+    kept = [
+        k
+        for k, dimension in enumerate(packed.dimensions)
+        if k >= nest.acc.rank or dimension.name in used
+    ]
+    bias = PackedOperand(
+        f"{packed.name}.bias",
+        "int32",
+        tuple(packed.original_shape[axis] for axis in axes),
+        tuple(packed.dimensions[k] for k in kept),
+        source,
+        tuple(packed.access[k] for k in kept),
+    )
+    tensor = TileTensor(nest.acc.memory, bias, sum(k < nest.acc.rank for k in kept))
+    return replace(nest, bias=tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class ExistenceMask:
+    """At which values of some loops a condition holds; an axis for each of them."""
+
+    names: tuple[str, ...]
+    holds: NDArray[np.bool_]
+
+    def over(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """At which values of other loops it can hold, as an array that fits a grid of these."""
+        left_out = tuple(k for k, name in enumerate(self.names) if name not in names)
+        left = {n: k for k, n in enumerate(n for n in self.names if n in names)}
+        holds = np.transpose(self.holds.any(axis=left_out), [left[n] for n in names if n in left])
+        return np.expand_dims(holds, tuple(k for k, n in enumerate(names) if n not in left))
+
+
+def executions(nest: TileNest) -> int:
+    """Points of the loops whose input and output tiles lie in main memory."""
+    total = math.prod(nest.extents.values())
+    for mask in existence_masks(nest):
+        total = total * int(mask.holds.sum()) // mask.holds.size
+    return total
+
+
+def existence_masks(nest: TileNest) -> list[ExistenceMask]:
+    """Where the input and output tiles of an execution lie in main memory: a mask for each set of
+    dimensions that share loops, none for dimensions that lie there always."""
+    dimensions = [
+        (index, size)
+        for tensor in (nest.inp, nest.acc)
+        for index, size in zip(tensor.access, tensor.shape, strict=True)
+        if not _lies_inside(index, size, nest)
+    ]
+    found: list[ExistenceMask] = []
+    for names in _sharing([set(index.iterators) for index, _ in dimensions]):
+        inside = np.ones([nest.extents[name] for name in names], bool)
+        for index, size in dimensions:
+            if set(index.iterators) <= set(names):
+                position = _positions(nest, index, names)
+                inside &= (position >= 0) & (position < size)
+        found.append(ExistenceMask(names, inside))
+    return found
+
+
+def _lies_inside(index: IndexExpr, size: int, nest: TileNest) -> bool:
+    low, high = index.bounds(nest.extents)
+    return low >= 0 and high < size
+
+
+def accessed_tiles(nest: TileNest, tensor: TileTensor, masks: Sequence[ExistenceMask]) -> int:
+    """Tiles of a tensor in main memory that the points of the loops access at which the masks
+    hold. Strides, and steps that are not their multiples, leave tiles out."""
+    own = [mask for mask in masks if set(mask.names) & set(tensor.loops)]
+    pairs = list(zip(tensor.access, tensor.shape, strict=True))
+    tied = [set(mask.names) & set(tensor.loops) for mask in own]
+    total = 1
+    for names in _sharing([*(set(index.iterators) for index, _ in pairs), *tied]):
+        holds = np.ones([nest.extents[name] for name in names], bool)
+        place = np.zeros(holds.shape, np.int64)
+        for mask, loops in zip(own, tied, strict=True):
+            if loops <= set(names):
+                holds &= mask.over(names)
+        for index, size in pairs:
+            if index.iterators and set(index.iterators) <= set(names):
+                position = _positions(nest, index, names)
+                holds &= (position >= 0) & (position < size)
+                place = place * size + position
+        total *= len(np.unique(place[holds]))
+    return total
+
+
+def _positions(nest: TileNest, index: IndexExpr, names: Sequence[str]) -> NDArray[np.int64]:
+    """An index at every point of some loops; those on which it does not depend have extent 1."""
+    grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
+    return np.asarray(index.evaluate(dict(zip(names, grids, strict=True))))
+
+
+def _sharing(sets: Sequence[set[str]]) -> list[tuple[str, ...]]:
+    """Unions of the sets that meet, directly or through others, each in alphabetical order."""
+    found: list[set[str]] = []
+    for names in filter(None, sets):
+        meeting = [other for other in found if other & names]
+        found = [*(other for other in found if not other & names), names.union(*meeting)]
+    return [tuple(sorted(names)) for names in found]

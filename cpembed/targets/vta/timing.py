@@ -6,6 +6,7 @@ Durations follow the RTL (``docs/vta.md``); the loop over events is compiled
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.instruction import Machine
 from cpembed.kernel.runtime import aligned, shared
+from cpembed.targets.vta.assembly.disassembler import instruction_text
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.columns import MODULES, QUEUES, Columns, Numbers, columns_of
-from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
 from cpembed.targets.vta.event_loop import (
     CLIENTS,
     COMPLETED,
@@ -28,10 +29,19 @@ from cpembed.targets.vta.event_loop import (
     STATE,
     event_loop,
 )
-from cpembed.targets.vta.formats import INSTRUCTION_BYTES, Opcode
-from cpembed.targets.vta.isa import Memory
-from cpembed.targets.vta.order import QUEUED_INSTRUCTIONS
-from cpembed.targets.vta.program import VtaProgram
+from cpembed.targets.vta.isa import (
+    Alu,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Module,
+    Store,
+    VtaConfig,
+    module_of,
+)
+from cpembed.targets.vta.program import MODULES, QUEUES, Columns, Numbers, VtaProgram, columns_of
+from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
 PIPELINE = 7
 """Cycles that a GEMM or ALU instruction takes beside one (or two) for each micro-op."""
@@ -330,3 +340,78 @@ def _summary(
         events,
         batches,
     )
+
+
+_CHANNELS = ("FETCH", "UOP", "INP", "WGT", "ACC", "OUT")
+
+_MODULES, _MEMORY = 1, 2
+"""Process numbers: the groups of rows."""
+
+
+def timeline(program: VtaProgram, timing: Timing) -> dict[str, Any]:
+    """Return a timed program's timeline, a JSON document in Chrome's trace format.
+
+    ui.perfetto.dev and chrome://tracing show it: a row for each module, and one for each memory
+    that is read or written. A cycle is shown as a microsecond, the format's unit.
+    """
+    return {
+        "displayTimeUnit": "ns",
+        "otherData": {"cycles": timing.cycles, "unit": "1 us is a cycle"},
+        "traceEvents": [
+            *_names(),
+            *_batches(timing),
+            *_instruction_spans(program, timing),
+        ],
+    }
+
+
+def _names() -> Iterator[dict[str, Any]]:
+    groups = {_MODULES: ("modules", [m.value for m in MODULES]), _MEMORY: ("DRAM", _CHANNELS)}
+    for process, (name, rows) in groups.items():
+        yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+        for number, row in enumerate(rows):
+            place = {"pid": process, "tid": number}
+            yield {"ph": "M", "name": "thread_name", **place, "args": {"name": row}}
+            yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": number}}
+
+
+def _batches(timing: Timing) -> Iterator[dict[str, Any]]:
+    for number, (first, last) in enumerate(timing.batches.tolist()):
+        yield _span(_MEMORY, _CHANNELS.index("FETCH"), f"batch {number}", first, last + 1, {})
+
+
+def _instruction_spans(program: VtaProgram, timing: Timing) -> Iterator[dict[str, Any]]:
+    rows = timing.events.tolist()
+    for number, (instruction, row) in enumerate(zip(program.instructions, rows, strict=True)):
+        event = dict(zip(EVENT, row, strict=True))
+        module = module_of(instruction)
+        waited = event["issued"] - max(event["ready"], event["available"])
+        arguments = {
+            "instruction": number,
+            "text": instruction_text(program, number),
+            "waited for tokens": waited,
+        }
+        name, (begin, end) = _name(instruction), (event["issued"], event["done"])
+        yield _span(_MODULES, MODULES.index(module), name, begin, end, arguments)
+        if not isinstance(instruction, Load | Store) or not instruction.x:
+            continue
+        channel = _CHANNELS.index(instruction.memory.name)
+        if module is not Module.STORE:
+            begin, end = event["first_beat"], event["last_beat"] + 1
+        yield _span(_MEMORY, channel, name, begin, end, {"instruction": number})
+
+
+def _name(instruction: Instruction) -> str:
+    if isinstance(instruction, Load | Store):
+        kind = type(instruction).__name__.lower()
+        return f"{kind} {instruction.memory.name}" if instruction.x else "tokens"
+    if isinstance(instruction, Gemm):
+        return "reset" if instruction.reset else "gemm"
+    return f"alu {instruction.op.name.lower()}" if isinstance(instruction, Alu) else "finish"
+
+
+def _span(
+    process: int, row: int, name: str, begin: int, end: int, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    times = {"ts": begin, "dur": end - begin}
+    return {"ph": "X", "pid": process, "tid": row, "name": name, **times, "args": arguments}

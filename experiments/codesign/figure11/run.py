@@ -27,8 +27,8 @@ from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.operators.einsum import gemm
 from cpembed.selection.search import find_best
-from cpembed.targets.vta.estimate import Bounds, bounds
-from cpembed.targets.vta.space import Nest
+from cpembed.targets.vta.bounds import Bounds, bounds
+from cpembed.targets.vta.tuning import Nest
 from cpembed.workloads.suites import layer, suite
 from experiments.codesign.common import (
     DEFAULT,

@@ -9,21 +9,153 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.errors import SpecError
 from cpembed.hw.schema import close_match, one_of
-from cpembed.targets.vta.assembly.image import Declared, Image, Uops
-from cpembed.targets.vta.assembly.instructions import InstructionReader, Pending
-from cpembed.targets.vta.assembly.syntax import VERSION
-from cpembed.targets.vta.assembly.words import Word, Words
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.container import DTYPES, LARGEST_IMAGE
-from cpembed.targets.vta.formats import formats_of
-from cpembed.targets.vta.program import Role, VtaProgram
+from cpembed.targets.vta.assembly.disassembler import VERSION
+from cpembed.targets.vta.assembly.instructions import (
+    InstructionReader,
+    PendingInstruction,
+    Word,
+    Words,
+)
+from cpembed.targets.vta.container import DTYPES, LARGEST_IMAGE, TENSOR_NAME, check_tensors
+from cpembed.targets.vta.encoding import UOP_BYTES, Opcode, formats_of, pack_uops
+from cpembed.targets.vta.isa import Memory, VtaConfig
+from cpembed.targets.vta.program import Role, Tensor, VtaProgram
+
+_ADDRESS = re.compile(rf"({TENSOR_NAME.pattern})(?:\+(0x[0-9a-fA-F]+|[0-9]+))?")
+
+
+@dataclass
+class Declared:
+    """A tensor before it is placed; ``shape`` is None where the micro-ops of a section count."""
+
+    word: Word
+    dtype: str
+    shape: tuple[int, ...] | None
+    role: Role | None
+    offset: int | None = None
+
+
+@dataclass
+class Uops:
+    """A section of micro-ops: its name, and the indices of each."""
+
+    word: Word
+    rows: list[tuple[Word, tuple[int, int, int]]] = field(
+        default_factory=list[tuple[Word, tuple[int, int, int]]]
+    )
+
+
+@dataclass
+class Image:
+    """What the text says about DRAM; :meth:`place` fixes the tensors' offsets."""
+
+    words: Words
+    base: int = 0
+    size: int | None = None
+    declared: dict[str, Declared] = field(default_factory=dict[str, Declared])
+    uops: dict[str, Uops] = field(default_factory=dict[str, Uops])
+    data: list[tuple[Word, Word | None, int, bytes]] = field(
+        default_factory=list[tuple[Word, Word | None, int, bytes]]
+    )
+    """Place of the line, name of the tensor (None: all DRAM), offset, bytes."""
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def place(self, config: VtaConfig) -> None:
+        """Give every tensor its offset: one without follows those before it."""
+        align = max(config.element_bytes(memory) for memory in Memory)
+        for name, uops in self.uops.items():
+            if name not in self.declared:
+                self.declared[name] = Declared(uops.word, "uint32", None, Role.UOPS)
+        end = 0
+        for name, declared in self.declared.items():
+            shape = declared.shape
+            if shape is None:
+                shape = (max(1, len(self.uops[name].rows)),)
+            # Instructions address elements from physical address 0 on.
+            after = -(-(self.base + end) // align) * align - self.base
+            offset = after if declared.offset is None else declared.offset
+            tensor = Tensor(offset, shape, declared.dtype, declared.role)
+            end = max(end, offset + tensor.size_bytes)
+            if end > LARGEST_IMAGE:
+                raise self.words.error(
+                    declared.word, f"{name} ends at byte {end}; allowed: {LARGEST_IMAGE} at most"
+                )
+            self.tensors[name] = tensor
+        if self.size is None:
+            self.size = end
+        check_tensors(
+            self.tensors, self.size, lambda name: self.words.place(self.declared[name].word)
+        )
+
+    def content(self, config: VtaConfig) -> NDArray[np.uint8]:
+        """DRAM before the program runs."""
+        dram = np.zeros(self.size or 0, dtype=np.uint8)
+        for name, uops in self.uops.items():
+            tensor = self.tensors[name]
+            room = tensor.size_bytes // UOP_BYTES
+            if len(uops.rows) > room:
+                raise self.words.error(uops.rows[room][0], f"{name} has room for {room} micro-ops")
+            if uops.rows:
+                dst, src, wgt = zip(*(row for _, row in uops.rows), strict=True)
+                words = pack_uops(dst, src, wgt, config=config)
+                dram[tensor.offset : tensor.offset + words.nbytes] = words.view(np.uint8)
+        for word, name, offset, content in self.data:
+            start, room = self._region(name)
+            if offset + len(content) > room:
+                what = "DRAM" if name is None else name.text
+                raise self.words.error(
+                    word,
+                    f"these bytes end at {offset + len(content):#x}, {what} has {room:#x} bytes",
+                )
+            dram[start + offset : start + offset + len(content)] = np.frombuffer(content, np.uint8)
+        return dram
+
+    def address(self, address: Word, memory: Memory, config: VtaConfig) -> int:
+        """``NAME`` or ``NAME+ELEMENTS`` as a DRAM address in elements of a memory."""
+        found = _ADDRESS.fullmatch(address.text)
+        if not found:
+            raise self.words.error(
+                address, f"dram={address.text} cannot be read; write a number, NAME or NAME+NUMBER"
+            )
+        tensor = self._named(found[1], address)
+        size = config.element_bytes(memory)
+        start = self.base + tensor.offset
+        if start % size:
+            raise self.words.error(
+                address,
+                f"{found[1]} lies at physical address {start:#x}, not at a multiple of "
+                f"{memory.name}'s element of {size} bytes: move it with at=",
+            )
+        value = start // size + self.words.number(address, found[2] or "0")
+        self.words.check(address, formats_of(config).field(Opcode.LOAD, "dram"), value)
+        return value
+
+    def _named(self, name: str, word: Word) -> Tensor:
+        if name not in self.tensors:
+            known = f"{one_of(self.tensors) or 'none'}{close_match(name, self.tensors)}"
+            raise self.words.error(word, f"no tensor {name!r}; declared: {known}")
+        return self.tensors[name]
+
+    def _region(self, name: Word | None) -> tuple[int, int]:
+        """First byte and number of bytes of a tensor, or of all DRAM."""
+        if name is None:
+            return 0, self.size or 0
+        tensor = self._named(name.text, name)
+        return tensor.offset, tensor.size_bytes
+
 
 _DATA = re.compile(r"(0x[0-9a-fA-F]{1,16}|[0-9]{1,16}):")
+
 _SHAPE = re.compile(r"scalar|[0-9]{1,16}(?:x[0-9]{1,16}){0,31}")
+
 _BYTE = re.compile(r"[0-9a-fA-F]{2}")
 
 _ONCE = (".vta", ".config", ".dram")
@@ -47,7 +179,7 @@ class _Assembler:
         self._image = Image(words)
         self._config = VtaConfig()
         self._reader: InstructionReader | None = None
-        self._code: list[Pending] = []
+        self._code: list[PendingInstruction] = []
         self._once: set[str] = set()
         self._section: Callable[[list[Word]], None] = self._instruction
         self._directives: dict[str, Callable[[list[Word]], None]] = {
@@ -68,9 +200,10 @@ class _Assembler:
             elif words:
                 self._section(words)
         self._image.place(self._config)
+        resolve = partial(self._image.address, config=self._config)
         return VtaProgram(
             self._config,
-            tuple(pending(self._image) for pending in self._code),
+            tuple(pending(resolve) for pending in self._code),
             self._image.content(self._config),
             self._image.tensors,
             self._image.base,
@@ -170,9 +303,9 @@ class _Assembler:
         values = self._words.numbers(line, ("dst", "src", "wgt"))
         if "dst" not in values:
             raise self._words.error(line[0], "a micro-op lacks dst=")
-        for field in formats_of(self._config).uop:
-            if field.name in values:
-                self._words.check(values[field.name][0], field, values[field.name][1])
+        for index in formats_of(self._config).uop:
+            if index.name in values:
+                self._words.check(values[index.name][0], index, values[index.name][1])
         dst, src, wgt = (values[n][1] if n in values else 0 for n in ("dst", "src", "wgt"))
         uops.rows.append((line[0], (dst, src, wgt)))
 

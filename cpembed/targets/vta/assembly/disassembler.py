@@ -1,21 +1,61 @@
-"""Programs as text that :func:`~cpembed.targets.vta.assembly.assembler.assemble` reads back."""
+"""Programs as text that :func:`~cpembed.targets.vta.assembly.assembler.assemble` reads back.
+
+An instruction is a mnemonic, for LOAD and STORE the memory, for ALU the operation, then its fields
+as ``name=value``, flags, and tokens. Fields are named as the attributes in
+:mod:`cpembed.targets.vta.isa`; ``docs/vta.md`` describes the language.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import fields
+from enum import IntEnum
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
-from cpembed.targets.vta.assembly.syntax import MNEMONICS, TOKENS, VERSION
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.encoding import unpack_uops
-from cpembed.targets.vta.isa import Alu, Gemm, Instruction, Load, Store
+from cpembed.targets.vta.encoding import FACTORS, LOOPS, MOVED, PADS, Opcode, unpack_uops
+from cpembed.targets.vta.isa import (
+    TOKEN_FLAGS,
+    Alu,
+    AluOp,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Store,
+    VtaConfig,
+)
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
+
+VERSION = 1
+
+TOKENS = {flag.replace("_", "."): flag for flag in TOKEN_FLAGS}
+"""Words of the dependence flags, and their attributes."""
+
+
+class Mnemonic(NamedTuple):
+    """``kind`` names the word after the mnemonic; ``optional`` fields are 0 where left out."""
+
+    opcode: Opcode
+    kind: type[IntEnum] | None
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+MNEMONICS = {
+    "load": Mnemonic(Opcode.LOAD, Memory, MOVED, PADS),
+    "store": Mnemonic(Opcode.STORE, Memory, MOVED, PADS),
+    "gemm": Mnemonic(Opcode.GEMM, None, LOOPS, FACTORS, ("reset",)),
+    "alu": Mnemonic(Opcode.ALU, AluOp, LOOPS, (*FACTORS[:4], "immediate", "unused_immediate")),
+    "finish": Mnemonic(Opcode.FINISH, None, (), ()),
+}
+"""``immediate`` sets ``use_immediate``; ``unused_immediate`` is one that the ALU does not read."""
 
 BYTES_A_LINE = 16
 

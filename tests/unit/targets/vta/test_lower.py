@@ -14,14 +14,12 @@ from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.isa import Alu, Gemm, Load, Memory
-from cpembed.targets.vta.lower import lower
-from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.isa import Alu, Gemm, Load, Memory, VtaConfig
+from cpembed.targets.vta.lower import Moves, lower
 from cpembed.targets.vta.program import Role
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import simulate
+from cpembed.targets.vta.specification import vta_config
 from cpembed.targets.vta.tail import Exact, Requantized, Truncated
 from cpembed.targets.vta.tiles import tile_nest
 from cpembed.transform.program import PackedDimension

@@ -1,4 +1,4 @@
-"""GEMM instructions of one step: which loops are iterations, which are micro-ops.
+"""Micro-ops under two loops: the variable part of the GEMM and ALU instructions of a step.
 
 A GEMM instruction runs a list of micro-ops under two affine loops. Of a tile's loops, the two that
 leave the fewest micro-ops become its iterations, the others are unrolled into micro-ops: reductions
@@ -27,8 +27,10 @@ Indices = NDArray[np.int64]
 
 FETCH_CYCLES = 3
 """Per instruction, on the channel that the loads use."""
+
 MAX_ITERATIONS = 16_383
 """Of the outer and of the inner loop of a GEMM or ALU instruction."""
+
 DISTANCE = 3
 """Consecutive executions that need different accumulators: a repeated one within the pipeline's
 depth would read a sum that is not written yet."""
@@ -174,3 +176,53 @@ def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
         if k == len(uops) or k - first == limit or uops[k, 0] in recent:
             yield uops[first:k]
             first = k
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Neighbouring dimensions of an output tile that are one loop of an instruction."""
+
+    extent: int
+    dst: int
+    src: int
+
+
+def bias_kernels(acc: Region, bias: Region, base: int, bias_base: int) -> list[Kernel]:
+    """ALU instructions that add a region of the bias to the output tile it belongs to."""
+    names = [dimension.name for dimension in bias.tensor.packed.dimensions]
+    walks: list[_Walk] = []
+    for k, dimension in enumerate(acc.tensor.packed.dimensions[: acc.tensor.rank]):
+        has = dimension.name in names
+        src = bias.strides[names.index(dimension.name)] if has else 0
+        walk = _Walk(acc.spans[k].count, acc.strides[k], src)
+        outer = walks[-1] if walks else None
+        if walk.extent == 1:
+            continue
+        if outer is not None and outer.src == walk.src * walk.extent:
+            walk = _Walk(outer.extent * walk.extent, walk.dst, walk.src)
+            walks.pop()
+        walks.append(walk)
+    walks.sort(key=lambda walk: walk.extent)
+    loops = [walk for walk in walks[-2:] if walk.extent <= MAX_ITERATIONS]
+    outer, inner = ([_Walk(1, 0, 0)] * 2 + loops)[-2:]
+    unrolled = [walk for walk in walks if walk not in loops]
+    return [
+        Kernel(
+            _bias_uops(unrolled, base, bias_base),
+            outer.extent,
+            inner.extent,
+            Factors(outer.dst, inner.dst),
+            Factors(outer.src, inner.src),
+        )
+    ]
+
+
+def _bias_uops(walks: list[_Walk], base: int, bias_base: int) -> Indices:
+    places = np.indices([walk.extent for walk in walks]).reshape(
+        len(walks), math.prod(walk.extent for walk in walks)
+    )
+    dst = base + sum(place * walk.dst for place, walk in zip(places, walks, strict=True))
+    src = bias_base + sum(place * walk.src for place, walk in zip(places, walks, strict=True))
+    table = np.zeros((places.shape[1], 3), np.int64)
+    table[:, 0], table[:, 1] = dst, src
+    return table
