@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cpembed.errors import ProgramError
 from cpembed.targets.vta.assembly.disassembler import instruction_text
 from cpembed.targets.vta.encoding import FACTORS, LOOPS, UOP_BYTES, Opcode, unpack_uops
-from cpembed.targets.vta.isa import Memory, VtaConfig, uops_kept
+from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.program import Columns, Numbers, VtaProgram, dram_bounds, sram_extent
 from cpembed.targets.vta.tokens import HappensBefore
 
@@ -196,7 +196,6 @@ def _too_close(opcode: Opcode, name: str, element: int, distance: int) -> tuple[
 
 
 _NEVER = np.iinfo(np.int64).max
-
 _LOAD, _COMPUTE, _STORE = range(3)
 
 
@@ -235,7 +234,7 @@ class _Visit:
         self._out_writer = np.full(config.elements(Memory.OUT), _NEVER)
         self._out_lost = np.zeros(config.elements(Memory.OUT), np.int64)
         """The instruction that gave an accumulator another value than OUT has, 0 for none."""
-        self._words = np.zeros(uops_kept(config), np.uint32)
+        self._words = np.zeros(config.usable_uops, np.uint32)
         self._word_known = np.zeros(len(self._words), bool)
 
     def instruction(self, number: int) -> Iterator[Violation]:

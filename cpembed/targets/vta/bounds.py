@@ -180,7 +180,6 @@ class Floors:
 
 
 Numbers = NDArray[np.int64]
-
 _LOOKED_BACK = 3
 """Times the slots: how far back most uses of a region are, where it is in a slot."""
 

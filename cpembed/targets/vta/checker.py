@@ -17,7 +17,7 @@ from cpembed.errors import ProgramError
 from cpembed.targets.vta.accesses import Violation, content_violations
 from cpembed.targets.vta.assembly.disassembler import instruction_text
 from cpembed.targets.vta.encoding import PADS, Opcode, formats_of, misfit
-from cpembed.targets.vta.isa import TOKEN_FLAGS, AluOp, Memory, uops_kept
+from cpembed.targets.vta.isa import TOKEN_FLAGS, AluOp, Memory
 from cpembed.targets.vta.program import (
     MODULES,
     QUEUES,
@@ -39,7 +39,6 @@ from cpembed.targets.vta.tokens import (
 )
 
 LARGEST_SHIFT = 31
-
 Found = Iterator[tuple[NDArray[np.bool_], Callable[[int], tuple[str, str]]]]
 """Rows that break a rule, and for a row what is wrong and the remedy."""
 
@@ -121,7 +120,7 @@ def _buffers(columns: Columns, program: VtaProgram) -> Found:
     end = columns["sram"] + sram_extent(columns, "y") * sram_extent(columns, "x")
     for memory in Memory:
         size = (
-            uops_kept(program.config) if memory is Memory.UOP else program.config.elements(memory)
+            program.config.usable_uops if memory is Memory.UOP else program.config.elements(memory)
         )
 
         def describe(row: int, memory: Memory = memory, size: int = size) -> tuple[str, str]:
@@ -153,7 +152,7 @@ def _image(columns: Columns, program: VtaProgram) -> Found:
 def _loops(columns: Columns, program: VtaProgram) -> Found:
     computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
     begin, end = columns["uop_begin"], columns["uop_end"]
-    kept = uops_kept(program.config)
+    kept = program.config.usable_uops
     empty = (begin >= end) | (columns["outer"] == 0) | (columns["inner"] == 0)
 
     def describe(row: int) -> tuple[str, str]:

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from cpembed.targets.vta.tokens import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
-
 _PATH = click.Path(path_type=Path)
-
 _program = click.argument("path", metavar="PROGRAM", type=_PATH)
 
 

@@ -21,7 +21,6 @@ from cpembed.targets.vta.isa import (
     Load,
     Memory,
     Store,
-    uops_kept,
 )
 from cpembed.targets.vta.regions import Region, Tile, region_of, trimmed_tiles
 from cpembed.targets.vta.schedule import Schedule, Step, check_schedule, largest_regions, steps
@@ -150,7 +149,7 @@ class Emitter:
         config = nest.config
         self._nest = nest
         self._tail = tail
-        self._uop_limit = uops_kept(config)
+        self._uop_limit = config.usable_uops
         self.uops = MicroOps(self.program, self._uop_limit, addresses.uops)
         self._dram = {
             Memory.INP: addresses.inp,

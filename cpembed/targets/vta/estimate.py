@@ -261,7 +261,6 @@ def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
 
 
 DEFAULT_MEMORY = MemorySystem()
-
 SLOTS = (2, 4)
 """Regions of INP and of WGT in SRAM at a time, with two threads."""
 

@@ -46,7 +46,7 @@ from cpembed.targets.vta.estimate import (
     tile_sizes,
     with_tiles,
 )
-from cpembed.targets.vta.isa import Memory, VtaConfig, uops_kept
+from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.report import schedule_text
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import require_simulated
@@ -206,7 +206,6 @@ def _contender(row: _Row, floors: Floors) -> Contender:
 
 
 _BUFFERS = ("log_uop_buff", "log_inp_buff", "log_wgt_buff", "log_acc_buff")
-
 _DTYPES = ("int8", "int8", "int32")
 
 
@@ -290,7 +289,7 @@ class VtaFamily(Family):
         read = _configuration(_key(point))
         memory = read.memory
         return (
-            *(read.config.log_batch, read.config.log_block, uops_kept(read.config)),
+            *(read.config.log_batch, read.config.log_block, read.config.usable_uops),
             *(memory.bus_bits, memory.burst_beats, memory.dram_delay_cycles),
             *(point["embeddings"], point["schedules"]),
         )

@@ -41,7 +41,6 @@ from cpembed.transform.data import pack, source_elements
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 Array = NDArray[Any]
-
 PAGE = 4096
 """Bytes at a multiple of which each tensor begins: a multiple of every element and burst."""
 

@@ -17,21 +17,28 @@ from cpembed.errors import ProgramError
 from cpembed.targets.vta.encoding import OPCODES, Opcode, encode, formats_of
 from cpembed.targets.vta.isa import TOKEN_FLAGS, Instruction, Memory, Module, VtaConfig
 
+Numbers = NDArray[np.int64]
+MODULES = (Module.LOAD, Module.COMPUTE, Module.STORE)
+"""Modules in the order in which *prev* and *next* count."""
+
+QUEUES = ((0, 1), (1, 0), (1, 2), (2, 1))
+"""Token queues: positions in :data:`MODULES` of the module that pushes and the one that pops."""
+
 
 class Role(StrEnum):
-    """What a tensor in DRAM is to whoever runs the program."""
+    """Purpose of a tensor in DRAM."""
 
     INPUT = "input"
     WEIGHT = "weight"
-    """Packed ahead and the same at every run (the second input of a workload); also a bias."""
+    """Packed ahead and the same in every run (the second input of a workload); also a bias."""
     OUTPUT = "output"
     UOPS = "uops"
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named region of the DRAM image: ``offset`` in bytes from its start, row-major ``shape``.
+    """Named region of the DRAM image: ``offset`` in bytes from its start, row-major ``shape``.
 
-    ``role`` is None where nobody said.
+    ``role`` is None where a saved program or a text states none.
     """
 
     offset: int
@@ -46,7 +53,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class VtaProgram:
-    """Instructions with the initial contents of DRAM.
+    """Instructions with the initial content of DRAM.
 
     ``dram`` holds all bytes from physical address ``base`` on: packed inputs and weights, the
     micro-ops, and room for the outputs. DRAM addresses in instructions are physical, in elements of
@@ -60,7 +67,7 @@ class VtaProgram:
     base: int = 0
 
     def tensor(self, name: str, dram: NDArray[np.uint8] | None = None) -> NDArray[np.generic]:
-        """A view of a named tensor in the image, or in another DRAM of the same layout.
+        """Return a view of a named tensor in ``dram``, by default in the program's own image.
 
         Raises KeyError for an unknown name.
         """
@@ -70,31 +77,26 @@ class VtaProgram:
         return flat.view(region.dtype).reshape(region.shape)
 
 
-Numbers = NDArray[np.int64]
-
-MODULES = (Module.LOAD, Module.COMPUTE, Module.STORE)
-"""In the order in which *prev* and *next* count."""
-
-QUEUES = ((0, 1), (1, 0), (1, 2), (2, 1))
-"""The token queues: positions in :data:`MODULES` of who pushes and who pops."""
-
-
 def queue_of(module: int, flag: str) -> int | None:
-    """The queue that a module's dependence flag names; None where it has no such neighbour.
+    """Return the queue of a module's dependence flag, or None if the module has no such neighbour.
 
     >>> queue_of(1, "pop_prev"), queue_of(0, "push_next"), queue_of(2, "pop_next")
     (0, 0, None)
     """
     action, side = flag.split("_")
-    other = module + (1 if side == "next" else -1)
-    ends = (module, other) if action == "push" else (other, module)
+    neighbour = module + (1 if side == "next" else -1)
+    ends = (module, neighbour) if action == "push" else (neighbour, module)
     return QUEUES.index(ends) if ends in QUEUES else None
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """``opcode`` and ``module`` (position in :data:`MODULES`) of every instruction, and its fields
-    under the names of :mod:`formats`, 0 where an instruction has no such field."""
+    """A program's instructions as columns of numbers, for the passes that read all of them at once.
+
+    Each instruction has its ``opcode``, its ``module`` (position in :data:`MODULES`), and its
+    fields under the names of :class:`~cpembed.targets.vta.encoding.Field`; a field that an
+    instruction lacks is 0.
+    """
 
     opcode: Numbers
     module: Numbers
@@ -107,18 +109,19 @@ class Columns:
         return self.fields[name]
 
     def table(self, *names: str) -> Numbers:
-        """Several columns side by side, a contiguous row for each instruction."""
+        """Return fields side by side, as a contiguous row for each instruction."""
         return np.ascontiguousarray(np.stack([self.fields[name] for name in names], axis=1))
 
     def is_a(self, *opcodes: Opcode) -> NDArray[np.bool_]:
+        """Return a mask of the instructions with one of some opcodes."""
         return np.isin(self.opcode, opcodes)
 
     def transfers(self, *memories: Memory) -> NDArray[np.bool_]:
-        """The LOADs and STOREs of some memories."""
+        """Return a mask of the LOADs and STOREs of some memories."""
         return self.is_a(Opcode.LOAD, Opcode.STORE) & np.isin(self.fields["memory"], memories)
 
     def queues(self, action: str) -> list[tuple[int, ...]]:
-        """For every instruction the token queues that it takes part in; ``action``: pop or push."""
+        """Return, for every instruction, the queues that it pops or pushes (the ``action``)."""
         flags = [flag for flag in TOKEN_FLAGS if flag.startswith(action)]
         tables = [
             [
@@ -133,11 +136,14 @@ class Columns:
         ]
         bits = sum(self.fields[f"tokens.{flag}"] << k for k, flag in enumerate(flags))
         pairs = zip(self.module.tolist(), np.asarray(bits).tolist(), strict=True)
-        return [tables[module][which] for module, which in pairs]
+        return [tables[module][flags_set] for module, flags_set in pairs]
 
 
 def columns_of(instructions: tuple[Instruction, ...], config: VtaConfig) -> Columns:
-    """Raises :class:`ProgramError` for a field that is not an integer."""
+    """Return the columns of a configuration's instructions.
+
+    Raises :class:`ProgramError` for a field that is not an integer.
+    """
     formats = formats_of(config)
     names = {field.name for fields in formats.instructions.values() for field in fields}
     columns: dict[str, Numbers] = {
@@ -149,12 +155,12 @@ def columns_of(instructions: tuple[Instruction, ...], config: VtaConfig) -> Colu
         rows = np.flatnonzero(opcodes == opcode)
         if not len(rows):
             continue
-        wanted = [field.name for field in fields]
+        attributes = [field.name for field in fields]
         if opcode is Opcode.FINISH:
-            wanted = [f"tokens.{flag}" for flag in TOKEN_FLAGS]
-        get = attrgetter(*wanted)
+            attributes = [f"tokens.{flag}" for flag in TOKEN_FLAGS]
+        get = attrgetter(*attributes)
         table = _integers([get(instructions[row]) for row in rows.tolist()], instructions, config)
-        for k, name in enumerate(wanted):
+        for k, name in enumerate(attributes):
             columns[name][rows] = table[:, k]
     return Columns(opcodes, _modules(opcodes, columns["memory"]), columns)
 
@@ -164,6 +170,7 @@ def _integers(
 ) -> Numbers:
     table = np.array(values)
     if table.dtype.kind not in "biu":
+        # Encoding raises the error that names the instruction and the field.
         encode(instructions, config)
         raise ProgramError("an instruction's field is no integer of 64 bits")
     return table.astype(np.int64)
@@ -175,13 +182,14 @@ def _modules(opcodes: Numbers, memory: Numbers) -> Numbers:
 
 
 def sram_extent(columns: Columns, name: str) -> Numbers:
-    """Rows (``y``) that a LOAD writes or a STORE reads, or elements in each of them (``x``)."""
+    """Return the extent in SRAM of each transfer: its rows (``y``), or elements of a row
+    (``x``)."""
     pads = columns[f"{name}_before"] + columns[f"{name}_after"]
     return columns[name] + np.where(columns.is_a(Opcode.LOAD), pads, 0)
 
 
 def dram_bounds(columns: Columns, program: VtaProgram) -> tuple[Numbers, Numbers]:
-    """First byte and the one after the last that LOADs and STOREs touch, from the image's start."""
+    """Return the first byte of the image that each transfer touches, and the one after its last."""
     sizes = np.array([program.config.element_bytes(memory) for memory in Memory])
     size = sizes[columns["memory"]]
     first = columns["dram"] * size - program.base

@@ -30,7 +30,6 @@ from cpembed.targets.vta.program import (
 from cpembed.targets.vta.tokens import Policy, deadlock_text, interleave
 
 _LOG_WIDTHS = (3, 3, 5, 3)
-
 _LARGEST_BLOCK, _MOST_LANES = 128, 4096
 """Beyond, compiling a product takes minutes, or more calls within calls than Python allows."""
 
@@ -180,9 +179,7 @@ class _Machine:
 
 
 _COLUMN = {name: k for k, name in enumerate(PARAMETERS)}
-
 _ACC = (Memory.ACC, "int32")
-
 _OPERATIONS = {
     AluOp.MIN: "T.min({a}, {b})",
     AluOp.MAX: "T.max({a}, {b})",

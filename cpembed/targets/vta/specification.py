@@ -15,24 +15,23 @@ from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.timing import MemorySystem
 
 BACKEND = "vta"
-
 SCOPES = {Memory.INP: "vta.inp", Memory.WGT: "vta.wgt", Memory.ACC: "vta.acc"}
-"""Scopes of the operands."""
+"""Scopes of the memories that hold operands."""
 
 UOP_SCOPE, OUT_SCOPE = "vta.uop", "vta.out"
-"""Memories that hold no operand; OUT may be left out, it mirrors ACC."""
+"""Scopes of the memories without operands; OUT may be left out, because it mirrors ACC."""
 
 
 def vta_config(spec: HardwareSpec) -> VtaConfig:
-    """The configuration that a specification describes.
+    """Return the configuration that a specification describes.
 
-    Raises :class:`SpecError` where it is no VTA: file, key, what is wrong and what is allowed.
+    Raises :class:`SpecError` if it describes no VTA, naming file, key, problem and remedy.
     """
     return _Reader(spec).config()
 
 
 class _Reader:
-    """Checks one specification against what a VTA can be."""
+    """Reader of one specification, which checks that its instruction is VTA's GEMM."""
 
     def __init__(self, spec: HardwareSpec) -> None:
         self.spec = spec
@@ -41,18 +40,19 @@ class _Reader:
     def error(self, key: Key, problem: str) -> SpecError:
         return spec_error(self.spec.path or self.spec.name, key, problem)
 
-    def need(self, right: bool, key: Key, problem: str) -> None:
-        if not right:
+    def require(self, condition: bool, key: Key, problem: str) -> None:
+        if not condition:
             raise self.error(key, problem)
 
     def config(self) -> VtaConfig:
         problem = f'is not "{BACKEND}": {self.spec.name} is no VTA'
-        self.need(self.spec.backend == BACKEND, ("backend",), problem)
+        self.require(self.spec.backend == BACKEND, ("backend",), problem)
         self._find_operands()
         batch, out, inner = self._axes()
-        problem = f"is {inner.maximum}, {out.name} is {out.maximum}"
-        problem += "; VTA multiplies by square blocks"
-        self.need(out.maximum == inner.maximum, ("instruction", "axes", inner.name), problem)
+        problem = (
+            f"is {inner.maximum}, {out.name} is {out.maximum}; VTA multiplies by square blocks"
+        )
+        self.require(out.maximum == inner.maximum, ("instruction", "axes", inner.name), problem)
         acc = self.spec.instruction.dtypes[self.operands[Memory.ACC]]
         inp_width = self._log_width(Memory.INP, 0)
         config = VtaConfig(
@@ -73,24 +73,25 @@ class _Reader:
 
     def _find_operands(self) -> None:
         for memory, scope in SCOPES.items():
-            held = [n for n, m in self.spec.instruction.memory.items() if m.scope == scope]
-            what = f"holds {one_of(held)}" if held else "holds no operand"
-            problem = f"{what}; allowed: exactly one operand"
-            self.need(len(held) == 1, ("memories", scope), problem)
-            self.operands[memory] = held[0]
+            names = [n for n, m in self.spec.instruction.memory.items() if m.scope == scope]
+            content = f"holds {one_of(names)}" if names else "holds no operand"
+            problem = f"{content}; allowed: exactly one operand"
+            self.require(len(names) == 1, ("memories", scope), problem)
+            self.operands[memory] = names[0]
 
     def _axes(self) -> tuple[InstructionAxis, InstructionAxis, InstructionAxis]:
-        """Batch, output block and input block: each is shared by two operands."""
+        """Return the axes of batch, output block and input block; two operands share each."""
         instruction = self.spec.instruction
         memory = {m: instruction.memory[name] for m, name in self.operands.items()}
         inp, wgt, acc = (memory[m].axes for m in (Memory.INP, Memory.WGT, Memory.ACC))
-        shared = [[n for n in one if n in two] for one, two in ((inp, acc), (wgt, acc), (inp, wgt))]
+        pairs = ((inp, acc), (wgt, acc), (inp, wgt))
+        shared = [[name for name in first if name in second] for first, second in pairs]
         if any(len(names) != 1 for names in shared) or len(instruction.axes) != 3:
-            raise self._other_instruction()
+            raise self._no_gemm()
         batch, out, inner = (instruction.axis(names[0]) for names in shared)
         for axis in (batch, out, inner):
             problem = "is configurable; VTA's sizes are fixed: give one extent"
-            self.need(axis.is_fixed, ("instruction", "axes", axis.name), problem)
+            self.require(axis.is_fixed, ("instruction", "axes", axis.name), problem)
         for m, axes in (
             (Memory.INP, (batch, inner)),
             (Memory.WGT, (out, inner)),
@@ -101,51 +102,54 @@ class _Reader:
         return batch, out, inner
 
     def _check_product(self) -> None:
-        """The instruction is the sum of the products of its two inputs, index by index."""
+        """Require that the instruction sums products of its two inputs, index by index."""
         computation = self.spec.instruction.computation
         inp, wgt, acc = (self.operands[m] for m in (Memory.INP, Memory.WGT, Memory.ACC))
-        whole = len(computation.statements) == 1 and set(computation.access_maps) == {inp, wgt, acc}
-        if not whole or any(len(found) != 1 for found in computation.access_maps.values()):
-            raise self._other_instruction()
-        access = {name: found[0] for name, found in computation.access_maps.items()}
+        maps = computation.access_maps
+        if len(computation.statements) != 1 or set(maps) != {inp, wgt, acc}:
+            raise self._no_gemm()
+        if any(len(accesses) != 1 for accesses in maps.values()):
+            raise self._no_gemm()
+        access = {name: accesses[0] for name, accesses in maps.items()}
         if any(i.single_iterator is None for a in access.values() for i in a.index):
-            raise self._other_instruction()
+            raise self._no_gemm()
         factors = ((inp, wgt), (wgt, inp))
-        products = {f"{access[acc]} += ({access[one]} * {access[two]})" for one, two in factors}
+        products = {f"{access[acc]} += ({access[a]} * {access[b]})" for a, b in factors}
         if str(computation) not in products:
-            raise self._other_instruction()
+            raise self._no_gemm()
 
-    def _other_instruction(self) -> SpecError:
+    def _no_gemm(self) -> SpecError:
         problem = f"is {self.spec.instruction.computation}; VTA computes C[x,y] += A[x,z] * B[y,z]"
         return self.error(("instruction", "expression"), problem)
 
     def _check_tile(self, memory: Memory, axes: list[str]) -> None:
         name = self.operands[memory]
-        held = self.spec.instruction.memory[name]
-        found = [str(dimension) for dimension in held.tile]
-        problem = f"is {one_of(found)}; an element of {held.scope} is {one_of(axes)}"
-        self.need(found == axes, ("operands", name, "tile"), problem)
-        for axis, rule in held.strides.items():
+        operand = self.spec.instruction.memory[name]
+        tile = [str(dimension) for dimension in operand.tile]
+        problem = f"is {one_of(tile)}; an element of {operand.scope} is {one_of(axes)}"
+        self.require(tile == axes, ("operands", name, "tile"), problem)
+        for axis, rule in operand.strides.items():
             problem = "VTA's elements are dense in memory; allowed: unit"
-            self.need(rule is StrideRule.UNIT, ("operands", name, "stride", axis), problem)
+            self.require(rule is StrideRule.UNIT, ("operands", name, "stride", axis), problem)
 
     def _log_width(self, memory: Memory, choice: int) -> int:
-        """Log2 of the bits of one of an operand's dtypes."""
+        """Return the binary logarithm of the bits of an operand's dtype at position ``choice``."""
         name = self.operands[memory]
         dtypes = self.spec.instruction.dtypes[name]
-        most = 2 if memory is Memory.ACC else 1
+        count, expected = (
+            (2, "the accumulator's and the result's") if memory is Memory.ACC else (1, "one")
+        )
         key = ("operands", name, "dtype")
-        what = "the accumulator's and the result's" if most == 2 else "one"
-        self.need(len(dtypes) <= most, key, f"lists {one_of(dtypes)}; allowed: {what}")
+        self.require(len(dtypes) <= count, key, f"lists {one_of(dtypes)}; allowed: {expected}")
         dtype = DTYPES[dtypes[choice]]
         allowed = one_of(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
         problem = f"VTA does not compute in {dtype.name}; allowed: {allowed}"
-        self.need(dtype.kind is DTypeKind.SIGNED, key, problem)
+        self.require(dtype.kind is DTypeKind.SIGNED, key, problem)
         return dtype.bits.bit_length() - 1
 
     def _log_capacity(self, scope: str) -> int:
         problem = f"is missing; VTA needs {scope} with its capacity_bytes"
-        self.need(scope in self.spec.memories, ("memories", scope), problem)
+        self.require(scope in self.spec.memories, ("memories", scope), problem)
         capacity = self.spec.memories[scope]
         if capacity is None:
             problem = "is missing; the size of the buffer sets the width of the fields"
@@ -155,20 +159,20 @@ class _Reader:
     def _log(self, key: Key, value: int) -> int:
         log = value.bit_length() - 1
         problem = f"{value} is not a power of two; VTA takes {1 << log} or {2 << log}"
-        self.need(not value & (value - 1), key, problem)
+        self.require(not value & (value - 1), key, problem)
         return log
 
     def _check_config(self, config: VtaConfig) -> None:
-        """The instructions can be encoded, and OUT, where it is given, mirrors ACC."""
+        """Require that the instructions can be encoded, and that OUT, if described, mirrors ACC."""
         try:
             formats_of(config)
         except SpecError as error:
             raise self.error(("memories",), str(error)) from None
         expected = config.elements(Memory.OUT) * config.element_bytes(Memory.OUT)
-        given = self.spec.memories.get(OUT_SCOPE)
-        problem = f"{given} is not allowed; allowed: {expected}, a tile for each of"
+        capacity = self.spec.memories.get(OUT_SCOPE)
+        problem = f"{capacity} is not allowed; allowed: {expected}, a tile for each of"
         key = ("memories", OUT_SCOPE, "capacity_bytes")
-        self.need(given in (None, expected), key, f"{problem} {SCOPES[Memory.ACC]}")
+        self.require(capacity in (None, expected), key, f"{problem} {SCOPES[Memory.ACC]}")
 
 
 _TEXT = """\
@@ -230,7 +234,17 @@ dram_delay_cycles = {memory.dram_delay_cycles}
 
 
 def specification(config: VtaConfig, memory: MemorySystem, clock_mhz: float) -> str:
-    """Of int8 factors and int32 sums, stored as int8."""
+    """Return the TOML text of a VTA with int8 factors and int32 sums, stored as int8.
+
+    Parameters
+    ----------
+    config
+        Sizes of the GEMM core and of the buffers.
+    memory
+        Bus, bursts and delay of the memory path.
+    clock_mhz
+        Clock frequency in MHz.
+    """
     sizes = {
         f"{m.name.lower()}_buff": f"{config.elements(m) * config.element_bytes(m):_}"
         for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC)

@@ -18,7 +18,6 @@ from cpembed.kernel.epilogue import MAX_SHIFT, Epilogue, Storing
 from cpembed.targets.vta.isa import AluOp
 
 Array = NDArray[Any]
-
 AluStep = tuple[AluOp, int]
 """An operation on every accumulator, with its immediate."""
 

@@ -343,7 +343,6 @@ def _summary(
 
 
 _CHANNELS = ("FETCH", "UOP", "INP", "WGT", "ACC", "OUT")
-
 _MODULES, _MEMORY = 1, 2
 """Process numbers: the groups of rows."""
 

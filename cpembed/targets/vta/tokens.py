@@ -73,9 +73,7 @@ class Dependences:
 
 
 Policy = Literal["round_robin", "load_first", "store_first", "random"]
-
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-
 QUEUED_INSTRUCTIONS = 512
 """Instructions that wait in front of a module, in VTA's hardware of either kind (``Configs.scala``:
 ``instQueueEntries``; the HLS streams are as deep)."""

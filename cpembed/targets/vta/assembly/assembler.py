@@ -24,7 +24,7 @@ from cpembed.targets.vta.assembly.instructions import (
     Word,
     Words,
 )
-from cpembed.targets.vta.container import DTYPES, LARGEST_IMAGE, TENSOR_NAME, check_tensors
+from cpembed.targets.vta.container import DTYPES, MAX_IMAGE_BYTES, TENSOR_NAME, check_tensors
 from cpembed.targets.vta.encoding import UOP_BYTES, Opcode, formats_of, pack_uops
 from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(rf"({TENSOR_NAME.pattern})(?:\+(0x[0-9a-fA-F]+|[0-9]+))?")
 
 @dataclass
 class Declared:
-    """A tensor before it is placed; ``shape`` is None where the micro-ops of a section count."""
+    """Tensor before it is placed; ``shape`` None is the number of micro-ops in its section."""
 
     word: Word
     dtype: str
@@ -45,7 +45,7 @@ class Declared:
 
 @dataclass
 class Uops:
-    """A section of micro-ops: its name, and the indices of each."""
+    """Section of micro-ops: its name, and the indices of each."""
 
     word: Word
     rows: list[tuple[Word, tuple[int, int, int]]] = field(
@@ -55,7 +55,7 @@ class Uops:
 
 @dataclass
 class Image:
-    """What the text says about DRAM; :meth:`place` fixes the tensors' offsets."""
+    """DRAM as the text declares it; :meth:`place` decides the tensors' offsets."""
 
     words: Words
     base: int = 0
@@ -65,11 +65,11 @@ class Image:
     data: list[tuple[Word, Word | None, int, bytes]] = field(
         default_factory=list[tuple[Word, Word | None, int, bytes]]
     )
-    """Place of the line, name of the tensor (None: all DRAM), offset, bytes."""
+    """Sections of bytes: first word of the line, tensor's name (None: all DRAM), offset, bytes."""
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def place(self, config: VtaConfig) -> None:
-        """Give every tensor its offset: one without follows those before it."""
+        """Give every tensor an offset: one without ``at=`` follows those before it."""
         align = max(config.element_bytes(memory) for memory in Memory)
         for name, uops in self.uops.items():
             if name not in self.declared:
@@ -84,9 +84,9 @@ class Image:
             offset = after if declared.offset is None else declared.offset
             tensor = Tensor(offset, shape, declared.dtype, declared.role)
             end = max(end, offset + tensor.size_bytes)
-            if end > LARGEST_IMAGE:
+            if end > MAX_IMAGE_BYTES:
                 raise self.words.error(
-                    declared.word, f"{name} ends at byte {end}; allowed: {LARGEST_IMAGE} at most"
+                    declared.word, f"{name} ends at byte {end}; allowed: {MAX_IMAGE_BYTES} at most"
                 )
             self.tensors[name] = tensor
         if self.size is None:
@@ -96,7 +96,7 @@ class Image:
         )
 
     def content(self, config: VtaConfig) -> NDArray[np.uint8]:
-        """DRAM before the program runs."""
+        """Return the DRAM image before the program runs."""
         dram = np.zeros(self.size or 0, dtype=np.uint8)
         for name, uops in self.uops.items():
             tensor = self.tensors[name]
@@ -110,42 +110,57 @@ class Image:
         for word, name, offset, content in self.data:
             start, room = self._region(name)
             if offset + len(content) > room:
-                what = "DRAM" if name is None else name.text
+                place = "DRAM" if name is None else name.text
                 raise self.words.error(
                     word,
-                    f"these bytes end at {offset + len(content):#x}, {what} has {room:#x} bytes",
+                    f"these bytes end at {offset + len(content):#x}, {place} has {room:#x} bytes",
                 )
             dram[start + offset : start + offset + len(content)] = np.frombuffer(content, np.uint8)
         return dram
 
     def address(self, address: Word, memory: Memory, config: VtaConfig) -> int:
-        """``NAME`` or ``NAME+ELEMENTS`` as a DRAM address in elements of a memory."""
-        found = _ADDRESS.fullmatch(address.text)
-        if not found:
+        """Return the DRAM address of a word ``NAME`` or ``NAME+ELEMENTS``.
+
+        Parameters
+        ----------
+        address
+            Word to resolve.
+        memory
+            Memory whose elements the address counts.
+        config
+            Configuration, which has the size of an element.
+
+        Raises
+        ------
+        ProgramError
+            If no tensor has the name, or it does not begin at a multiple of the element.
+        """
+        match = _ADDRESS.fullmatch(address.text)
+        if not match:
             raise self.words.error(
                 address, f"dram={address.text} cannot be read; write a number, NAME or NAME+NUMBER"
             )
-        tensor = self._named(found[1], address)
+        tensor = self._named(match[1], address)
         size = config.element_bytes(memory)
         start = self.base + tensor.offset
         if start % size:
             raise self.words.error(
                 address,
-                f"{found[1]} lies at physical address {start:#x}, not at a multiple of "
+                f"{match[1]} lies at physical address {start:#x}, not at a multiple of "
                 f"{memory.name}'s element of {size} bytes: move it with at=",
             )
-        value = start // size + self.words.number(address, found[2] or "0")
+        value = start // size + self.words.number(address, match[2] or "0")
         self.words.check(address, formats_of(config).field(Opcode.LOAD, "dram"), value)
         return value
 
     def _named(self, name: str, word: Word) -> Tensor:
         if name not in self.tensors:
-            known = f"{one_of(self.tensors) or 'none'}{close_match(name, self.tensors)}"
-            raise self.words.error(word, f"no tensor {name!r}; declared: {known}")
+            declared = f"{one_of(self.tensors) or 'none'}{close_match(name, self.tensors)}"
+            raise self.words.error(word, f"no tensor {name!r}; declared: {declared}")
         return self.tensors[name]
 
     def _region(self, name: Word | None) -> tuple[int, int]:
-        """First byte and number of bytes of a tensor, or of all DRAM."""
+        """Return the first byte and the size of a tensor, or of all DRAM for no name."""
         if name is None:
             return 0, self.size or 0
         tensor = self._named(name.text, name)
@@ -153,26 +168,23 @@ class Image:
 
 
 _DATA = re.compile(r"(0x[0-9a-fA-F]{1,16}|[0-9]{1,16}):")
-
 _SHAPE = re.compile(r"scalar|[0-9]{1,16}(?:x[0-9]{1,16}){0,31}")
-
 _BYTE = re.compile(r"[0-9a-fA-F]{2}")
-
 _ONCE = (".vta", ".config", ".dram")
-"""Directives that are given at most once, before everything else."""
+"""Directives that a text has at most once, before everything else."""
 
 
 def assemble(text: str, source: str = "assembly") -> VtaProgram:
-    """The program of a text; ``source`` is its name in errors.
+    """Return the program of a text; ``source`` is its name in errors.
 
-    Raises :class:`~cpembed.errors.ProgramError`: ``source:line:column``, what is wrong, what is
-    allowed.
+    Raises :class:`~cpembed.errors.ProgramError` with ``source:line:column``, the problem and what
+    is allowed.
     """
     return _Assembler(Words(source)).program(text)
 
 
 class _Assembler:
-    """Reads the lines of one text."""
+    """Reader of the lines of one text."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -194,7 +206,7 @@ class _Assembler:
 
     def program(self, text: str) -> VtaProgram:
         for number, line in enumerate(text.split("\n"), start=1):
-            words = self._words.of_line(line, number)
+            words = self._words.split(line, number)
             if words and words[0].text.startswith("."):
                 self._directive(words)
             elif words:
@@ -243,7 +255,7 @@ class _Assembler:
 
     def _dram(self, line: list[Word]) -> None:
         for name, (word, value) in self._words.numbers(line[1:], ("base", "size")).items():
-            limit = LARGEST_IMAGE if name == "size" else (1 << 40) - 1
+            limit = MAX_IMAGE_BYTES if name == "size" else (1 << 40) - 1
             if not 0 <= value <= limit:
                 raise self._words.error(word, f"{name} = {value}; allowed: 0..{limit}")
             if name == "base":
@@ -256,18 +268,20 @@ class _Assembler:
         if name.text in self._image.declared:
             problem = f"{name.text} is declared already: give another name"
             raise self._words.error(name, problem)
-        given = self._words.settings(line[2:], ("role", "dtype", "shape", "at"))
+        settings = self._words.settings(line[2:], ("role", "dtype", "shape", "at"))
         for key in ("dtype", "shape"):
-            if key not in given:
+            if key not in settings:
                 raise self._words.error(line[0], f".tensor lacks {key}=")
-        role = self._words.choice(*given["role"], [*Role]) if "role" in given else None
-        offset = self._words.number(*given["at"]) if "at" in given else None
-        if offset is not None and not 0 <= offset <= LARGEST_IMAGE:
-            raise self._words.error(given["at"][0], f"at = {offset}; allowed: 0..{LARGEST_IMAGE}")
+        role = self._words.choice(*settings["role"], [*Role]) if "role" in settings else None
+        offset = self._words.number(*settings["at"]) if "at" in settings else None
+        if offset is not None and not 0 <= offset <= MAX_IMAGE_BYTES:
+            raise self._words.error(
+                settings["at"][0], f"at = {offset}; allowed: 0..{MAX_IMAGE_BYTES}"
+            )
         self._image.declared[name.text] = Declared(
             name,
-            self._words.choice(*given["dtype"], DTYPES),
-            self._shape(*given["shape"]),
+            self._words.choice(*settings["dtype"], DTYPES),
+            self._shape(*settings["shape"]),
             None if role is None else Role(role),
             offset,
         )
@@ -276,8 +290,8 @@ class _Assembler:
         if not _SHAPE.fullmatch(text):
             raise self._words.error(word, f"shape {text!r} cannot be read; write 4x16, or scalar")
         shape = () if text == "scalar" else tuple(int(size) for size in text.split("x"))
-        if not 0 < math.prod(shape) <= LARGEST_IMAGE:
-            problem = f"shape {text}; allowed: sizes of at least 1, {LARGEST_IMAGE} elements"
+        if not 0 < math.prod(shape) <= MAX_IMAGE_BYTES:
+            problem = f"shape {text}; allowed: sizes of at least 1, {MAX_IMAGE_BYTES} elements"
             raise self._words.error(word, problem)
         return shape
 
@@ -310,8 +324,8 @@ class _Assembler:
         uops.rows.append((line[0], (dst, src, wgt)))
 
     def _datum(self, line: list[Word], name: Word | None) -> None:
-        found = _DATA.fullmatch(line[0].text)
-        if not found:
+        match = _DATA.fullmatch(line[0].text)
+        if not match:
             problem = "a line of data starts with its offset, as in `0x20: 01 ff`"
             raise self._words.error(line[0], problem)
         for word in line[1:]:
@@ -319,7 +333,7 @@ class _Assembler:
                 problem = f"{word.text!r} is not a byte; write two hexadecimal digits"
                 raise self._words.error(word, problem)
         content = bytes.fromhex("".join(word.text for word in line[1:]))
-        self._image.data.append((line[0], name, self._words.number(line[0], found[1]), content))
+        self._image.data.append((line[0], name, self._words.number(line[0], match[1]), content))
 
     def _instruction(self, line: list[Word]) -> None:
         if self._reader is None:
