@@ -30,8 +30,8 @@ from cpembed.targets.vta.program import (
 )
 from cpembed.targets.vta.tokens import (
     QUEUED_INSTRUCTIONS,
+    ExecutionOrder,
     HappensBefore,
-    Schedule,
     deadlock_text,
     happens_before,
     interleave,
@@ -293,7 +293,7 @@ def _rest(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
     yield from content_violations(columns, program, known)
 
 
-def _deadlock(schedule: Schedule, program: VtaProgram) -> str:
+def _deadlock(schedule: ExecutionOrder, program: VtaProgram) -> str:
     count = len(program.instructions)
     return deadlock_text(schedule, count, lambda number: instruction_text(program, number))
 

@@ -26,37 +26,38 @@ Indices = NDArray[np.int64]
 """Micro-ops as rows (dst, src, wgt)."""
 
 FETCH_CYCLES = 3
-"""Per instruction, on the channel that the loads use."""
+"""Cycles to fetch an instruction, on the channel that the loads use."""
 
 MAX_ITERATIONS = 16_383
-"""Of the outer and of the inner loop of a GEMM or ALU instruction."""
+"""Maximum extent of either loop of a GEMM or ALU instruction: the fields have 14 bits."""
 
 DISTANCE = 3
-"""Consecutive executions that need different accumulators: a repeated one within the pipeline's
-depth would read a sum that is not written yet."""
+"""Number of consecutive executions that need different accumulators: one that repeats within the
+pipeline's depth would read a sum that is not written yet."""
 
-_STILL = Factors()
+_NO_STEP = Factors()
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """The variable part of a GEMM instruction; factors are per iteration of dst, src and wgt."""
+class UopLoop:
+    """List of micro-ops under two loops; factors are the steps of dst, src and wgt per
+    iteration."""
 
     uops: Indices
     outer: int = 1
     inner: int = 1
-    dst: Factors = _STILL
-    src: Factors = _STILL
-    wgt: Factors = _STILL
+    dst: Factors = _NO_STEP
+    src: Factors = _NO_STEP
+    wgt: Factors = _NO_STEP
 
     @property
     def cycles(self) -> int:
-        """Of the instruction: its executions, the pipeline, its fetch."""
+        """Cycles of the instruction: its executions, the pipeline, its fetch."""
         return len(self.uops) * self.outer * self.inner + PIPELINE + FETCH_CYCLES
 
     @cached_property
     def accumulators(self) -> frozenset[int]:
-        """What the instruction writes."""
+        """Accumulators that the instruction writes."""
         rounds = (
             np.arange(self.outer)[:, None, None] * self.dst.outer
             + np.arange(self.inner)[:, None] * self.dst.inner
@@ -66,62 +67,74 @@ class Kernel:
 
 @dataclass(frozen=True)
 class _Iteration:
-    """Loops that together are one affine loop, outermost first; steps of dst, src and wgt."""
+    """Loops of a nest that are one affine loop, outermost first; steps of dst, src and wgt."""
 
     names: tuple[str, ...]
     extent: int
     steps: tuple[int, int, int]
 
 
-_NONE = _Iteration((), 1, (0, 0, 0))
+_ONCE = _Iteration((), 1, (0, 0, 0))
 
 
-def gemm_kernels(
+def gemm_loops(
     nest: TileNest,
     tile: Tile,
     regions: tuple[Region, Region, Region],
     bases: tuple[int, int, int],
     uop_limit: int,
-) -> list[Kernel]:
-    """The GEMM instructions of a tile, in order.
+) -> list[UopLoop]:
+    """Return the GEMM instructions of a tile, in order.
 
-    ``regions`` and ``bases`` (first elements in SRAM) are those of ACC, INP and WGT. A kernel has
-    at most ``uop_limit`` micro-ops.
+    Parameters
+    ----------
+    nest
+        Nest whose tile is multiplied.
+    tile
+        Interval of each loop.
+    regions
+        Regions of ACC, INP and WGT in SRAM.
+    bases
+        First elements of these regions.
+    uop_limit
+        Maximum number of micro-ops of an instruction.
     """
     candidates = _iterations(nest, tile, regions)
     pairs = [
         pair
-        for pair in itertools.permutations([*candidates, _NONE, _NONE], 2)
+        for pair in itertools.permutations([*candidates, _ONCE, _ONCE], 2)
         if not set(pair[0].names) & set(pair[1].names)
     ]
+    # The more iterations, the fewer micro-ops to load.
     pairs.sort(key=lambda pair: -pair[0].extent * pair[1].extent)
     for outer, inner in dict.fromkeys(pairs):
         uops = _uops(nest, tile, regions, bases, {*outer.names, *inner.names})
         parts = [uops[k : k + uop_limit] for k in range(0, len(uops), uop_limit)]
         if all(_keeps_distance(part[:, 0], outer, inner) for part in parts):
-            return [_kernel(part, outer, inner) for part in parts]
+            return [_loop(part, outer, inner) for part in parts]
     uops = _uops(nest, tile, regions, bases, set())
-    return [Kernel(part) for part in _runs(uops, uop_limit)]
+    return [UopLoop(part) for part in _runs(uops, uop_limit)]
 
 
-def _kernel(uops: Indices, outer: _Iteration, inner: _Iteration) -> Kernel:
+def _loop(uops: Indices, outer: _Iteration, inner: _Iteration) -> UopLoop:
     dst, src, wgt = (Factors(o, i) for o, i in zip(outer.steps, inner.steps, strict=True))
-    return Kernel(uops, outer.extent, inner.extent, dst, src, wgt)
+    return UopLoop(uops, outer.extent, inner.extent, dst, src, wgt)
 
 
 def _iterations(
     nest: TileNest, tile: Tile, regions: tuple[Region, Region, Region]
 ) -> list[_Iteration]:
-    """Loops that an instruction can iterate over: alone, or several that are one."""
+    """Return the loops that an instruction can iterate over, single ones and several as one."""
     digits = {name for region in regions for name in region.tensor.digit_loops}
-    found: list[_Iteration] = []
+    single: list[_Iteration] = []
     for name, (_, size) in tile.items():
         if size > 1 and name not in digits:
             dst, src, wgt = (region.coefficient(name) for region in regions)
-            found.append(_Iteration((name,), size, (dst, src, wgt)))
-    merged = list(found)
-    for inner in merged:  # which grows by what is found
-        for outer in found:
+            single.append(_Iteration((name,), size, (dst, src, wgt)))
+    merged = list(single)
+    # Merged loops are appended while they are visited, so that they merge further.
+    for inner in merged:
+        for outer in single:
             continues = outer.steps == tuple(step * inner.extent for step in inner.steps)
             if continues and outer.names[0] not in inner.names:
                 names = (*outer.names, *inner.names)
@@ -142,7 +155,8 @@ def _uops(
     bases: tuple[int, int, int],
     iterated: set[str],
 ) -> Indices:
-    """A micro-op per point of the loops that are not iterated."""
+    """Return a micro-op for each point of the loops that are not ``iterated``, as rows of dst, src
+    and wgt: reductions outermost, so that consecutive micro-ops have different accumulators."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
     walked = [name for name, (_, size) in tile.items() if size > 1 and name not in iterated]
     walked.sort(key=lambda name: (kinds[name] is AxisKind.SPATIAL, tile[name][1]))
@@ -158,18 +172,18 @@ def _uops(
 
 
 def _keeps_distance(dst: Indices, outer: _Iteration, inner: _Iteration) -> bool:
-    """Whether any three executions in a row have different accumulators."""
+    """True if any :data:`DISTANCE` executions in a row have different accumulators."""
     rounds = (
         np.arange(outer.extent)[:, None, None] * outer.steps[0]
         + np.arange(inner.extent)[:, None] * inner.steps[0]
     )
     sequence = (rounds + dst).reshape(-1)
-    return all(bool((sequence[apart:] != sequence[:-apart]).all()) for apart in range(1, DISTANCE))
+    return all(bool((sequence[lag:] != sequence[:-lag]).all()) for lag in range(1, DISTANCE))
 
 
 def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
-    """Consecutive micro-ops that keep the distance, as long as possible: between instructions the
-    pipeline runs empty."""
+    """Cut micro-ops into the longest parts that keep the distance: between instructions the
+    pipeline runs empty, so accumulators may repeat there."""
     first = 0
     for k in range(1, len(uops) + 1):
         recent = uops[max(first, k - DISTANCE + 1) : k, 0]
@@ -180,20 +194,30 @@ def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
 
 @dataclass(frozen=True)
 class _Walk:
-    """Neighbouring dimensions of an output tile that are one loop of an instruction."""
+    """Neighbouring dimensions of an output tile that are one loop of an instruction, with the steps
+    of its accumulators and of the bias."""
 
     extent: int
     dst: int
     src: int
 
 
-def bias_kernels(acc: Region, bias: Region, base: int, bias_base: int) -> list[Kernel]:
-    """ALU instructions that add a region of the bias to the output tile it belongs to."""
+def bias_loops(acc: Region, bias: Region, base: int, bias_base: int) -> list[UopLoop]:
+    """Return the ALU instructions that add a region of the bias to its output tile.
+
+    Parameters
+    ----------
+    acc, bias
+        Regions of the output tile and of the bias.
+    base, bias_base
+        First elements of these regions in ACC.
+    """
     names = [dimension.name for dimension in bias.tensor.packed.dimensions]
     walks: list[_Walk] = []
     for k, dimension in enumerate(acc.tensor.packed.dimensions[: acc.tensor.rank]):
-        has = dimension.name in names
-        src = bias.strides[names.index(dimension.name)] if has else 0
+        # A dimension without bias repeats the same elements.
+        has_bias = dimension.name in names
+        src = bias.strides[names.index(dimension.name)] if has_bias else 0
         walk = _Walk(acc.spans[k].count, acc.strides[k], src)
         outer = walks[-1] if walks else None
         if walk.extent == 1:
@@ -207,7 +231,7 @@ def bias_kernels(acc: Region, bias: Region, base: int, bias_base: int) -> list[K
     outer, inner = ([_Walk(1, 0, 0)] * 2 + loops)[-2:]
     unrolled = [walk for walk in walks if walk not in loops]
     return [
-        Kernel(
+        UopLoop(
             _bias_uops(unrolled, base, bias_base),
             outer.extent,
             inner.extent,
