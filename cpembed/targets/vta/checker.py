@@ -1,6 +1,7 @@
-"""Is a program legal: would it run on the real machine, and always with the same result?
+"""Check of programs: would it run on the real machine, and always with the same result?
 
-Three stages, each only for programs that passed the one before: fields; ranges; the rest.
+Three stages, each only for programs that pass the one before: fields; ranges; then rules of
+implementations, tokens and accesses.
 ``docs/vta.md`` lists the rules. Sources: VTA's hardware repository (apache/tvm-vta), HLS and
 Chisel. Every rule names the rows that break it, for all instructions at once.
 """
@@ -8,7 +9,6 @@ Chisel. Every rule names the rows that break it, for all instructions at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,14 @@ from cpembed.targets.vta.tokens import (
 )
 
 LARGEST_SHIFT = 31
-Found = Iterator[tuple[NDArray[np.bool_], Callable[[int], tuple[str, str]]]]
-"""Rows that break a rule, and for a row what is wrong and the remedy."""
+"""Maximum amount of SHR: implementations differ beyond the 32 bits of an accumulator."""
+Findings = Iterator[tuple[NDArray[np.bool_], Callable[[int], tuple[str, str]]]]
+"""Instructions that break a rule, as a mask, and a function from an instruction to problem and
+remedy."""
 
 
 def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
-    """Values that do not fit the 128 bits, tokens to neighbours that do not exist."""
+    """Yield values that do not fit their fields, and tokens to modules that do not exist."""
     for opcode, fields in formats_of(program.config).instructions.items():
         rows = columns.is_a(opcode)
         for field in fields:
@@ -53,11 +55,10 @@ def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violatio
             wrong = rows & ((numbers < lowest) | (numbers > highest))
             for row in np.flatnonzero(wrong).tolist():
                 problem = misfit(field, int(numbers[row])) or ""
-                what, allowed = problem.split("; ")
-                yield Violation(row, what, allowed)
+                yield Violation(row, *problem.split("; "))
     for flag in TOKEN_FLAGS:
-        lonely = [m for m in range(len(MODULES)) if queue_of(m, flag) is None]
-        wrong = (columns[f"tokens.{flag}"] != 0) & np.isin(columns.module, lonely)
+        outermost = [m for m in range(len(MODULES)) if queue_of(m, flag) is None]
+        wrong = (columns[f"tokens.{flag}"] != 0) & np.isin(columns.module, outermost)
         for row in np.flatnonzero(wrong).tolist():
             name = MODULES[int(columns.module[row])].value
             side = "before" if flag.endswith("prev") else "after"
@@ -69,16 +70,16 @@ def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violatio
 
 
 def range_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
-    """Accesses of LOAD and STORE outside a buffer or the image, and shapes that no machine takes.
+    """Yield accesses outside a buffer or the image, and shapes that no machine executes.
 
-    Only for programs without :func:`field_violations`.
+    The program must have no :func:`field_violations`.
     """
     for rule in (_memories, _shapes, _pads, _buffers, _image, _loops):
         yield from _listed(rule(columns, program))
 
 
 def rule_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
-    """What some implementation lacks, or does differently."""
+    """Yield operations that some implementation lacks or executes differently."""
     for rule in (_alu_operations, _immediates, _finish):
         yield from _listed(rule(columns, program))
     if not len(columns) or columns.opcode[-1] != Opcode.FINISH:
@@ -86,13 +87,13 @@ def rule_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation
         yield Violation(last, "the program does not end with FINISH", "append FINISH")
 
 
-def _listed(found: Found) -> Iterator[Violation]:
+def _listed(found: Findings) -> Iterator[Violation]:
     for mask, describe in found:
         for row in np.flatnonzero(mask).tolist():
             yield Violation(row, *describe(row))
 
 
-def _memories(columns: Columns, program: VtaProgram) -> Found:
+def _memories(columns: Columns, program: VtaProgram) -> Findings:
     out = columns["memory"] == Memory.OUT
     yield (
         columns.is_a(Opcode.LOAD) & out,
@@ -107,16 +108,15 @@ def _memories(columns: Columns, program: VtaProgram) -> Found:
     )
 
 
-def _shapes(columns: Columns, program: VtaProgram) -> Found:
-    moves = _moves(columns)
+def _shapes(columns: Columns, program: VtaProgram) -> Findings:
     yield (
-        moves & (columns["y"] == 0),
+        _data_transfers(columns) & (columns["y"] == 0),
         lambda _: ("y = 0 with x > 0", "use x = 0 for a transfer of tokens only"),
     )
 
 
-def _buffers(columns: Columns, program: VtaProgram) -> Found:
-    moves = _moves(columns)
+def _buffers(columns: Columns, program: VtaProgram) -> Findings:
+    transfers = _data_transfers(columns)
     end = columns["sram"] + sram_extent(columns, "y") * sram_extent(columns, "x")
     for memory in Memory:
         size = (
@@ -130,10 +130,10 @@ def _buffers(columns: Columns, program: VtaProgram) -> Found:
                 f"end at {size - 1}: move sram or take fewer elements",
             )
 
-        yield moves & columns.transfers(memory) & (end > size), describe
+        yield transfers & columns.transfers(memory) & (end > size), describe
 
 
-def _image(columns: Columns, program: VtaProgram) -> Found:
+def _image(columns: Columns, program: VtaProgram) -> Findings:
     first, last = dram_bounds(columns, program)
     size = len(program.dram)
 
@@ -146,13 +146,13 @@ def _image(columns: Columns, program: VtaProgram) -> Found:
         )
         return problem, "move dram, or enlarge the image"
 
-    yield _moves(columns) & (columns["y"] > 0) & ((first < 0) | (last > size)), describe
+    yield _data_transfers(columns) & (columns["y"] > 0) & ((first < 0) | (last > size)), describe
 
 
-def _loops(columns: Columns, program: VtaProgram) -> Found:
+def _loops(columns: Columns, program: VtaProgram) -> Findings:
     computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
     begin, end = columns["uop_begin"], columns["uop_end"]
-    kept = program.config.usable_uops
+    usable = program.config.usable_uops
     empty = (begin >= end) | (columns["outer"] == 0) | (columns["inner"] == 0)
 
     def describe(row: int) -> tuple[str, str]:
@@ -162,15 +162,15 @@ def _loops(columns: Columns, program: VtaProgram) -> Found:
 
     yield computes & empty, describe
     yield (
-        computes & ~empty & (end > kept),
+        computes & ~empty & (end > usable),
         lambda row: (
-            f"reads micro-ops up to {end[row] - 1}, of 0..{kept - 1}",
-            f"keep micro-ops below {kept}",
+            f"reads micro-ops up to {end[row] - 1}, of 0..{usable - 1}",
+            f"keep micro-ops below {usable}",
         ),
     )
 
 
-def _pads(columns: Columns, program: VtaProgram) -> Found:
+def _pads(columns: Columns, program: VtaProgram) -> Findings:
     padded = np.any([columns[name] != 0 for name in PADS], axis=0)
     yield (
         columns.is_a(Opcode.LOAD) & padded & columns.transfers(Memory.UOP, Memory.WGT),
@@ -185,7 +185,7 @@ def _pads(columns: Columns, program: VtaProgram) -> Found:
     )
 
 
-def _alu_operations(columns: Columns, program: VtaProgram) -> Found:
+def _alu_operations(columns: Columns, program: VtaProgram) -> Findings:
     alu, op = columns.is_a(Opcode.ALU), columns["op"]
     yield (
         alu & (op == AluOp.MUL),
@@ -205,7 +205,7 @@ def _alu_operations(columns: Columns, program: VtaProgram) -> Found:
     )
 
 
-def _immediates(columns: Columns, program: VtaProgram) -> Found:
+def _immediates(columns: Columns, program: VtaProgram) -> Findings:
     immediate = columns.is_a(Opcode.ALU) & (columns["use_immediate"] != 0)
     # A loop of one iteration never adds its factor.
     differs = np.any(
@@ -228,7 +228,7 @@ def _immediates(columns: Columns, program: VtaProgram) -> Found:
     yield immediate & differs, describe
 
 
-def _finish(columns: Columns, program: VtaProgram) -> Found:
+def _finish(columns: Columns, program: VtaProgram) -> Findings:
     finish = columns.is_a(Opcode.FINISH)
     early = finish.copy()
     early[-1:] = False
@@ -240,46 +240,47 @@ def _finish(columns: Columns, program: VtaProgram) -> Found:
     )
 
 
-def _moves(columns: Columns) -> NDArray[np.bool_]:
-    """LOADs and STOREs of data, not of tokens only."""
+def _data_transfers(columns: Columns) -> NDArray[np.bool_]:
+    """Return a mask of the LOADs and STOREs of data, without those that carry tokens only."""
     return columns.is_a(Opcode.LOAD, Opcode.STORE) & (columns["x"] > 0)
 
 
-TOKENS_HELD = 255
-"""Tokens a queue of the RTL holds (a counter of 8 bits); HLS queues hold 1,024."""
+QUEUED_TOKENS = 255
+"""Capacity of a token queue in the RTL, a counter of 8 bits; HLS queues hold 1,024."""
 
 
 def check(program: VtaProgram) -> None:
-    """Raise :class:`ProgramError` with the first violation; legal programs pass."""
+    """Raise :class:`ProgramError` with the first violation of an illegal program."""
     for violation in violations(program, limit=1):
         raise ProgramError(violation.line(program))
 
 
 def violations(program: VtaProgram, limit: int | None = None) -> tuple[Violation, ...]:
-    """What makes a program illegal, by instruction; with a ``limit``, the first ones.
+    """Return the violations of a program by instruction, at most ``limit`` of them.
 
     Raises :class:`ProgramError` for a field that is no integer.
     """
     columns = columns_of(program.instructions, program.config)
-    for stage in (field_violations, range_violations, _rest):
-        # The program as a whole last.
-        found = sorted(
+    for stage in (field_violations, range_violations, _execution_violations):
+        # Violations of the program as a whole come last.
+        problems = sorted(
             stage(columns, program), key=lambda v: (v.instruction is None, v.instruction or 0)
         )
-        if found:
-            return tuple(islice(found, limit))
+        if problems:
+            return tuple(problems[:limit])
     return ()
 
 
-def _rest(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
-    """What implementations lack; tokens; where no instruction waits forever, contents."""
+def _execution_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
+    """Yield violations of implementations' rules, deadlocks and, if there is none, violations of
+    tokens and accesses."""
     yield from rule_violations(columns, program)
-    schedule = interleave(columns, "load_first")
-    if schedule.waiting is not None:
+    execution = interleave(columns, "load_first")
+    if execution.waiting is not None:
         remedy = "push every token that is popped, in an order without a cycle"
-        yield Violation(None, _deadlock(schedule, program), remedy)
+        yield Violation(None, _deadlock(execution, program), remedy)
         return
-    # Modules with few instructions never fill their queues.
+    # Modules with few instructions never fill their queues, so their second execution is skipped.
     if np.bincount(columns.module, minlength=1).max() > QUEUED_INSTRUCTIONS:
         queued = interleave(columns, "load_first", queued=QUEUED_INSTRUCTIONS)
         if queued.waiting is not None:
@@ -288,17 +289,18 @@ def _rest(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
                 f"{_deadlock(queued, program)}, with queues of {QUEUED_INSTRUCTIONS} instructions",
                 "put instructions that others wait for further to the front",
             )
-    known = happens_before(columns, schedule.order)
-    yield from _token_violations(columns, known)
-    yield from content_violations(columns, program, known)
+    order = happens_before(columns, execution.order)
+    yield from _token_violations(columns, order)
+    yield from content_violations(columns, program, order)
 
 
-def _deadlock(schedule: ExecutionOrder, program: VtaProgram) -> str:
+def _deadlock(execution: ExecutionOrder, program: VtaProgram) -> str:
     count = len(program.instructions)
-    return deadlock_text(schedule, count, lambda number: instruction_text(program, number))
+    return deadlock_text(execution, count, lambda number: instruction_text(program, number))
 
 
-def _token_violations(columns: Columns, known: HappensBefore) -> Iterator[Violation]:
+def _token_violations(columns: Columns, order: HappensBefore) -> Iterator[Violation]:
+    """Yield tokens that no instruction pops, and pushes that may find their queue full."""
     pops, pushes = (_by_queue(columns.queues(action)) for action in ("pop", "push"))
     for queue, (_, consumer) in enumerate(QUEUES):
         name, popped, pushed = queue_name(queue), pops[queue], pushes[queue]
@@ -309,22 +311,22 @@ def _token_violations(columns: Columns, known: HappensBefore) -> Iterator[Violat
                 f"{len(pushed) - len(popped)}",
                 "pop it, or do not push it",
             )
-        for k in range(TOKENS_HELD, len(pushed)):
-            freed = k - TOKENS_HELD
-            before = known.before[pushed[k], consumer]
-            if freed >= len(popped) or before < known.place[popped[freed]]:
+        for k in range(QUEUED_TOKENS, len(pushed)):
+            freed = k - QUEUED_TOKENS
+            before = order.before[pushed[k], consumer]
+            if freed >= len(popped) or before < order.place[popped[freed]]:
                 yield Violation(
                     pushed[k],
-                    f"may push token {TOKENS_HELD + 1} on {name}, which holds {TOKENS_HELD}",
+                    f"may push token {QUEUED_TOKENS + 1} on {name}, which holds {QUEUED_TOKENS}",
                     "let it wait for the other side now and then",
                 )
                 break
 
 
 def _by_queue(queues: list[tuple[int, ...]]) -> list[list[int]]:
-    """Instruction numbers by queue."""
-    found: list[list[int]] = [[] for _ in QUEUES]
+    """Return the numbers of each queue's instructions, from each instruction's queues."""
+    numbers: list[list[int]] = [[] for _ in QUEUES]
     for number, used in enumerate(queues):
         for queue in used:
-            found[queue].append(number)
-    return found
+            numbers[queue].append(number)
+    return numbers

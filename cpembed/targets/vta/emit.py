@@ -104,7 +104,8 @@ class MicroOps:
             self._free = 0
         at = self._resident[key] = self._free
         self._free += count
-        self._program.append(Load(Memory.UOP, at, self._dram + self._stored[key], 1, count, count))
+        dram = self._dram + self._stored[key]
+        self._program.append(Load(Memory.UOP, at, dram, y=1, x=count, x_stride=count))
         return at
 
 
@@ -200,7 +201,8 @@ class Emitter:
         FINISH takes no tokens, so an empty LOAD in the same module waits in its place.
         """
         if any(stored is not None for stored in self._stored):
-            self.program.append(Load(Memory.UOP, 0, 0, 0, 0, 0), *self._stored)
+            empty = Load(Memory.UOP, sram=0, dram=0, y=0, x=0, x_stride=0)
+            self.program.append(empty, *self._stored)
         self.program.append(Finish())
         return Emitted(self.program.instructions(), self.uops.image)
 
@@ -224,7 +226,7 @@ class Emitter:
             self._untouched[thread].update(range(first, first + count))
             begin = self.uops.place(np.array([[first, 0, 0]]))
             self.program.append(
-                Gemm(begin, begin + 1, 1, count, Factors(0, int(count > 1)), reset=True), stored
+                Gemm(begin, begin + 1, 1, count, dst=Factors(0, int(count > 1)), reset=True), stored
             )
 
     def load(self, tensor: TileTensor, tile: Tile) -> None:
@@ -251,7 +253,7 @@ class Emitter:
             begin = self.uops.place(loop.uops)
             end = begin + len(loop.uops)
             number = self.program.append(
-                Gemm(begin, end, loop.outer, loop.inner, loop.dst, loop.src, loop.wgt),
+                Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, src=loop.src, wgt=loop.wgt),
                 *(slot.loaded for slot in slots),
             )
             self._written[thread] = number
@@ -318,7 +320,15 @@ class Emitter:
             begin = self.uops.place(loop.uops)
             end = begin + len(loop.uops)
             self._written[thread] = self.program.append(
-                Alu(AluOp.ADD, begin, end, loop.outer, loop.inner, loop.dst, loop.src)
+                Alu(
+                    AluOp.ADD,
+                    uop_begin=begin,
+                    uop_end=end,
+                    outer=loop.outer,
+                    inner=loop.inner,
+                    dst=loop.dst,
+                    src=loop.src,
+                )
             )
         self._untouched[thread].clear()
 
@@ -346,12 +356,24 @@ class Emitter:
     def _alu(
         self, thread: int, acc: Region, op: AluOp, immediate: int, waits_for: int | None
     ) -> None:
+        """Append an operation with an immediate on all accumulators of an output tile."""
         self._untouched[thread].clear()
         for first, count in _runs(self._accumulators[thread], acc.tiles):
             begin = self.uops.place(np.array([[first, first, 0]]))
             step = Factors(0, int(count > 1))
             self._written[thread] = self.program.append(
-                Alu(op, begin, begin + 1, 1, count, step, step, True, immediate), waits_for
+                Alu(
+                    op,
+                    uop_begin=begin,
+                    uop_end=begin + 1,
+                    outer=1,
+                    inner=count,
+                    dst=step,
+                    src=step,
+                    use_immediate=True,
+                    immediate=immediate,
+                ),
+                waits_for,
             )
 
 

@@ -22,7 +22,7 @@ from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor, executions
-from cpembed.targets.vta.timing import PIPELINE, MemorySystem, writing
+from cpembed.targets.vta.timing import PIPELINE, MemorySystem, write_cycles
 from cpembed.targets.vta.uop_loops import FETCH_CYCLES
 
 LOAD_OVERHEAD = 7
@@ -181,7 +181,7 @@ def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]
 def store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
     """Of the STORE of a region that is in one piece in DRAM."""
     beats = beats_of(acc, Memory.OUT, config, memory)
-    return 1 + writing(-(-beats // memory.burst_beats), beats, config, memory)
+    return 1 + write_cycles(-(-beats // memory.burst_beats), beats, config, memory)
 
 
 def beats_of(tiles: Counts, kind: Memory, config: VtaConfig, memory: MemorySystem) -> Counts:

@@ -183,22 +183,22 @@ def _transfers(region: Region, *, keep_zeros: bool) -> Iterator[Box2D]:
             before = after = 0
         stride = tensor.strides[k] * span.step
         if count > 1 or before or after:
-            runs.append(_Run(count, stride, region.strides[k], before, after))
+            runs.append(_Run(count, stride, region.strides[k], before=before, after=after))
     x, y, *outer = _plane(_merged(runs))
     if any(run.padded for run in outer):
         raise InvariantError(f"{tensor.name}: zeros beyond the two dimensions of a LOAD: {region}")
     for place in itertools.product(*(range(run.count) for run in reversed(outer))):
         at = list(zip(reversed(place), outer, strict=True))
         yield Box2D(
-            sram + sum(i * run.sram for i, run in at),
-            dram + sum(i * run.dram for i, run in at),
-            y.count,
-            x.count,
-            y.dram,
-            y.before,
-            y.after,
-            x.before,
-            x.after,
+            sram=sram + sum(i * run.sram for i, run in at),
+            dram=dram + sum(i * run.dram for i, run in at),
+            y=y.count,
+            x=x.count,
+            x_stride=y.dram,
+            y_before=y.before,
+            y_after=y.after,
+            x_before=x.before,
+            x_after=x.after,
         )
 
 

@@ -20,7 +20,7 @@ from tvm import relax
 from cpembed.kernel.layout_transform import Direction
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import load_program, save_program
-from cpembed.targets.vta.lower import LoweredVta, move_source
+from cpembed.targets.vta.lower import LoweredVta, copy_source
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.simulator import simulate, written
 from cpembed.targets.vta.tail import Exact, Truncated
@@ -120,5 +120,5 @@ def _flat(elements: int, dtype: str) -> relax.TensorType:
 
 
 def _function(operand: PackedOperand, direction: Direction) -> Any:
-    function = tvm.script.from_source(move_source(operand, direction)).without_attr("global_symbol")
+    function = tvm.script.from_source(copy_source(operand, direction)).without_attr("global_symbol")
     return function.with_attrs({"op_pattern": _OPAQUE, "tirx.is_scheduled": True})

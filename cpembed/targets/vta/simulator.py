@@ -30,8 +30,9 @@ from cpembed.targets.vta.program import (
 from cpembed.targets.vta.tokens import Policy, deadlock_text, interleave
 
 _LOG_WIDTHS = (3, 3, 5, 3)
-_LARGEST_BLOCK, _MOST_LANES = 128, 4096
-"""Beyond, compiling a product takes minutes, or more calls within calls than Python allows."""
+_MAX_BLOCK, _MAX_LANES = 128, 4096
+"""Maximum block, and batch times block: beyond, compiling a product takes minutes or exceeds
+Python's limit of nested calls."""
 
 
 def simulate(
@@ -42,32 +43,50 @@ def simulate(
     dram: NDArray[np.uint8] | None = None,
     checked: bool = True,
 ) -> NDArray[np.uint8]:
-    """DRAM after the program, which starts from its own image or from ``dram``, which has other
-    data in the same layout (the micro-ops must be the program's).
+    """Execute a program and return the DRAM that it leaves.
 
-    ``seed`` is that of the policy ``random``. Raises :class:`ProgramError` for a program that the
-    checker refuses (not with ``checked`` false: who asks for that has checked it), and for a
-    deadlock; :class:`SpecError` as :func:`require_simulated` does.
+    Parameters
+    ----------
+    program
+        Program to execute.
+    policy
+        Module that goes first when several can execute; results of legal programs do not depend on
+        it.
+    seed
+        Seed of the policy ``random``.
+    dram
+        Initial DRAM, by default the program's image; other data in the same layout, with the
+        program's micro-ops.
+    checked
+        Whether to check the program first; False for a program that passed the check before.
+
+    Raises
+    ------
+    ProgramError
+        For an illegal program, and for a deadlock.
+    SpecError
+        For a configuration that :func:`require_simulated` rejects.
     """
     require_simulated(program.config)
     if checked:
         check(program)
     columns = columns_of(program.instructions, program.config)
-    schedule = interleave(columns, policy, seed)
-    if schedule.waiting is not None:
-        text = deadlock_text(schedule, len(columns), lambda n: instruction_text(program, n))
+    execution = interleave(columns, policy, seed)
+    if execution.waiting is not None:
+        text = deadlock_text(execution, len(columns), lambda n: instruction_text(program, n))
         raise ProgramError(text)
     machine = _Machine(program, columns, program.dram if dram is None else dram)
-    for number in schedule.order:
+    for number in execution.order:
         machine.execute(number)
     return machine.dram
 
 
 def written(program: VtaProgram) -> tuple[str, ...]:
-    """Names of the outputs: tensors of that role, or where none has it those that STOREs touch."""
-    named = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
-    if named:
-        return named
+    """Return the names of a program's outputs: tensors of that role, else those that STOREs
+    write."""
+    outputs = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
+    if outputs:
+        return outputs
     columns = columns_of(program.instructions, program.config)
     rows = columns.is_a(Opcode.STORE) & (columns["x"] > 0)
     first, last = (bound[rows] for bound in dram_bounds(columns, program))
@@ -79,7 +98,7 @@ def written(program: VtaProgram) -> tuple[str, ...]:
 
 
 def require_simulated(config: VtaConfig) -> None:
-    """Raise :class:`SpecError` for element types and sizes that nothing here computes."""
+    """Raise :class:`SpecError` for element types and sizes that the simulator does not compute."""
     widths = config.log_inp_width, config.log_wgt_width, config.log_acc_width, config.log_out_width
     if widths != _LOG_WIDTHS:
         inp, wgt, acc, out = (1 << width for width in widths)
@@ -87,14 +106,16 @@ def require_simulated(config: VtaConfig) -> None:
             f"VTA configuration: inputs of {inp} and weights of {wgt} bits are summed in {acc} and "
             f"stored in {out} bits; the simulator computes int8 x int8 in int32, stored as int8"
         )
-    if config.block > _LARGEST_BLOCK or config.batch * config.block > _MOST_LANES:
+    if config.block > _MAX_BLOCK or config.batch * config.block > _MAX_LANES:
         raise SpecError(
             f"VTA configuration: a GEMM core of {config.batch}x{config.block}x{config.block}; the "
-            f"simulator computes blocks up to {_LARGEST_BLOCK}, batch x block up to {_MOST_LANES}"
+            f"simulator computes blocks up to {_MAX_BLOCK}, batch x block up to {_MAX_LANES}"
         )
 
 
 class _Machine:
+    """Buffers and DRAM of a VTA while a program executes."""
+
     def __init__(self, program: VtaProgram, columns: Columns, dram: NDArray[np.uint8]) -> None:
         config = self._config = program.config
         self._program = program
@@ -111,7 +132,7 @@ class _Machine:
         self._allocate(columns)
 
     def _allocate(self, columns: Columns) -> None:
-        """Buffers, and the same memory as the kernels take it."""
+        """Allocate the buffers, and views of them as the compiled kernels expect them."""
         config = self._config
         block = config.block
         tiles = {memory: config.elements(memory) for memory in Memory}
@@ -134,6 +155,7 @@ class _Machine:
         self._run_gemm, self._run_alu = gemm_kernel(config), alu_kernel(config)
 
     def execute(self, number: int) -> None:
+        """Execute the instruction of a number."""
         opcode = self._opcode[number]
         if opcode == Opcode.GEMM:
             self._run_gemm(*self._gemm, number)
@@ -172,7 +194,7 @@ class _Machine:
         self._in_dram(number, self._sizes[Memory.OUT])[:] = data.reshape(rows, width, -1)
 
     def _in_dram(self, number: int, size: int) -> NDArray[Any]:
-        """What a transfer touches in DRAM: ``[y, x, bytes of an element]``."""
+        """Return a view of the DRAM that a transfer accesses, ``[y, x, bytes of an element]``."""
         dram, y, x, stride = self._move[number]
         start = dram * size - self._program.base
         return np.ndarray((y, x, size), np.uint8, self.dram, start, (stride * size, size, 1))
@@ -195,13 +217,20 @@ _OPERATIONS = {
 
 @cache
 def gemm_kernel(config: VtaConfig) -> Function:
-    """``(parameters [n, PARAMETERS], uops, inp, wgt, acc, row)``: one GEMM instruction."""
+    """Return the compiled GEMM of one instruction: a function of ``(parameters [n, PARAMETERS],
+    uops, inp, wgt, acc, row)``.
+
+    Micro-ops are rows (dst, src, wgt) of int32. Weights lie transposed, ``[input][output]``, so
+    that the output channels are the lanes of a vector. Sums are kept modulo 2^32 by adding in 64
+    bits.
+    """
     return compile_plan(KernelPlan("vta.gemm", _gemm_source(config)))
 
 
 @cache
 def alu_kernel(config: VtaConfig) -> Function:
-    """``(parameters, uops, acc, row)``: one ALU instruction."""
+    """Return the compiled ALU of one instruction: a function of ``(parameters, uops, acc,
+    row)``."""
     return compile_plan(KernelPlan("vta.alu", _alu_source(config)))
 
 
@@ -211,7 +240,7 @@ def _value(name: str) -> str:
 
 @contextmanager
 def _function(config: VtaConfig, buffers: dict[str, tuple[Memory, str]]) -> Generator[Script]:
-    """A script inside the body of a function over a table of parameters, micro-ops and buffers."""
+    """Open a script in the body of a function over a table of parameters, micro-ops and buffers."""
     parameters = ["parameters: T.handle"]
     parameters.append(f'U: T.Buffer(({config.elements(Memory.UOP)}, 3), "int32")')
     for name, (memory, dtype) in buffers.items():
@@ -233,7 +262,7 @@ _LOOPS = (
 
 
 def _index(name: str, column: int) -> str:
-    """A micro-op's element at the loops' iteration."""
+    """Return the expression of a micro-op's element at an iteration of the loops."""
     return (
         f"(U[{_value('uop_begin')} + u, {column}]"
         f" + a * {_value(name + '.outer')} + b * {_value(name + '.inner')})"

@@ -26,7 +26,7 @@ from cpembed.targets.vta import report
 from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import save_program
-from cpembed.targets.vta.lower import LoweredVta, Moves, measure_moves
+from cpembed.targets.vta.lower import HostPacking, LoweredVta, time_packing
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.report import VtaDetails
 from cpembed.targets.vta.schedule import Schedule
@@ -57,7 +57,7 @@ class VtaArtifact:
     memory that it left, and wall time by phase."""
 
     lowered: LoweredVta
-    moves: Moves
+    packing: HostPacking
     program: VtaProgram | None = None
     memory: Any = None
     timing: SimulatedTiming | None = None
@@ -116,17 +116,18 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
 
     def build(self, lowered: Nest, schedule: Schedule) -> VtaArtifact:
         started = time.perf_counter()
-        found = lowered.lowered(schedule)
-        return VtaArtifact(found, Moves(found), seconds={"lower": time.perf_counter() - started})
+        program = lowered.lowered(schedule)
+        seconds = {"lower": time.perf_counter() - started}
+        return VtaArtifact(program, HostPacking(program), seconds=seconds)
 
     def execute(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Execution:
         """In the functional simulator; what was generated is checked first.
 
         Raises :class:`InvariantError` where it is illegal.
         """
-        lowered, moves = artifact.lowered, artifact.moves
+        lowered, packing = artifact.lowered, artifact.packing
         with artifact.phase("pack"):
-            artifact.program = program = moves.build(_factors(lowered, inputs))
+            artifact.program = program = packing.build(_factors(lowered, inputs))
         with artifact.phase("check"):
             try:
                 check(program)
@@ -138,7 +139,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
                 ) from error
         with artifact.phase("functional"):
             artifact.memory = simulate(program, checked=False)
-            found = moves.unpack(lowered.combine(program, artifact.memory))
+            found = packing.unpack(lowered.combine(program, artifact.memory))
         return Execution((found,), self.provenance)
 
     def time(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Timing:
@@ -150,7 +151,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             artifact.timing = time_program(program, self.memory, checked=False)
         with artifact.phase("measure"):
             factors = _factors(lowered, inputs)
-            times = measure_moves(lowered, artifact.moves, program, artifact.memory, factors)
+            times = time_packing(lowered, artifact.packing, program, artifact.memory, factors)
         cycles = artifact.timing.cycles
         us = cycles / self.clock_mhz
         latency = Quantiles(us, us, us)

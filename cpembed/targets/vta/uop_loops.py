@@ -118,7 +118,7 @@ def gemm_loops(
 
 def _loop(uops: Indices, outer: _Iteration, inner: _Iteration) -> UopLoop:
     dst, src, wgt = (Factors(o, i) for o, i in zip(outer.steps, inner.steps, strict=True))
-    return UopLoop(uops, outer.extent, inner.extent, dst, src, wgt)
+    return UopLoop(uops, outer.extent, inner.extent, dst=dst, src=src, wgt=wgt)
 
 
 def _iterations(
@@ -235,8 +235,8 @@ def bias_loops(acc: Region, bias: Region, base: int, bias_base: int) -> list[Uop
             _bias_uops(unrolled, base, bias_base),
             outer.extent,
             inner.extent,
-            Factors(outer.dst, inner.dst),
-            Factors(outer.src, inner.src),
+            dst=Factors(outer.dst, inner.dst),
+            src=Factors(outer.src, inner.src),
         )
     ]
 
