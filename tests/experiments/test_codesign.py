@@ -15,8 +15,8 @@ from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import Nest, VtaSpace, canonical
 from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.tuning import Nest, VtaSpace, canonical
 from cpembed.workloads.suites import Layer
 from experiments.codesign.common import DEFAULT, default_spec, reference, workload_of
 from experiments.codesign.figure11 import run as figure11

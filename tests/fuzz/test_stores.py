@@ -34,7 +34,7 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.registry import open_target
-from cpembed.targets.vta.trials import VtaTrial, key_of
+from cpembed.targets.vta.tuning import VtaTrial, key_of
 from cpembed.targets.x86 import command_reports as calibrate_report
 from cpembed.targets.x86.calibrated import CalibrateResult
 from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of

@@ -1,31 +1,33 @@
-"""Estimates of schedules, many at once: arrays have an entry for each choice of tile sizes.
+"""Cycles of many schedules at once, without their programs, and the schedules of least estimates.
 
-Cycles of the compute, load and store modules by the cycle table of VTA's RTL, each alone; with two
-threads they overlap and the slowest one decides.
+Arrays have an entry for each choice of tile sizes. Cycles of the compute, load and store modules
+follow the cycle table of VTA's RTL, each alone; with two threads they overlap and the slowest
+module decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.gemm_kernels import FETCH_CYCLES
-from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail
-from cpembed.targets.vta.tiles import TileNest, TileTensor
-from cpembed.targets.vta.timing import PIPELINE, MemorySystem, writing
+from cpembed.targets.vta.tiles import TileNest, TileTensor, executions
+from cpembed.targets.vta.timing import PIPELINE, MemorySystem, write_cycles
+from cpembed.targets.vta.uop_loops import FETCH_CYCLES
 
 LOAD_OVERHEAD = 7
 """Cycles of a LOAD beside the delay of main memory and its beats."""
+
 BIAS_PASSES = 2
 """Cycles of an addition of two accumulators."""
 
@@ -53,7 +55,7 @@ class Tilings:
     @cached_property
     def executions(self) -> int:
         """Products of the nest that multiply more than zeros."""
-        return _executions(self.nest)
+        return executions(self.nest)
 
     @cached_property
     def volume(self) -> Counts:
@@ -179,7 +181,7 @@ def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]
 def store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
     """Of the STORE of a region that is in one piece in DRAM."""
     beats = beats_of(acc, Memory.OUT, config, memory)
-    return 1 + writing(-(-beats // memory.burst_beats), beats, config, memory)
+    return 1 + write_cycles(-(-beats // memory.burst_beats), beats, config, memory)
 
 
 def beats_of(tiles: Counts, kind: Memory, config: VtaConfig, memory: MemorySystem) -> Counts:
@@ -258,127 +260,87 @@ def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
     return runs
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Cycles that no schedule of a nest can beat, each for itself.
+DEFAULT_MEMORY = MemorySystem()
+SLOTS = (2, 4)
+"""Regions of INP and of WGT in SRAM at a time, with two threads."""
 
-    ``gemm``: executions that multiply more than zeros for a result that is kept. ``compute``:
-    these, resets and the ALU, all in the compute module. ``read``: beats of what such executions
-    read of each operand, once. ``write``: the STOREs of what the program writes of the output,
-    which go beside the reads.
+MAX_COMBINATIONS = 1 << 16
+"""Tile sizes tried together at most; above that, loops get fewer choices."""
+
+
+def default_schedule(nest: TileNest, tail: Tail, memory: MemorySystem = DEFAULT_MEMORY) -> Schedule:
+    """The schedule with the smallest estimate; see :func:`ranked_schedules`."""
+    return ranked_schedules(nest, tail, 1, memory)[0][1]
+
+
+def ranked_schedules(
+    nest: TileNest, tail: Tail, limit: int, memory: MemorySystem = DEFAULT_MEMORY
+) -> list[tuple[float, Schedule]]:
+    """The legal schedules of smallest estimates, in cycles, best first; each program once.
+
+    Raises :class:`LoweringError` where not even single tiles fit the buffers.
     """
-
-    gemm: int
-    compute: int
-    read: int
-    write: int
-
-    @property
-    def gemm_or_dma(self) -> int:
-        """The larger of multiplications and transfers, as if both overlapped wholly."""
-        return max(self.gemm, self.read, self.write)
-
-    @property
-    def busiest_module(self) -> int:
-        """The same with all that the compute module has to do."""
-        return max(self.compute, self.read, self.write)
-
-
-def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
-    """Lower bounds of the cycles of a nest's programs."""
-    gemm = _executions(nest)
-    passes = 1 + sum(map(len, tail.phases)) + (0 if nest.bias is None else BIAS_PASSES)
-    masks = _masks(nest)
-    read = 0
-    for tensor in nest.inputs:
-        # What a step multiplies decides which factors it loads; a bias is added to every output.
-        tiles = _reached(nest, tensor, [] if tensor is nest.bias else masks)
-        read += int(beats_of(np.array(tiles), tensor.memory, nest.config, memory))
-    written = _reached(nest, nest.acc, [])
-    store = int(store_cycles(np.array(written), nest.config, memory))
-    return Bounds(gemm, gemm + passes * written, read, len(tail.phases) * store)
+    choices = tile_sizes(nest)
+    sizes = combinations(choices)
+    found: list[tuple[float, int, Schedule]] = []
+    tilings = Tilings(nest, sizes)
+    for form in forms(nest):
+        cycles = estimate(tilings, form, tail, memory)
+        best = np.argsort(cycles, kind="stable")[:limit]
+        found += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
+    if not found:
+        raise LoweringError("no schedule: single tiles exceed the buffers of the configuration")
+    found.sort(key=lambda item: item[0])
+    distinct: dict[object, tuple[float, Schedule]] = {}
+    for cycles, at, form in found:
+        schedule = with_tiles(form, sizes, at)
+        distinct.setdefault(_program(nest, schedule), (cycles, schedule))
+    return list(distinct.values())[:limit]
 
 
-@dataclass(frozen=True, eq=False)
-class _Mask:
-    """At which values of some loops a condition holds; an axis for each of them."""
-
-    names: tuple[str, ...]
-    holds: NDArray[np.bool_]
-
-    def over(self, names: Sequence[str]) -> NDArray[np.bool_]:
-        """At which values of other loops it can hold, as an array that fits a grid of these."""
-        left_out = tuple(k for k, name in enumerate(self.names) if name not in names)
-        left = {n: k for k, n in enumerate(n for n in self.names if n in names)}
-        holds = np.transpose(self.holds.any(axis=left_out), [left[n] for n in names if n in left])
-        return np.expand_dims(holds, tuple(k for k, n in enumerate(names) if n not in left))
+def _program(nest: TileNest, schedule: Schedule) -> object:
+    """Equal for schedules of equal programs: where a loop with a single tile stands is nothing."""
+    walked = tuple(n for n in schedule.order if schedule.tiles[n] < nest.extents[n])
+    tiles = tuple(schedule.tiles.items())
+    return walked, tiles, schedule.threads, schedule.thread_loop, schedule.slots
 
 
-def _executions(nest: TileNest) -> int:
-    """Points of the loops whose input and output tiles lie in main memory."""
-    total = math.prod(nest.extents.values())
-    for mask in _masks(nest):
-        total = total * int(mask.holds.sum()) // mask.holds.size
-    return total
+def forms(nest: TileNest) -> Iterator[Schedule]:
+    """Schedules without their tiles: orders that keep one operand's regions while the other's
+    change, with one thread or two."""
+    spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
+    reduction = [loop.name for loop in nest.loops if loop.kind is AxisKind.REDUCTION]
+    orders = {
+        (*sorted(spatial, key=lambda name: (name in nest.wgt.loops) is inside), *reduction)
+        for inside in (False, True)
+    }
+    for order in sorted(orders):
+        yield Schedule({}, order, 1, None, (1, 1))
+        for loop in (None, *(n for n in spatial if nest.extents[n] > 1)):
+            for slots in SLOTS:
+                yield Schedule({}, order, 2, loop, (slots, slots))
 
 
-def _masks(nest: TileNest) -> list[_Mask]:
-    """Where the input and output tiles of an execution lie in main memory: a mask for each set of
-    dimensions that share loops, none for dimensions that lie there always."""
-    dimensions = [
-        (index, size)
-        for tensor in (nest.inp, nest.acc)
-        for index, size in zip(tensor.access, tensor.shape, strict=True)
-        if not _lies_inside(index, size, nest)
-    ]
-    found: list[_Mask] = []
-    for names in _sharing([set(index.iterators) for index, _ in dimensions]):
-        inside = np.ones([nest.extents[name] for name in names], bool)
-        for index, size in dimensions:
-            if set(index.iterators) <= set(names):
-                position = _positions(nest, index, names)
-                inside &= (position >= 0) & (position < size)
-        found.append(_Mask(names, inside))
-    return found
+def tile_sizes(nest: TileNest, most: int = MAX_COMBINATIONS) -> dict[str, list[int]]:
+    """Sizes that cut each loop into equal parts, as nearly as can be; ``most`` combinations."""
+    choices = {
+        loop.name: sorted({-(-loop.extent // parts) for parts in range(1, loop.extent + 1)})
+        for loop in nest.loops
+    }
+    while math.prod(map(len, choices.values())) > most:
+        longest = max(choices, key=lambda name: len(choices[name]))
+        # Every other size, always with a single iteration and the whole loop.
+        first, *others = choices[longest]
+        choices[longest] = [first, *others[::-2][::-1]]
+    return choices
 
 
-def _lies_inside(index: IndexExpr, size: int, nest: TileNest) -> bool:
-    low, high = index.bounds(nest.extents)
-    return low >= 0 and high < size
+def combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
+    """Every choice of a size for each loop, as arrays."""
+    grids = np.meshgrid(*(np.array(c, np.int64) for c in choices.values()), indexing="ij")
+    return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
 
 
-def _reached(nest: TileNest, tensor: TileTensor, masks: Sequence[_Mask]) -> int:
-    """Tiles of a tensor in main memory that the points of the loops access at which the masks
-    hold. Strides, and steps that are not their multiples, leave tiles out."""
-    own = [mask for mask in masks if set(mask.names) & set(tensor.loops)]
-    pairs = list(zip(tensor.access, tensor.shape, strict=True))
-    tied = [set(mask.names) & set(tensor.loops) for mask in own]
-    total = 1
-    for names in _sharing([*(set(index.iterators) for index, _ in pairs), *tied]):
-        holds = np.ones([nest.extents[name] for name in names], bool)
-        place = np.zeros(holds.shape, np.int64)
-        for mask, loops in zip(own, tied, strict=True):
-            if loops <= set(names):
-                holds &= mask.over(names)
-        for index, size in pairs:
-            if index.iterators and set(index.iterators) <= set(names):
-                position = _positions(nest, index, names)
-                holds &= (position >= 0) & (position < size)
-                place = place * size + position
-        total *= len(np.unique(place[holds]))
-    return total
-
-
-def _positions(nest: TileNest, index: IndexExpr, names: Sequence[str]) -> NDArray[np.int64]:
-    """An index at every point of some loops; those on which it does not depend have extent 1."""
-    grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
-    return np.asarray(index.evaluate(dict(zip(names, grids, strict=True))))
-
-
-def _sharing(sets: Sequence[set[str]]) -> list[tuple[str, ...]]:
-    """Unions of the sets that meet, directly or through others, each in alphabetical order."""
-    found: list[set[str]] = []
-    for names in filter(None, sets):
-        meeting = [other for other in found if other & names]
-        found = [*(other for other in found if not other & names), names.union(*meeting)]
-    return [tuple(sorted(names)) for names in found]
+def with_tiles(form: Schedule, sizes: dict[str, Counts], at: int) -> Schedule:
+    """The schedule of a form with one of the choices of sizes."""
+    return replace(form, tiles={name: int(size[at]) for name, size in sizes.items()})

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpembed.targets.base import Details, Row
-from cpembed.targets.vta.estimate import Bounds
+from cpembed.targets.vta.bounds import Bounds
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Requantized, form_of
 from cpembed.targets.vta.timing import Timing
-from cpembed.targets.vta.trials import VtaTrial
+from cpembed.targets.vta.tuning import VtaTrial
 from cpembed.wording import data_size, duration, plural
 
 

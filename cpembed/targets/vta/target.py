@@ -23,18 +23,15 @@ from cpembed.measure.verification import Expected, Verification, compare_integer
 from cpembed.provenance import Provenance
 from cpembed.targets.base import Array, Execution, Row, Target
 from cpembed.targets.vta import report
+from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import save_program
-from cpembed.targets.vta.estimate import bounds
-from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.move_times import measure_moves
-from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.lower import HostPacking, LoweredVta, time_packing
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.report import VtaDetails
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.simulator import require_simulated, simulate
-from cpembed.targets.vta.space import Machine, Nest, VtaSpace
+from cpembed.targets.vta.specification import vta_config
 from cpembed.targets.vta.tail import (
     Exact,
     Requantized,
@@ -43,9 +40,9 @@ from cpembed.targets.vta.tail import (
     default_tail,
     tail_for,
 )
-from cpembed.targets.vta.timing import MemorySystem, time_program
+from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 from cpembed.targets.vta.timing import Timing as SimulatedTiming
-from cpembed.targets.vta.trials import VtaTrial, key_of, result_form
+from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace, VtaTrial, key_of, result_form
 from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.space import Proposal
 from cpembed.worker import step
@@ -60,7 +57,7 @@ class VtaArtifact:
     memory that it left, and wall time by phase."""
 
     lowered: LoweredVta
-    moves: Moves
+    packing: HostPacking
     program: VtaProgram | None = None
     memory: Any = None
     timing: SimulatedTiming | None = None
@@ -119,17 +116,18 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
 
     def build(self, lowered: Nest, schedule: Schedule) -> VtaArtifact:
         started = time.perf_counter()
-        found = lowered.lowered(schedule)
-        return VtaArtifact(found, Moves(found), seconds={"lower": time.perf_counter() - started})
+        program = lowered.lowered(schedule)
+        seconds = {"lower": time.perf_counter() - started}
+        return VtaArtifact(program, HostPacking(program), seconds=seconds)
 
     def execute(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Execution:
         """In the functional simulator; what was generated is checked first.
 
         Raises :class:`InvariantError` where it is illegal.
         """
-        lowered, moves = artifact.lowered, artifact.moves
+        lowered, packing = artifact.lowered, artifact.packing
         with artifact.phase("pack"):
-            artifact.program = program = moves.build(_factors(lowered, inputs))
+            artifact.program = program = packing.build(_factors(lowered, inputs))
         with artifact.phase("check"):
             try:
                 check(program)
@@ -141,7 +139,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
                 ) from error
         with artifact.phase("functional"):
             artifact.memory = simulate(program, checked=False)
-            found = moves.unpack(lowered.combine(program, artifact.memory))
+            found = packing.unpack(lowered.combine(program, artifact.memory))
         return Execution((found,), self.provenance)
 
     def time(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Timing:
@@ -153,7 +151,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             artifact.timing = time_program(program, self.memory, checked=False)
         with artifact.phase("measure"):
             factors = _factors(lowered, inputs)
-            times = measure_moves(lowered, artifact.moves, program, artifact.memory, factors)
+            times = time_packing(lowered, artifact.packing, program, artifact.memory, factors)
         cycles = artifact.timing.cycles
         us = cycles / self.clock_mhz
         latency = Quantiles(us, us, us)
@@ -165,8 +163,6 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         save_program(artifact.program, path)
 
     def save_trace(self, artifact: VtaArtifact, path: Path) -> None:
-        from cpembed.targets.vta.trace import trace as timeline
-
         assert artifact.program is not None
         assert artifact.timing is not None
         document = timeline(artifact.program, artifact.timing)

@@ -26,8 +26,8 @@ from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.selection.search import find_best
-from cpembed.targets.vta.estimate import Bounds, bounds
-from cpembed.targets.vta.space import Nest
+from cpembed.targets.vta.bounds import Bounds, bounds
+from cpembed.targets.vta.tuning import Nest
 from cpembed.workloads.einsum import gemm
 from cpembed.workloads.suites import layer, suite
 from experiments.codesign.common import (

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import FEWEST_SLOTS, MOST_SLOTS
 from cpembed.targets.vta.tiles import TileNest
+from cpembed.targets.vta.tuning import FEWEST_SLOTS, MOST_SLOTS
 
 Change = Callable[[TileNest, Schedule], Schedule | None]
 """The changed schedule; None where there is nothing to change."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule, check_schedule
-from cpembed.targets.vta.space import MOST_SLOTS, Nest, VtaSpace, canonical
+from cpembed.targets.vta.tuning import MOST_SLOTS, Nest, VtaSpace, canonical
 from experiments.codesign.learning.directions import directions
 
 Floats = NDArray[np.float64]

@@ -19,9 +19,9 @@ from pathlib import Path
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import Nest, VtaSpace
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.timing import time_program
+from cpembed.targets.vta.tuning import Nest, VtaSpace
 from cpembed.tuning.search import Search
 from cpembed.tuning.space import Design, distinct
 from cpembed.workloads.suites import layer

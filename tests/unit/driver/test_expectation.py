@@ -22,7 +22,7 @@ from cpembed.targets.choice import choices
 from cpembed.targets.cpu import target as module
 from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.registry import open_target
-from cpembed.targets.vta import space
+from cpembed.targets.vta import tuning
 from tests.unit.targets.cpu.tuning import GEMM, TARGET, layer
 
 VTA = "vta_1x16x16"
@@ -103,12 +103,12 @@ def test_a_simulated_run_compares_cycles(monkeypatch: pytest.MonkeyPatch) -> Non
     assert expected is not None
     assert (expected.unit, expected.measured) == ("cycles", cycles)
     assert found.to_json()["expectation"]["off"] is expected.is_off
-    ranked = space.ranked_schedules
+    ranked = tuning.ranked_schedules
 
     def low(*arguments: Any) -> Any:
         return [(cycles / 9, schedule) for _, schedule in ranked(*arguments)]
 
-    monkeypatch.setattr(space, "ranked_schedules", low)
+    monkeypatch.setattr(tuning, "ranked_schedules", low)
     again = run.run(workload("gemm m=8 n=32 k=32", target=VTA), VTA, seed=0)
     assert isinstance(again, RunResult)
     (line,) = unexpected(again)

@@ -16,7 +16,7 @@ from cpembed.errors import BackendUnavailable
 from cpembed.ir.computation import Computation
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.target import VtaTarget
-from cpembed.targets.vta.trials import VtaTrial
+from cpembed.targets.vta.tuning import VtaTrial
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.tuning.space import Proposal
 

@@ -18,14 +18,12 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import derive_candidate
 from cpembed.targets.family import Activity, Choice, Value
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.contenders import SIZED, contenders
-from cpembed.targets.vta.family import Software, VtaAnalysis, VtaFamily
-from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.family import SIZED, Software, VtaAnalysis, VtaFamily, contenders
+from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.space import Nest
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.timing import time_program
+from cpembed.targets.vta.tuning import Nest
 from cpembed.workloads.suites import Layer
 from tests.unit.targets.vta.lowering import check
 

@@ -8,10 +8,9 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.computation import Computation
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import Machine, VtaSpace
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.tiles import TileNest
-from cpembed.targets.vta.trials import VtaTrial
+from cpembed.targets.vta.tuning import Machine, VtaSpace, VtaTrial
 from cpembed.tuning.space import Design, Proposal
 
 TARGET = "vta_1x16x16"

@@ -1,4 +1,4 @@
-"""Area, leakage and energy of a VTA, from the figures of a technology.
+"""Area, leakage and energy of a VTA, from a technology's tables and the counts of a program.
 
 Counted are the buffers, the queues of instructions, a multiplier and an adder for each product of
 the GEMM core, an adder for each lane of the ALU, and accesses to main memory. Not counted: control,
@@ -11,13 +11,80 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from cpembed.errors import SpecError
 from cpembed.machine.technology import Sram, Technology, Unit
-from cpembed.targets.vta.columns import MODULES
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.formats import INSTRUCTION_BYTES
-from cpembed.targets.vta.isa import Memory
-from cpembed.targets.vta.order import QUEUED_INSTRUCTIONS
+from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
+from cpembed.targets.vta.isa import Memory, VtaConfig
+from cpembed.targets.vta.program import MODULES, Columns, VtaProgram, columns_of
+from cpembed.targets.vta.timing import executed
+from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
+
+
+@dataclass(frozen=True)
+class Work:
+    """Executions of the GEMM core (``products``), resets and operations of the ALU, each of a tile;
+    elements of each memory that LOADs and STOREs move; 16-byte ``instructions``."""
+
+    products: int
+    resets: int
+    operations: int
+    moved: Mapping[Memory, int]
+    instructions: int = 0
+
+
+def work_of(program: VtaProgram) -> Work:
+    """Of a program, exactly; zeros that a LOAD adds are not moved."""
+    columns = columns_of(program.instructions, program.config)
+    runs = executed(columns)
+    reset = columns["reset"] == 1
+    gemm, alu = columns.is_a(Opcode.GEMM), columns.is_a(Opcode.ALU)
+    return Work(
+        int(runs[gemm & ~reset].sum()),
+        int(runs[gemm & reset].sum()),
+        int(runs[alu].sum()),
+        {memory: _moved(columns, memory) for memory in Memory},
+        len(columns),
+    )
+
+
+def _moved(columns: Columns, memory: Memory) -> int:
+    rows = columns.transfers(memory)
+    return int(np.sum((columns["x"] * columns["y"])[rows]))
+
+
+def counts(work: Work, config: VtaConfig) -> dict[str, float]:
+    """Multiply-accumulates; operations of the ALU on an accumulator; bytes by memory and direction.
+
+    A product reads a micro-op, an element of INP, one of WGT and an accumulator, and writes that
+    and what STORE reads (OUT); a reset writes an accumulator; an operation reads one and writes it
+    and OUT. What is loaded is written, what is stored is read.
+    """
+    size = {memory: config.element_bytes(memory) for memory in Memory}
+    moved = {memory: size[memory] * work.moved.get(memory, 0) for memory in Memory}
+    lanes = config.batch * config.block
+    sums = work.products + work.operations
+    return {
+        "macs": float(work.products * lanes * config.block),
+        "alu": float(work.operations * lanes),
+        "dram.read": float(
+            INSTRUCTION_BYTES * work.instructions
+            + sum(moved[m] for m in Memory if m is not Memory.OUT)
+        ),
+        "dram.write": float(moved[Memory.OUT]),
+        "uop.read": float((sums + work.resets) * size[Memory.UOP]),
+        "uop.write": float(moved[Memory.UOP]),
+        "inp.read": float(work.products * size[Memory.INP]),
+        "inp.write": float(moved[Memory.INP]),
+        "wgt.read": float(work.products * size[Memory.WGT]),
+        "wgt.write": float(moved[Memory.WGT]),
+        "acc.read": float(sums * size[Memory.ACC]),
+        "acc.write": float((sums + work.resets) * size[Memory.ACC] + moved[Memory.ACC]),
+        "out.write": float(sums * size[Memory.OUT]),
+        "out.read": float(moved[Memory.OUT]),
+    }
+
 
 MACRO_BITS = 512
 """Width of a memory macro at most; wider elements lie in several, accessed together."""
@@ -92,7 +159,7 @@ class Silicon:
         return memories + len(MODULES) * self.queue.leakage_w
 
     def energy_pj(self, counts: Mapping[str, float]) -> float:
-        """Of what :func:`~cpembed.targets.vta.work.counts` names, without leakage."""
+        """Of what :func:`~cpembed.targets.vta.energy.counts` names, without leakage."""
         total = counts["macs"] * self.mac.energy_pj + counts["alu"] * self.lane.energy_pj
         total += self.technology.dram_pj(counts["dram.read"] + counts["dram.write"])
         for memory, buffer in self.buffers.items():
