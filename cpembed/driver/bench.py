@@ -203,8 +203,8 @@ class Bench:
         return summarise(self.finished())
 
     def exit_code(self) -> int:
-        """Return the exit code of the command: that of a bug if any layer hit one, that of the first
-        error if every layer failed, else 0."""
+        """Return the exit code of the command: that of a bug if any layer hit one, that of the
+        first error if every layer failed, else 0."""
         rows = self.finished()
         if any(row.is_bug for row in rows):
             return InvariantError.exit_code
