@@ -1,4 +1,4 @@
-"""Layers on several targets: a figure for each pair, and what they come to on each target."""
+"""Layers on several targets: a figure for each pair, and totals for each target."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ from cpembed.provenance import Provenance
 
 @dataclass(frozen=True)
 class Time:
-    """``amount`` in ``unit`` (``us`` or ``cycles``), in microseconds where a clock is known, and
-    how it came about: an estimate of a described ``machine`` where one is named, else of this one,
-    or of the simulated."""
+    """Time of a layer with its origin.
+
+    Parameters
+    ----------
+    amount : float
+        Time in ``unit``.
+    unit : str
+        ``us`` or ``cycles``.
+    us : float or None
+        The same in microseconds; None if no clock is known.
+    provenance : Provenance
+        Whether the time is measured, simulated or estimated.
+    machine : str, optional
+        Described machine that the estimate is for; None for this machine or the simulated one.
+    """
 
     amount: float
     unit: str
@@ -22,10 +34,10 @@ class Time:
     machine: str | None = None
 
     @property
-    def how(self) -> str:
-        """``estimated for NAME``."""
-        how = self.provenance.value
-        return f"{how} for {self.machine}" if self.machine else how
+    def origin(self) -> str:
+        """Provenance as text, with the described machine: ``estimated for NAME``."""
+        origin = self.provenance.value
+        return f"{origin} for {self.machine}" if self.machine else origin
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -39,10 +51,28 @@ class Time:
 
 @dataclass(frozen=True)
 class Figure:
-    """A layer on a target: ``embedded_on`` is the target or an alternative that computes it, None
-    where none does or this is not known (``outcome``: ``no``, or how the search ended), for what
-    ``reason`` says; ``count``: how often the network has the layer;
-    ``moved_bytes`` are read and written by packing and unpacking."""
+    """Result of one layer on one target.
+
+    Parameters
+    ----------
+    macs : int
+        Multiply-accumulates of the layer.
+    count : int
+        Number of times that the network has the layer.
+    embedded_on : str, optional
+        The target, or the alternative of it, whose instruction computes the layer; None if there is
+        none, or this is unknown.
+    utilisation : float, optional
+        Useful share of the multiply-accumulates that the instruction executes, 0 to 1.
+    moved_bytes : int, optional
+        Bytes that packing and unpacking read and write.
+    time : Time, optional
+        Time of the layer, packing and unpacking included.
+    reason : str, optional
+        Reason why an alternative computes the layer, or none does.
+    outcome : str
+        If ``embedded_on`` is None: ``no``, or ``stopped`` or ``failed`` if the search did not end.
+    """
 
     macs: int
     count: int = 1
@@ -68,7 +98,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class TimeSum:
-    """Of ``layers``, in microseconds where clocks are known; else in ``unit``."""
+    """Total time of ``layers`` layers, in microseconds if clocks are known, else in cycles."""
 
     amount: float
     unit: str
@@ -77,11 +107,25 @@ class TimeSum:
 
 @dataclass(frozen=True)
 class Line:
-    """What the layers come to on one target, each as often as the network has it.
+    """Totals of the layers on one target, each counted as often as the network has it.
 
-    ``use``: the mean utilisation of the layers that are embedded. ``use_by_macs``: of all that
-    their instructions multiply, the useful share. ``times``: sums by how they came about; times of
-    different kinds, or of different machines, are never added.
+    Parameters
+    ----------
+    target : str
+        Name of the target.
+    layers, embedded : int
+        Number of layers, and of those that are embedded.
+    macs, embedded_macs : int
+        Multiply-accumulates of both.
+    use : float or None
+        Mean utilisation of the embedded layers; None if there are none.
+    use_by_macs : float or None
+        Useful share of all multiply-accumulates that the embedded layers execute.
+    moved_bytes : int
+        Bytes that packing and unpacking read and write.
+    times : dict of str to TimeSum
+        Sums by :attr:`Time.origin`: times of different origins, or of different machines, are never
+        added.
     """
 
     target: str
@@ -102,37 +146,37 @@ class Line:
             "utilisation_by_macs": self.use_by_macs,
             "moved_bytes": self.moved_bytes,
             "times": {
-                how: {"amount": found.amount, "unit": found.unit, "layers": found.layers}
-                for how, found in self.times.items()
+                origin: {"amount": total.amount, "unit": total.unit, "layers": total.layers}
+                for origin, total in self.times.items()
             },
         }
 
 
 def line(target: str, figures: Sequence[Figure]) -> Line:
-    """Sums over the layers of a target.
+    """Return the totals of the layers of a target.
 
-    >>> whole = Figure(100, 3, "a", 1.0, 10, Time(5, "us", 5, Provenance.MEASURED))
+    >>> full = Figure(100, 3, "a", 1.0, 10, Time(5, "us", 5, Provenance.MEASURED))
     >>> half = Figure(100, 1, "a", 0.5, 0, Time(7, "us", 7, Provenance.ESTIMATED))
-    >>> found = line("a", [whole, half, Figure(50)])
-    >>> found.use, found.use_by_macs, found.embedded, found.layers
+    >>> total = line("a", [full, half, Figure(50)])
+    >>> total.use, total.use_by_macs, total.embedded, total.layers
     (0.875, 0.8, 4, 5)
-    >>> {how: time.amount for how, time in found.times.items()}
+    >>> {origin: time.amount for origin, time in total.times.items()}
     {'measured': 15, 'estimated': 7}
     """
     fitting = [f for f in figures if f.embedded_on is not None]
-    known = [(f, f.utilisation) for f in fitting if f.utilisation]
-    counted = sum(f.count for f, _ in known)
-    executed = sum(f.count * f.macs / used for f, used in known)
+    utilised = [(f, f.utilisation) for f in fitting if f.utilisation]
+    count = sum(f.count for f, _ in utilised)
+    executed = sum(f.count * f.macs / used for f, used in utilised)
     return Line(
-        target,
-        sum(f.count for f in figures),
-        sum(f.count for f in fitting),
-        sum(f.count * f.macs for f in figures),
-        sum(f.count * f.macs for f in fitting),
-        sum(f.count * used for f, used in known) / counted if counted else None,
-        sum(f.count * f.macs for f, _ in known) / executed if executed else None,
-        sum(f.count * (f.moved_bytes or 0) for f in fitting),
-        _times(figures),
+        target=target,
+        layers=sum(f.count for f in figures),
+        embedded=sum(f.count for f in fitting),
+        macs=sum(f.count * f.macs for f in figures),
+        embedded_macs=sum(f.count * f.macs for f in fitting),
+        use=sum(f.count * used for f, used in utilised) / count if count else None,
+        use_by_macs=sum(f.count * f.macs for f, _ in utilised) / executed if executed else None,
+        moved_bytes=sum(f.count * (f.moved_bytes or 0) for f in fitting),
+        times=_times(figures),
     )
 
 
@@ -143,8 +187,8 @@ def _times(figures: Sequence[Figure]) -> dict[str, TimeSum]:
         if time is None:
             continue
         unit, amount = ("us", time.us) if time.us is not None else (time.unit, time.amount)
-        # Cycles without a clock stand beside microseconds, not among them.
-        key = time.how if unit == "us" else f"{time.how} in {unit}"
+        # Cycles without a clock cannot be added to microseconds: they have a sum of their own.
+        key = time.origin if unit == "us" else f"{time.origin} in {unit}"
         before = sums.get(key, TimeSum(0, unit, 0))
         total = before.amount + figure.count * amount
         sums[key] = TimeSum(total, unit, before.layers + figure.count)

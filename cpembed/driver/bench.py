@@ -25,9 +25,13 @@ from typing import Any
 from cpembed import worker
 from cpembed.cluster import Workers
 from cpembed.cluster.base import ThisProcess
-from cpembed.driver.bench_baselines import check_comparable, check_stored, open_baselines
+from cpembed.driver.bench_baselines import (
+    check_comparable,
+    check_output_applies,
+    open_baselines,
+)
 from cpembed.driver.bench_layers import NamedSuite, named_suite
-from cpembed.driver.bench_maker import RowMaker, measures, rows_of
+from cpembed.driver.bench_maker import RowMaker, measures, rows_by_workers
 from cpembed.driver.bench_rows import BenchRow
 from cpembed.driver.bench_summary import summarise
 from cpembed.driver.named import default_dtypes, hardware_spec
@@ -47,7 +51,7 @@ from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
 
 STRICT = "strict"
-"""The constraint set whose embeddings every row reports, whatever was asked for."""
+"""Name of the constraint set whose embeddings every row reports, beside the requested one."""
 
 COUNTED = {
     "seconds.model": "building the model, in a process that solved before",
@@ -83,7 +87,7 @@ COUNTED = {
     "summary.run.total_us": "median latency_us times count, summed over the layers that were run",
     "summary.run.total_with_packing_us": "the same of whole_us",
 }
-"""What the figures of a row count."""
+"""Definition of each number in a row, by its path in the document of ``bench --json``."""
 
 LayerProgress = Callable[[Layer, str, int], None]
 """Called with the layer, a phase (``model``, ``search``, ``verify`` …) and a running count."""
@@ -93,10 +97,25 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 @dataclass
 class Bench:
-    """A suite on a target with the rows there are so far.
+    """A suite on a target, with the rows that are complete so far.
 
-    ``taken`` counts rows that were in the store; :meth:`run` makes the others. ``missing`` says
-    what keeps the layers from being run here, empty where they are run (or were not to be).
+    Parameters
+    ----------
+    suite : str
+        Name of the suite.
+    layers : tuple of Layer
+        Selected layers, in the order of the suite.
+    maker : RowMaker
+        Settings that all rows share.
+    missing : tuple of str
+        Reasons why the layers cannot run on this machine; empty if they can, or if nothing is to
+        run.
+    store : ResultStore
+        File that completed rows are appended to.
+    rows : dict of int to BenchRow
+        Completed rows by the index of their layer; :meth:`run` adds the rest.
+    taken : int
+        Number of rows that an earlier run had left in the store.
     """
 
     suite: str
@@ -109,11 +128,12 @@ class Bench:
 
     @property
     def pending(self) -> tuple[Layer, ...]:
+        """Layers without a row, in the suite's order."""
         return tuple(layer for layer in self.layers if layer.index not in self.rows)
 
     @property
     def measures(self) -> bool:
-        """Whether rows have times of the CPU that makes them."""
+        """True if the rows contain times of the CPU that makes them."""
         return measures(self.maker)
 
     def run(
@@ -122,26 +142,43 @@ class Bench:
         workers: Workers | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[BenchRow]:
-        """Make the rows that are missing, one by one; each is in the store when it is yielded.
+        """Make the missing rows one by one; each is in the store before it is yielded.
 
-        By ``workers``, rows come as they are completed, and ``progress`` is not told of phases.
-        None is begun after ``stop`` says so. Raises as :meth:`~cpembed.cluster.Workers.outcomes`.
+        Parameters
+        ----------
+        progress : callable, optional
+            Called at each phase of each layer, unless ``workers`` make the rows.
+        workers : Workers, optional
+            Processes that make the rows, which are then yielded in order of completion; by default
+            this process makes them in the suite's order.
+        stop : callable
+            Asked before each layer; no layer is started after it has returned True.
+
+        Yields
+        ------
+        BenchRow
+            The next completed row.
+
+        Raises
+        ------
+        CpembedError
+            As :meth:`~cpembed.cluster.Workers.outcomes` does.
         """
-        todo = self.pending
+        pending = self.pending
         if workers is None or isinstance(workers, ThisProcess):
-            made = self._made_here(takewhile(lambda _: not stop(), todo), progress)
+            rows = self._rows_in_process(takewhile(lambda _: not stop(), pending), progress)
         else:
-            made = rows_of(self.maker, todo, workers, stop)
-        for layer, row in made:
+            rows = rows_by_workers(self.maker, pending, workers, stop)
+        for layer, row in rows:
             self.store.append(row)
             self.rows[layer.index] = row
             yield row
 
-    def _made_here(
-        self, todo: Iterable[Layer], progress: LayerProgress | None
+    def _rows_in_process(
+        self, layers: Iterable[Layer], progress: LayerProgress | None
     ) -> Iterator[tuple[Layer, BenchRow]]:
-        """In the suite's order."""
-        for number, layer in enumerate(todo):
+        """Make the rows in this process, in the order of ``layers``."""
+        for number, layer in enumerate(layers):
             if not number:
                 self._warm_up(layer)
 
@@ -152,20 +189,22 @@ class Bench:
             yield layer, self.maker.row(layer, progress=report)
 
     def _warm_up(self, layer: Layer) -> None:
-        """One search before the first that is timed: the solver's libraries load at first use."""
-        # Whatever is wrong with the layer, its row will tell.
+        """Search once before the first timed search: the solver's libraries load at first use."""
+        # An error of the layer itself belongs to its row, which is made next.
         with suppress(Exception):
             worker.call(self.maker.warm_up, layer)
 
     def finished(self) -> list[BenchRow]:
-        """Rows so far, in the suite's order."""
+        """Return the completed rows, in the suite's order."""
         return [self.rows[layer.index] for layer in self.layers if layer.index in self.rows]
 
     def summary(self) -> dict[str, Any]:
+        """Summarise the completed rows, as in the document of ``bench --json``."""
         return summarise(self.finished())
 
     def exit_code(self) -> int:
-        """1 where the package failed in a layer; an error's code where every row has one."""
+        """Return the exit code of the command: that of a bug if any layer hit one, that of the
+        first error if every layer failed, else 0."""
         rows = self.finished()
         if any(row.is_bug for row in rows):
             return InvariantError.exit_code
@@ -173,7 +212,7 @@ class Bench:
         return errors[0].exit_code if errors and len(errors) == len(rows) else 0
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``bench --json``."""
+        """Return the document of ``bench --json``."""
         maker = self.maker
         return {
             "suite": self.suite,
@@ -183,7 +222,7 @@ class Bench:
             "layout": maker.layout,
             "backend": maker.backend,
             "epilogue": maker.epilogue and asdict(maker.epilogue),
-            "baselines": {one.name: one.identity() for one in maker.baselines},
+            "baselines": {baseline.name: baseline.identity() for baseline in maker.baselines},
             "seed": maker.seed,
             "rows": [row.to_json() for row in self.finished()],
             "summary": self.summary(),
@@ -201,7 +240,7 @@ def open_bench(
     options: BenchOptions | None = None,
     **keywords: Any,
 ) -> Bench:
-    """Prepare a suite to run, with the rows that an earlier run completed.
+    """Prepare a benchmark of a suite and load the rows that an earlier run completed.
 
     Parameters
     ----------
@@ -211,30 +250,36 @@ def open_bench(
     target : str or HardwareSpec
         Target by name, file or value.
     options : BenchOptions, optional
-        Which layers, and how; its fields may also be given as keywords. ``backend`` ``auto`` runs
-        where the target's instruction can execute here and only solves elsewhere. What is stored is
-        for kernels that are not simulated; without it, kernels beside a baseline store what the
-        library's fastest form does.
+        Selected layers and settings; its fields may also be given as keywords. With the ``backend``
+        ``auto``, layers run if this machine can execute the target's instruction and are only
+        solved otherwise. An epilogue or output type needs kernels that are not simulated; without
+        one, kernels compared with a baseline write the output type of the library's fastest form.
+
+    Returns
+    -------
+    Bench
+        The benchmark, of which :meth:`Bench.run` makes the missing rows.
 
     Raises
     ------
     WorkloadError
-        If the suite, a layer or a baseline is unknown, if a baseline is compared with kernels that
-        have no time here, or if an output is asked for and nothing is to run.
+        If the suite, a layer or a baseline is unknown, if a baseline is requested for kernels that
+        have no time on this machine, or an output type although nothing is to run.
     SpecError
-        If the target or the constraint set is wrong.
+        If the target or the constraint set is invalid.
     BackendUnavailable
-        If ``native`` or a baseline is impossible here.
+        If this machine cannot run ``native`` kernels or a baseline.
     """
     options = merged(BenchOptions, options, keywords)
     constraints, baselines, method = options.constraints, options.baselines, options.method
     backend, execute, output = options.backend, options.execute, options.output
     spec = hardware_spec(target)
     named_layers = named_suite(suite_name, spec, options.shapes)
-    chosen = select_layers(named_layers, options.layers)
-    for layer in chosen:
+    layers = select_layers(named_layers, options.layers)
+    for layer in layers:
         if isinstance(layer, ComputedLayer):
-            # It refuses a layout: better before anything runs.
+            # Called for its check alone: a layout that does not apply is an error of the command,
+            # not of every row.
             layer.workload(layout=options.layout)
     missing = missing_for(spec) if execute and backend != PORTABLE else ()
     if backend == "native" and missing:
@@ -244,7 +289,7 @@ def open_bench(
     epilogue = None
     storing = options.storing
     if output is not None or storing.steps:
-        check_stored(spec, execute, backend, missing)
+        check_output_applies(spec, execute, backend, missing)
         epilogue = storing.epilogue(spec.name, default_dtypes(spec)[-1])
     if baselines:
         check_comparable(spec, execute, backend, missing)
@@ -253,7 +298,7 @@ def open_bench(
                 f"a baseline is compared with kernels of the implicit method, not with {method}: "
                 "leave one of them out"
             )
-        if any(isinstance(layer, ComputedLayer) for layer in chosen):
+        if any(isinstance(layer, ComputedLayer) for layer in layers):
             raise WorkloadError(
                 f"{named_layers.name} has layers that no operator's sizes make, which no library "
                 "is called with: leave the baseline out"
@@ -282,12 +327,20 @@ def open_bench(
     key, flaw = _key(named_layers, maker), _row_flaw(named_layers.layers)
     store = ResultStore(options.results or default_directory(), names, key, BenchRow, flaw)
     store.open(fresh=options.fresh)
-    rows = _usable(store.load(), chosen, maker)
-    return Bench(named_layers.name, chosen, maker, missing, store, rows, len(rows))
+    rows = _usable(store.load(), layers, maker)
+    return Bench(
+        suite=named_layers.name,
+        layers=layers,
+        maker=maker,
+        missing=missing,
+        store=store,
+        rows=rows,
+        taken=len(rows),
+    )
 
 
 def select_layers(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:
-    """Layers of a suite by index and range, in its order; None selects all.
+    """Return the layers of a suite that ``text`` selects by index and range; None selects all.
 
     >>> from cpembed.workloads.suites import suite
     >>> deepbench = NamedSuite("deepbench", suite("deepbench"))
@@ -311,7 +364,8 @@ def select_layers(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:
 
 
 def _row_flaw(layers: Sequence[Layer]) -> Callable[[BenchRow], str | None]:
-    """Also that a row is of the layer of its index."""
+    """Return a check of stored rows: its own consistency, and that it is of the layer with its
+    index, since a table of layers may have been edited."""
     labels = {layer.index: layer.label for layer in layers}
 
     def flaw(row: BenchRow) -> str | None:
@@ -325,31 +379,31 @@ def _row_flaw(layers: Sequence[Layer]) -> Callable[[BenchRow], str | None]:
 def _usable(
     stored: Iterable[BenchRow], layers: Sequence[Layer], maker: RowMaker
 ) -> dict[int, BenchRow]:
-    """The last row of each layer, unless it is an error or a disturbed comparison, which are worth
-    another try, or tuning knows something else since."""
-    wanted = {layer.index: layer for layer in layers}
-    last = {row.index: row for row in stored if row.index in wanted}
+    """Return the last stored row of each layer, unless it is to be made again: it has an error or a
+    noisy comparison, or the tuned schedules have changed since."""
+    by_index = {layer.index: layer for layer in layers}
+    last = {row.index: row for row in stored if row.index in by_index}
     return {
         index: row
         for index, row in last.items()
         if row.error is None
         and not row.has_noisy_comparison
-        and maker.is_current(wanted[index], row)
+        and maker.is_current(by_index[index], row)
     }
 
 
 def _key(named: NamedSuite, maker: RowMaker) -> dict[str, Any]:
-    """Everything that the rows depend on."""
-    here = machine()
-    own = {} if named.digest is None else {"layers": named.digest}
-    own |= {} if maker.method == "implicit" else {"method": maker.method}
+    """Return everything that the rows depend on: stored rows with another key are not reused."""
+    environment = machine()
+    optional = {} if named.digest is None else {"layers": named.digest}
+    optional |= {} if maker.method == "implicit" else {"method": maker.method}
     return {
         "suite": named.name,
-        **own,
+        **optional,
         "target": maker.spec.name,
         "spec": _specifications(maker.spec),
         "constraints": maker.constraints.name,
-        # What the files say, those they extend included.
+        # The loaded values, since a file may extend others.
         "constraint_sets": _digest(
             repr((maker.strict, maker.constraints, load_constraint_set(WIDER))).encode()
         ),
@@ -360,29 +414,30 @@ def _key(named: NamedSuite, maker: RowMaker) -> dict[str, Any]:
         "timeout": maker.timeout,
         "tuned": _tuned(maker),
         "calibration": _calibrated(maker),
-        "baselines": {one.name: one.identity() for one in maker.baselines},
+        "baselines": {baseline.name: baseline.identity() for baseline in maker.baselines},
         "versions": versions(),
         "source": source_digest(),
-        "cpu": here["cpu"],
-        "threads": here["threads"],
+        "cpu": environment["cpu"],
+        "threads": environment["threads"],
     }
 
 
 def _specifications(spec: HardwareSpec) -> str:
-    """Of the target, and of those that run in its place."""
-    others = [load_hardware_spec(name) for name in spec.alternatives]
-    return _digest(b"".join(Path(one.path).read_bytes() for one in (spec, *others)))
+    """Return a digest of the specification files of the target and of its alternatives."""
+    specs = (spec, *map(load_hardware_spec, spec.alternatives))
+    return _digest(b"".join(Path(each.path).read_bytes() for each in specs))
 
 
 def _tuned(maker: RowMaker) -> str | None:
-    """What tuning contributes to the rows; None where they do not depend on it."""
+    """Return which tuned schedules the rows use; None if no kernel of the target runs."""
     if maker.backend in (None, PORTABLE):
         return None
     return "never" if maker.untuned else "any set" if maker.any_set else "this set"
 
 
 def _calibrated(maker: RowMaker) -> str | None:
-    """What schedules and the share of the peak depend on; None where rows do not."""
+    """Return a digest of the calibration constants, on which schedules and ``peak_share`` depend;
+    None if no kernel of the target runs."""
     if maker.backend in (None, PORTABLE):
         return None
     return _digest(open_target(maker.spec).figures().encode())

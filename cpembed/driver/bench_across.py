@@ -1,4 +1,4 @@
-"""A suite on several targets: the benches of each, and their layers beside each other."""
+"""Comparison of a suite on several targets, layer by layer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,25 @@ from cpembed.provenance import Provenance
 from cpembed.workloads.suites import Layer
 
 Progress = Callable[[str, int, int], None]
-"""Called with the layer and target that are looked at, how many are done, and of how many."""
+"""Called with the layer and target that come next, the number completed, and the total number."""
 
 
 @dataclass(frozen=True)
 class Across:
-    """``layers``: the label of each, in order; ``figures``: by target, one for each layer, None
-    where the target's suite has no such layer or no row of it."""
+    """Results of a suite's layers on several targets.
+
+    Parameters
+    ----------
+    suite : str
+        Name of the suite.
+    layers : tuple of str
+        Labels of the layers, in order.
+    targets : tuple of str
+        Names of the targets.
+    figures : dict of str to list of Figure
+        By target, one result for each of ``layers``; None if the target's suite has no such layer,
+        or no row of it.
+    """
 
     suite: str
     layers: tuple[str, ...]
@@ -33,6 +45,7 @@ class Across:
 
     @property
     def lines(self) -> tuple[Line, ...]:
+        """Totals of each target."""
         return tuple(
             line(target, [f for f in self.figures[target] if f is not None])
             for target in self.targets
@@ -44,33 +57,33 @@ class Across:
                 {
                     "label": label,
                     "targets": {
-                        target: None if found is None else found.to_json()
+                        target: None if figure is None else figure.to_json()
                         for target in self.targets
-                        for found in [self.figures[target][number]]
+                        for figure in [self.figures[target][number]]
                     },
                 }
                 for number, label in enumerate(self.layers)
             ],
             "lines": {
-                found.target: {
-                    "layers": found.layers,
-                    "embedded": found.embedded,
-                    **found.to_json(),
+                total.target: {
+                    "layers": total.layers,
+                    "embedded": total.embedded,
+                    **total.to_json(),
                 }
-                for found in self.lines
+                for total in self.lines
             },
         }
 
 
 def across(benches: Sequence[Bench], progress: Progress | None = None) -> Across:
-    """The rows of finished benches of one suite. Where a row has no time of the instruction, the
-    embedding that a run would choose is looked for, and its time estimated.
+    """Compare the completed rows of one suite's benchmarks on several targets.
 
-    Raises :class:`~cpembed.errors.SpecError` where two targets have one name.
+    If a row has no time of the instruction, the embedding that a run would select is searched and
+    its time is estimated. Raises :class:`~cpembed.errors.SpecError` if two targets share a name.
     """
     hardware_specs([bench.maker.spec for bench in benches])
     figures: dict[str, dict[str, Figure]] = {}
-    total, done = sum(len(bench.finished()) for bench in benches), 0
+    total, completed = sum(len(bench.finished()) for bench in benches), 0
     for bench in benches:
         target = bench.maker.spec.name
         by_label = figures.setdefault(target, {})
@@ -79,22 +92,23 @@ def across(benches: Sequence[Bench], progress: Progress | None = None) -> Across
             if layer.index not in rows:
                 continue
             if progress is not None:
-                progress(f"{layer.index}: {layer.label} on {target}", done, total)
+                progress(f"{layer.index}: {layer.label} on {target}", completed, total)
             by_label[layer.label] = _figure(bench, layer, rows[layer.index])
-            done += 1
+            completed += 1
     labels = tuple(dict.fromkeys(layer.label for bench in benches for layer in bench.layers))
     targets = tuple(figures)
-    beside = {target: [figures[target].get(label) for label in labels] for target in targets}
-    return Across(benches[0].suite, labels, targets, beside)
+    by_target = {target: [figures[target].get(label) for label in labels] for target in targets}
+    return Across(benches[0].suite, labels, targets, by_target)
 
 
 def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
+    """Return a row's result: as it ran, or else the embedding and time of a new search."""
     maker, best = bench.maker, row.best
     if row.error is not None and best is None:
         return Figure(row.macs, row.count, reason=row.error.message, outcome="failed")
     run, reason = row.run, None if best is None or best.reason is None else best.reason.text
     time = None if run is None else _time(run)
-    # Rows of older versions do not say how much is used.
+    # Rows of older versions lack the utilisation: those are searched again below.
     if run is not None and time is not None and run.utilisation is not None:
         on = run.instead or maker.spec.name
         return Figure(row.macs, row.count, on, run.utilisation, run.moved_bytes, time, reason)
@@ -108,12 +122,13 @@ def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
         untuned=maker.untuned,
     )
     request = Request(maker.workload(layer), maker.spec, options)
-    found = match_in_worker(request).figure(row.macs, row.count)
-    return found if time is None else replace(found, time=time)
+    figure = match_in_worker(request).figure(row.macs, row.count)
+    return figure if time is None else replace(figure, time=time)
 
 
 def _time(run: RunRow) -> Time | None:
-    """Of the target's instruction, packing and unpacking included where they are timed with it."""
+    """Return the time of the target's instruction, packing included if both were timed in a call;
+    None if it did not run."""
     if run.cycles is not None:
         return Time(run.cycles, "cycles", run.simulated_us, Provenance.SIMULATED)
     times = run.whole_us or run.latency_us

@@ -1,4 +1,4 @@
-"""A layer's comparison with a baseline as part of its row."""
+"""Comparison of a layer's kernel with a baseline, as part of the layer's row."""
 
 from __future__ import annotations
 
@@ -23,30 +23,62 @@ from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
 
 
-def check_stored(
+def check_output_applies(
     spec: HardwareSpec, execute: bool, backend: BackendName, missing: Sequence[str]
 ) -> None:
-    """What is stored matters to kernels of the target's instruction that run here."""
+    """Check that an epilogue or output type has an effect: that kernels run on this machine.
+
+    Parameters
+    ----------
+    spec : HardwareSpec
+        Target of the benchmark.
+    execute : bool
+        False if layers are only solved.
+    backend : str
+        Requested back end; portable code runs everywhere.
+    missing : sequence of str
+        Reasons why the target's instruction cannot run on this machine.
+
+    Raises
+    ------
+    WorkloadError
+        If nothing runs, or the target is simulated and has a fixed epilogue.
+    BackendUnavailable
+        If this machine cannot run the instruction.
+    """
     if not execute:
         raise WorkloadError(
-            "what is stored matters to kernels that run: leave out --no-run (execute=False)"
+            "an epilogue or output type needs kernels that run: leave out --no-run (execute=False)"
         )
     if backend != PORTABLE and not missing and not _is_measured(spec):
         raise WorkloadError(
-            f"{spec.name} is {open_target(spec).provenance} and stores what its instructions do: "
-            "leave out what is to be stored, or name a target that a CPU executes"
+            f"{spec.name} is {open_target(spec).provenance} and has a fixed epilogue: "
+            "leave the epilogue and output type out, or name a target that a CPU executes"
         )
     if missing:
         raise BackendUnavailable(
-            f"{spec.name}: {'; '.join(missing)}: leave out what is to be stored, or use the "
-            "generic back end"
+            f"{spec.name}: {'; '.join(missing)}: leave the epilogue and output type out, or use "
+            "the generic back end"
         )
 
 
 def check_comparable(
     spec: HardwareSpec, execute: bool, backend: BackendName, missing: Sequence[str]
 ) -> None:
-    """A baseline needs times of the target's instruction on this machine."""
+    """Check that kernels have measured times, without which no baseline can be compared.
+
+    Parameters
+    ----------
+    spec, execute, backend, missing
+        As for :func:`check_output_applies`.
+
+    Raises
+    ------
+    WorkloadError
+        If nothing runs, portable code would run, or the target is simulated.
+    BackendUnavailable
+        If this machine cannot run the instruction.
+    """
     if not execute:
         raise WorkloadError(
             "a baseline is compared with kernels that run: leave out --no-run (execute=False)"
@@ -70,35 +102,82 @@ def _is_measured(spec: HardwareSpec) -> bool:
 
 
 def open_baselines(
-    names: Sequence[str], spec: HardwareSpec, stored: Epilogue | None
+    names: Sequence[str], spec: HardwareSpec, epilogue: Epilogue | None
 ) -> tuple[Baseline, ...]:
-    """Load baselines for a target and what is stored, each once, in the order in which they are
-    named; raises :class:`WorkloadError` for an unknown name, and as the baselines do."""
-    wanted = list(dict.fromkeys(names))
-    if not wanted:
+    """Load baselines for a target, each once.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of baselines; repetitions are ignored.
+    spec : HardwareSpec
+        Target of the benchmark.
+    epilogue : Epilogue or None
+        Epilogue of both sides; None for the library's fastest form.
+
+    Returns
+    -------
+    tuple of Baseline
+        The baselines in the order of their names.
+
+    Raises
+    ------
+    WorkloadError
+        If the target has no baseline of a name.
+    BackendUnavailable
+        If a library is missing.
+    """
+    unique = list(dict.fromkeys(names))
+    if not unique:
         return ()
-    known = open_target(spec).baselines
-    unknown = [name for name in wanted if name not in known]
+    factories = open_target(spec).baselines
+    unknown = [name for name in unique if name not in factories]
     if unknown:
-        has = f"use {' '.join(known)}" if known else f"{spec.name} is compared with none"
-        raise WorkloadError(f"unknown baseline {unknown[0]!r}: {has}")
-    return tuple(known[name](spec, stored) for name in wanted)
+        hint = f"use {' '.join(factories)}" if factories else f"{spec.name} is compared with none"
+        raise WorkloadError(f"unknown baseline {unknown[0]!r}: {hint}")
+    return tuple(factories[name](spec, epilogue) for name in unique)
 
 
 class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Both sides, timed interleaved (:mod:`cpembed.baselines`), or why not (``missing``).
+    """Interleaved times of a kernel and a baseline (:mod:`cpembed.baselines`).
 
-    ``form`` is the baseline's call and result, ``stored`` the type of the results that both sides
-    store, ``implementations`` what the library chose to run in it. ``call_us``: that call;
-    ``primitive_us``: the computation by the library's own account; ``reorder_us`` and
-    ``weights_reorder_us`` its moving of activations and of weights that were packed ahead, but not
-    as it wants them, both means. ``ours_us``: our contraction on packed operands;
-    ``ours_with_packing_us``: with packing and unpacking. The ratios are the baseline's time over
-    ours in the same round, above 1 where ours is faster; ``primitive_ratio_with_packing`` adds
-    ``reorder_us``. ``peak_us``: the layer's products alone, on registers, in the same rounds, and
-    ``primitive_over_peak`` the library's time over that. ``elsewhere_cores``: what other processes
-    had of the machine meanwhile. ``noisy``: too much, or a ratio varied too much
-    (:class:`~cpembed.measure.interleaved.Interleaved`): then the ratios mean little.
+    Parameters
+    ----------
+    missing : str, optional
+        Reason why there is no comparison; all other fields then have their defaults.
+    form : str, optional
+        Call of the library and its result.
+    stored : str, optional
+        Element type that both sides write.
+    implementations : list of str
+        Implementations that the library selected.
+    max_error : float, optional
+        Largest absolute difference between both results; None if it is not finite.
+    call_us : Quantiles, optional
+        Time of the library's call.
+    primitive_us : Quantiles, optional
+        Time of the computation in that call, as the library reports it.
+    reorder_us, weights_reorder_us : float, optional
+        Mean times in which the library reorders activations, and weights that were packed ahead in
+        another layout than it uses.
+    ours_us, ours_with_packing_us : Quantiles, optional
+        Time of our contraction on packed operands, and with packing and unpacking.
+    call_ratio, call_ratio_with_packing : Quantiles, optional
+        ``call_us`` over our time in the same round: above 1 if ours is faster.
+    primitive_ratio, primitive_ratio_with_packing : Quantiles, optional
+        The same of ``primitive_us``; with packing, ``reorder_us`` is added to it.
+    peak_us : Quantiles, optional
+        Time of the layer's multiply-accumulates on operands in registers, in the same rounds.
+    primitive_over_peak : Quantiles, optional
+        ``primitive_us`` over ``peak_us``.
+    elsewhere_cores : float, optional
+        Mean number of cores that other processes used meanwhile.
+    slow_rounds : int
+        Number of rounds in which the CPU ran its product instruction slowly; they are left out of
+        the samples if enough rounds remain.
+    noisy : bool
+        True if other processes used too much, or a ratio varied too much, for the ratios to mean
+        anything (:class:`~cpembed.measure.interleaved.Interleaved`).
     """
 
     missing: str | None = None
@@ -124,45 +203,62 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> BaselineRow:
-    """Time a verified kernel beside the baseline."""
+    """Time a verified kernel and a baseline in alternation.
+
+    Parameters
+    ----------
+    result : RunResult
+        Run of the kernel, in this process.
+    baseline : Baseline
+        Library to compare with.
+    subject : Subject
+        Layer with its layout and epilogue.
+
+    Returns
+    -------
+    BaselineRow
+        The comparison, or the reason why there is none.
+    """
     kernel, target = result.artifact, result.target
     if kernel is None or not result.is_native:
         return BaselineRow(missing="portable code ran in place of the instruction")
     inputs = random_inputs(subject.workload, result.seed)
 
-    def storing(dtype: str) -> CompiledKernel:
+    def kernel_writing(dtype: str) -> CompiledKernel:
         if subject.stored is not None or dtype == subject.workload.output.dtype:
             return kernel
-        # Bytes take less of a line than sums: another kernel may suit them, as `run --output` says.
+        # Bytes fill less of a cache line than sums do: another schedule may be faster for them.
         return target.storing_kernel(kernel, result.choice, Epilogue(dtype))
 
     probe = target.throttle_probe()
-    found = compare_interleaved(storing, baseline, subject, inputs, seed=result.seed, probe=probe)
-    if isinstance(found, NotCovered):
-        return BaselineRow(missing=found.reason)
-    return _compared(found)
+    comparison = compare_interleaved(
+        kernel_writing, baseline, subject, inputs, seed=result.seed, probe=probe
+    )
+    if isinstance(comparison, NotCovered):
+        return BaselineRow(missing=comparison.reason)
+    return _row(comparison)
 
 
-def _compared(found: Comparison) -> BaselineRow:
-    error = found.verification.max_error
+def _row(comparison: Comparison) -> BaselineRow:
+    error = comparison.verification.max_error
     return BaselineRow(
-        form=found.form,
-        stored=found.stored,
-        implementations=list(found.names),
+        form=comparison.form,
+        stored=comparison.stored,
+        implementations=list(comparison.names),
         max_error=error if math.isfinite(error) else None,
-        call_us=found.call,
-        primitive_us=found.primitive,
-        reorder_us=found.reorder_us,
-        weights_reorder_us=found.weights_us,
-        ours_us=found.ours,
-        ours_with_packing_us=found.ours_with_packing,
-        call_ratio=found.call_ratio(packing=False),
-        call_ratio_with_packing=found.call_ratio(packing=True),
-        primitive_ratio=found.primitive_ratio(packing=False),
-        primitive_ratio_with_packing=found.primitive_ratio(packing=True),
-        peak_us=found.peak,
-        primitive_over_peak=found.primitive_over_peak,
-        elsewhere_cores=found.interleaved.elsewhere,
-        slow_rounds=found.interleaved.slow,
-        noisy=found.interleaved.is_noisy,
+        call_us=comparison.call,
+        primitive_us=comparison.primitive,
+        reorder_us=comparison.reorder_us,
+        weights_reorder_us=comparison.weights_us,
+        ours_us=comparison.ours,
+        ours_with_packing_us=comparison.ours_with_packing,
+        call_ratio=comparison.call_ratio(packing=False),
+        call_ratio_with_packing=comparison.call_ratio(packing=True),
+        primitive_ratio=comparison.primitive_ratio(packing=False),
+        primitive_ratio_with_packing=comparison.primitive_ratio(packing=True),
+        peak_us=comparison.peak,
+        primitive_over_peak=comparison.primitive_over_peak,
+        elsewhere_cores=comparison.interleaved.elsewhere,
+        slow_rounds=comparison.interleaved.slow,
+        noisy=comparison.interleaved.is_noisy,
     )

@@ -1,4 +1,4 @@
-"""The layers that a benchmark is of: a shipped suite, a table of a user's own, or a model."""
+"""Layers of a benchmark: a shipped suite, a user's table, or the products of a model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,25 @@ from cpembed.workloads.suites import SUITES, Layer, suite
 from cpembed.workloads.user_suites import ComputedLayer, is_table, read_suite
 
 MODELS = (".onnx", ".pt2")
-"""How names of files with models end."""
+"""Suffixes of model files."""
 
 
 @dataclass(frozen=True)
 class NamedSuite:
-    """``digest`` is of the layers of a user's own suite; None of a shipped one, which its name
-    says. ``graph``: of a model, prepared."""
+    """Layers with the name under which their rows are stored.
+
+    Parameters
+    ----------
+    name : str
+        Name of a shipped suite, or of a file without its folder.
+    layers : tuple of Layer
+        The layers, by index.
+    digest : str, optional
+        Digest of the layers of a file, whose content may change under its name; None for a shipped
+        suite.
+    graph : Graph, optional
+        Prepared network, if the file is a model.
+    """
 
     name: str
     layers: tuple[Layer, ...]
@@ -34,10 +46,26 @@ class NamedSuite:
 def named_suite(
     name: str, spec: HardwareSpec, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> NamedSuite:
-    """By a shipped name, or the path of a CSV file or of a model, prepared for the target;
-    ``shapes``: sizes of inputs that the model leaves open.
+    """Load a suite; a model is prepared for a target.
 
-    Raises :class:`WorkloadError` for an unknown name and a file that cannot be read.
+    Parameters
+    ----------
+    name : str
+        Name of a shipped suite, or path of a table of layers (CSV) or of a model.
+    spec : HardwareSpec
+        Target that a model is prepared for.
+    shapes : dict of str to sequence of int, optional
+        Shapes of inputs whose sizes the model leaves open.
+
+    Returns
+    -------
+    NamedSuite
+        The layers.
+
+    Raises
+    ------
+    WorkloadError
+        If the name is unknown, the file cannot be read, or shapes are given without a model.
     """
     return prepared_suite(name, lambda graph: prepared_for(graph, spec), shapes)
 
@@ -47,16 +75,36 @@ def prepared_suite(
     prepared: Callable[[Graph], Graph],
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> NamedSuite:
-    """:func:`named_suite` for what prepares models itself."""
+    """Load a suite; a model is prepared by a function of the caller.
+
+    Parameters
+    ----------
+    name : str
+        Name of a shipped suite, or path of a table of layers (CSV) or of a model.
+    prepared : callable
+        Returns the prepared form of a model's graph.
+    shapes : dict of str to sequence of int, optional
+        Shapes of inputs whose sizes the model leaves open.
+
+    Returns
+    -------
+    NamedSuite
+        The layers.
+
+    Raises
+    ------
+    WorkloadError
+        As :func:`named_suite` does.
+    """
     is_model = name.lower().endswith(MODELS)
     if shapes and not is_model:
-        raise WorkloadError(f"{name} is no model and has no inputs: leave --shape (shapes=) out")
+        raise WorkloadError(f"{name} is not a model and has no inputs: leave --shape (shapes=) out")
     if is_table(name):
-        return _own(Path(name).name, read_suite(Path(name)))
+        return _suite_of_file(Path(name).name, read_suite(Path(name)))
     if is_model:
         graph = prepared(_model(name, shapes))
-        own = _own(Path(name).name, model_layers(graph, Path(name).name))
-        return replace(own, graph=graph)
+        named = _suite_of_file(Path(name).name, model_layers(graph, Path(name).name))
+        return replace(named, graph=graph)
     if name not in SUITES:
         raise WorkloadError(
             f"unknown suite {name!r}: use {' '.join(SUITES)}, or a file: a table as .csv, or a "
@@ -66,9 +114,9 @@ def prepared_suite(
 
 
 def model_layers(graph: Graph, name: str) -> tuple[Layer, ...]:
-    """The distinct products of a network, each with how often the network has it.
+    """Return the distinct products of a network as layers, counted.
 
-    Raises :class:`WorkloadError` where it has none.
+    Raises :class:`WorkloadError` if the network has no products.
     """
     counts: dict[Computation, int] = {}
     first: dict[Computation, str] = {}
@@ -82,14 +130,14 @@ def model_layers(graph: Graph, name: str) -> tuple[Layer, ...]:
             f"{name} has no products, such as convolutions: there is nothing to run"
         )
     sizes = {key: _label(key) for key in counts}
-    known = list(sizes.values())
+    labels = list(sizes.values())
     return tuple(
         ComputedLayer(
             name,
             index,
             first[key],
-            # Sizes do not say the strides.
-            sizes[key] if known.count(sizes[key]) == 1 else f"{sizes[key]} ({first[key]})",
+            # Products of the same sizes may differ in strides: their operators' names do too.
+            sizes[key] if labels.count(sizes[key]) == 1 else f"{sizes[key]} ({first[key]})",
             counts[key],
             computation=key,
         )
@@ -98,13 +146,28 @@ def model_layers(graph: Graph, name: str) -> tuple[Layer, ...]:
 
 
 def product_key(computation: Computation) -> Computation:
-    """What products that compute the same have in common: the :attr:`ComputedLayer.computation` of
-    their layer."""
+    """Return the computation without the operator's name, so that products that compute the same
+    are equal: the :attr:`ComputedLayer.computation` of their layer."""
     return replace(computation, name=_family(computation))
 
 
 def layer_workload(layer: ComputedLayer, layout: str, spec: HardwareSpec) -> Computation:
-    """On the element types of a target."""
+    """Return the computation of a layer on the element types of a target.
+
+    Parameters
+    ----------
+    layer : ComputedLayer
+        Layer of a table or model.
+    layout : str
+        Layout of its tensors.
+    spec : HardwareSpec
+        Target.
+
+    Raises
+    ------
+    WorkloadError
+        If the layout is not the default: these layers have no other.
+    """
     return typed_for(layer.workload(layout=layout), spec)
 
 
@@ -114,7 +177,7 @@ def _model(path: str, shapes: Mapping[str, Sequence[int]] | None) -> Graph:
     return load_model(Path(path), shapes)
 
 
-def _own(name: str, layers: tuple[Layer, ...]) -> NamedSuite:
+def _suite_of_file(name: str, layers: tuple[Layer, ...]) -> NamedSuite:
     return NamedSuite(name, layers, hashlib.sha256(repr(layers).encode()).hexdigest())
 
 

@@ -1,4 +1,4 @@
-"""Makes the rows of a benchmark: searches a layer, runs its kernel, keeps what goes wrong."""
+"""Make the rows of a benchmark: search a layer, run its kernel, record errors."""
 
 from __future__ import annotations
 
@@ -48,16 +48,40 @@ from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
 
 Phase = Callable[[str, int], None]
+"""Called with the name of a phase and a running count."""
 
 
 @dataclass(frozen=True)
 class RowMaker:
-    """How every layer of a suite is treated; ``backend`` None: solve, do not run.
+    """Settings with which every row of a benchmark is made.
 
-    ``any_set``: what was tuned under any constraint set is used, not only under ``constraints``;
-    ``untuned``: none of it. ``epilogue``: what kernels store, None for the sums, or what a target
-    stores by default. ``baselines`` run beside each kernel that uses the instruction.
-    ``method``: by which convolutions are computed.
+    Parameters
+    ----------
+    spec : HardwareSpec
+        Target.
+    strict : ConstraintSet
+        Constraint set of :attr:`BenchRow.strict`.
+    constraints : ConstraintSet
+        Requested constraint set, of :attr:`BenchRow.best` and the kernel.
+    backend : str or None
+        Back end of the kernels; None if layers are only solved.
+    layout : str
+        Layout of the layers' tensors.
+    seed : int
+        Seed of the solver and the random data.
+    timeout : float or None
+        Limit of each search, in seconds.
+    any_set : bool
+        True if no constraint set was requested: presets beyond ``constraints`` are searched too,
+        and schedules that were tuned under any set are used.
+    untuned : bool
+        True if no tuned schedules are used.
+    epilogue : Epilogue, optional
+        Epilogue of the kernels; None for the default of the target, for most the plain sums.
+    baselines : tuple of Baseline
+        Libraries that each kernel of the instruction is compared with.
+    method : str
+        Method that computes convolutions.
     """
 
     spec: HardwareSpec
@@ -74,24 +98,26 @@ class RowMaker:
     method: MethodName = "implicit"
 
     def workload(self, layer: Layer) -> Computation:
-        """The layer on the target's element types."""
+        """Return the computation of a layer, on the target's element types."""
         if isinstance(layer, ComputedLayer):
             return layer_workload(layer, self.layout, self.spec)
         named = layer.workload(default_dtypes(self.spec), self.layout)
         return named if is_typed([layer.label]) else typed_by_roles(named, self.spec.instruction)
 
     def is_current(self, layer: Layer, row: BenchRow) -> bool:
-        """Whether a stored row is of what tuning knows now."""
+        """True if a stored row used the best tuned schedule that is now known."""
         run = row.run
         if run is None or self.backend in (None, "generic"):
             return True
-        kept = None if self.untuned else self._kept(layer, run.instead)
-        if kept is None or run.tuned is None:
-            return kept is None and run.tuned is None
-        known = kept.trial.identifier.split("+")[0], kept.trials
-        return known == (run.tuned.embedding, run.tuned.trials)
+        record = None if self.untuned else self._tuning_record(layer, run.instead)
+        if record is None or run.tuned is None:
+            return record is None and run.tuned is None
+        # A candidate's identifier is that of its embedding, then "+" with what is in place.
+        best = record.trial.identifier.split("+")[0], record.trials
+        return best == (run.tuned.embedding, run.tuned.trials)
 
-    def _kept(self, layer: Layer, instead: str | None) -> Record[Any] | None:
+    def _tuning_record(self, layer: Layer, instead: str | None) -> Record[Any] | None:
+        """Return the best tuning record for a layer, on its alternative target if one ran it."""
         workload = self.workload(layer)
         target = open_target(self.spec if instead is None else load_hardware_spec(instead))
         constraints = None if self.any_set else self.constraints
@@ -99,8 +125,8 @@ class RowMaker:
         return best_record(target, Lookup(workload, epilogue, constraints))
 
     def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
-        """The layer's row, made in the worker; an exception of its searches or its kernel is part
-        of it, and so is what ended the worker."""
+        """Make the row of a layer in the worker; an exception, or a crash of the worker, becomes
+        the row's error."""
         started = time.perf_counter()
         try:
             draft = worker.call(self.draft, layer, progress=progress)
@@ -109,11 +135,11 @@ class RowMaker:
         return _row(layer, draft, time.perf_counter() - started)
 
     def failed(self, layer: Layer, error: CpembedError) -> BenchRow:
-        """The row of a layer that nothing is known of but what went wrong."""
+        """Return the row of a layer that failed before anything was recorded."""
         return _row(layer, Draft(error=error_row(error)), 0.0)
 
     def draft(self, layer: Layer, *, progress: Phase) -> Draft:
-        """What there is of the layer's row; an exception is part of it."""
+        """Make a layer's row as far as it comes: an exception becomes the draft's error."""
         draft = Draft()
         try:
             workload = self.workload(layer)
@@ -124,26 +150,40 @@ class RowMaker:
         return draft
 
     def warm_up(self, layer: Layer) -> None:
-        """A search like those of rows."""
+        """Search once as rows do, to load the libraries that the first search would load."""
         workload = self.workload(layer)
         self.solve(workload, self.strict, lambda phase, count: None)
 
     def solve(
-        self, workload: Computation, chosen: ConstraintSet | None, report: Phase
+        self, workload: Computation, constraints: ConstraintSet | None, report: Phase
     ) -> SolveResult:
-        options = SolveOptions(constraints=chosen, top=1, timeout=self.timeout, seed=self.seed)
+        """Search a workload under a constraint set, or under the target's presets for None.
+
+        Parameters
+        ----------
+        workload : Computation
+            Computation of a layer.
+        constraints : ConstraintSet or None
+            Constraint set.
+        report : callable
+            Called at each phase.
+        """
+        options = SolveOptions(constraints=constraints, top=1, timeout=self.timeout, seed=self.seed)
         return solve(workload, self.spec, options, progress=report)
 
     def _fill(self, draft: Draft, layer: Layer, workload: Computation, report: Phase) -> None:
         draft.strict = solved_row(self.solve(workload, self.strict, report))
-        chosen = None if self.any_set else self.constraints
+        constraints = None if self.any_set else self.constraints
         if self.backend is None:
-            again = chosen == self.strict
-            draft.best = draft.strict if again else solved_row(self.solve(workload, chosen, report))
+            draft.best = (
+                draft.strict
+                if constraints == self.strict
+                else solved_row(self.solve(workload, constraints, report))
+            )
             return
         try:
             options = RunOptions(
-                constraints=chosen,
+                constraints=constraints,
                 backend=self.backend,
                 seed=self.seed,
                 timeout=self.timeout,
@@ -153,27 +193,28 @@ class RowMaker:
             )
             result = run(workload, self.spec, options, progress=report)
         except Exception:
-            # What was found is worth a row although it did not run.
-            draft.best = solved_row(self.solve(workload, chosen, report))
+            # The exception took the search's result along: search again, since the row of a layer
+            # that does not run still reports its embedding.
+            draft.best = solved_row(self.solve(workload, constraints, report))
             raise
         if isinstance(result, SolveResult):
             draft.best = solved_row(result)
             return
-        # What the suite's target has, also where another one ran in its place.
+        # `best` is always of the suite's target, even if an alternative ran.
         draft.best = solved_row(result.solved if result.instead is None else result.instead.solved)
         draft.run = run_row(result)
         if self.baselines:
-            compared = self._beside(result, layer, report)
-            draft.run = msgspec.structs.replace(draft.run, baselines=compared)
+            baselines = self._compare(result, layer, report)
+            draft.run = msgspec.structs.replace(draft.run, baselines=baselines)
 
-    def _beside(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
-        """The kernel and each baseline, timed interleaved."""
+    def _compare(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
+        """Time the kernel against each baseline."""
         subject = Subject.of(layer, result.solved.workload, self.layout, self.epilogue)
-        found: dict[str, BaselineRow] = {}
+        rows: dict[str, BaselineRow] = {}
         for baseline in self.baselines:
             report(f"beside {baseline.name}", 0)
-            found[baseline.name] = baseline_row(result, baseline, subject)
-        return found
+            rows[baseline.name] = baseline_row(result, baseline, subject)
+        return rows
 
 
 def _row(layer: Layer, draft: Draft, seconds: float) -> BenchRow:
@@ -200,7 +241,7 @@ def _output(epilogue: Epilogue) -> dict[str, Any]:
 
 @dataclass
 class Draft:
-    """What is known of a layer's row so far."""
+    """Part of a layer's row that is recorded so far; see :class:`BenchRow` for the fields."""
 
     macs: int = 0
     strict: SolvedRow | None = None
@@ -210,7 +251,7 @@ class Draft:
 
 
 def measures(maker: RowMaker) -> bool:
-    """Whether rows have times of the CPU that makes them."""
+    """True if the rows contain times of the CPU that makes them."""
     if maker.backend is None:
         return False
     specs = (maker.spec, *map(load_hardware_spec, maker.spec.alternatives))
@@ -218,11 +259,28 @@ def measures(maker: RowMaker) -> bool:
     return maker.backend == PORTABLE or measured
 
 
-def rows_of(
+def rows_by_workers(
     maker: RowMaker, layers: Sequence[Layer], workers: Workers, stop: Callable[[], bool]
 ) -> Generator[tuple[Layer, BenchRow], None, None]:
-    """The rows of layers as workers complete them; none is begun after ``stop`` says so. Of kernels
-    that are run, those with the most work are first: what is begun last is waited for."""
+    """Make the rows of layers in workers.
+
+    Parameters
+    ----------
+    maker : RowMaker
+        Settings of the rows.
+    layers : sequence of Layer
+        Layers to make rows of.
+    workers : Workers
+        Processes that make the rows.
+    stop : callable
+        Asked before each layer; no layer is started after it has returned True.
+
+    Yields
+    ------
+    Layer, BenchRow
+        A layer and its row, in order of completion.
+    """
+    # The largest kernels run first: the last ones to start determine when all have ended.
     ordered = layers if maker.backend is None else _largest_first(maker, layers)
     by_key = {_key(layer): layer for layer in ordered}
     tasks = _tasks(maker, by_key.values())
@@ -241,7 +299,7 @@ def _largest_first(maker: RowMaker, layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _work(maker: RowMaker, layer: Layer) -> int:
-    """Multiply-accumulates; none of a layer whose row will be an error."""
+    """Return the multiply-accumulates of a layer; 0 if its row will be an error."""
     with suppress(Exception):
         return maker.workload(layer).macs
     return 0
@@ -250,27 +308,45 @@ def _work(maker: RowMaker, layer: Layer) -> int:
 def _tasks(maker: RowMaker, layers: Iterable[Layer]) -> Iterator[Task]:
     timed = measures(maker)
     for layer in layers:
-        arguments = (maker, layer, known(maker, layer))
+        arguments = (maker, layer, inputs_digest(maker, layer))
         yield Task(_key(layer), make_row, arguments, f"making the row of {layer.label}", timed)
 
 
-def make_row(maker: RowMaker, layer: Layer, client_knows: str) -> BenchRow:
-    """In a worker: a layer's row, without times of this CPU where the kernel itself is not timed:
-    packing for a simulated machine may have been measured beside other work, or on another CPU than
-    the client's. Whether such times were disturbed goes with them.
+def make_row(maker: RowMaker, layer: Layer, client_digest: str) -> BenchRow:
+    """Make a layer's row in a worker.
 
-    Raises :class:`BackendUnavailable` where the worker's machine knows other trials of the layer or
-    other figures of the target than the client's, ``client_knows``, among whose rows this one is.
+    Parameters
+    ----------
+    maker : RowMaker
+        Settings of the rows.
+    layer : Layer
+        Layer to make the row of.
+    client_digest : str
+        :func:`inputs_digest` on the client's machine.
+
+    Returns
+    -------
+    BenchRow
+        The row; if the kernel itself is not timed on this CPU, without times of packing and
+        ``noisy``.
+
+    Raises
+    ------
+    BackendUnavailable
+        If the worker's machine has other tuned schedules of the layer, or other calibration
+        constants of the target, than the client's: its row would not fit among the client's.
     """
-    if known(maker, layer) != client_knows:
+    if inputs_digest(maker, layer) != client_digest:
         raise BackendUnavailable(
-            "the worker knows other tuned schedules or calibrated figures than the client: have "
+            "the worker has other tuned schedules or calibration constants than the client: have "
             "both read the same CPEMBED_TUNE_DIR and CPEMBED_CALIBRATION_DIR"
         )
     _warm_up(maker, layer)
     row = maker.row(layer, progress=lambda phase, count: None)
     if row.run is None or row.run.provenance is Provenance.MEASURED:
         return row
+    # Packing for a simulated machine is timed on this CPU, beside other workers' rows, and perhaps
+    # on another CPU than the client's: such times cannot be compared.
     untimed = msgspec.structs.replace(row.run, packing_us=None, unpacking_us=None, noisy=False)
     return msgspec.structs.replace(row, run=untimed)
 
@@ -281,30 +357,30 @@ def _warmed() -> list[Layer]:
 
 
 def _warm_up(maker: RowMaker, layer: Layer) -> None:
-    """A search before the first that is timed in a process."""
+    """Search once before the first search that is timed in this process."""
     if not _warmed():
         _warmed().append(layer)
         with suppress(Exception):
             maker.warm_up(layer)
 
 
-def known(maker: RowMaker, layer: Layer) -> str:
-    """A digest of what the kept trials and figures of this machine add to a layer's row; empty
-    where nothing does."""
+def inputs_digest(maker: RowMaker, layer: Layer) -> str:
+    """Return a digest of this machine's tuning records and calibration constants that affect a
+    layer's row; empty if none do."""
     if maker.backend in (None, PORTABLE):
         return ""
     try:
         workload = maker.workload(layer)
     except Exception:
-        # The row will tell.
+        # The same error becomes that of the row.
         return ""
-    found: list[object] = []
+    inputs: list[object] = []
     for spec in (maker.spec, *map(load_hardware_spec, maker.spec.alternatives)):
         target = open_target(spec)
-        found.append(target.figures())
+        inputs.append(target.figures())
         if not maker.untuned:
             epilogue = maker.epilogue or target.epilogue(workload, Storing())
             constraints = None if maker.any_set else maker.constraints
             record = best_record(target, Lookup(workload, epilogue, constraints))
-            found.append(record and (record.trial.identifier, record.trial.key, record.trials))
-    return hashlib.sha256(repr(found).encode()).hexdigest()
+            inputs.append(record and (record.trial.identifier, record.trial.key, record.trials))
+    return hashlib.sha256(repr(inputs).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""One row of a benchmark: what is kept of a layer's searches and of its kernel's run."""
+"""One row of a benchmark: the record of a layer's searches and of its kernel's run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cpembed.tuning.records import TunedChoice
 
 
 class Seconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Wall time of a search; ``total`` adds decoding, deriving, ranking, proving, explaining."""
+    """Wall time of a search in seconds; ``total`` also covers decoding, ranking and proofs."""
 
     model: Time
     solve: Time
@@ -29,7 +29,7 @@ class Seconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why nothing fits: the instruction axes at fault, the constraints, a sentence."""
+    """Explanation why nothing fits: instruction axes and constraints at fault, and a sentence."""
 
     axes: list[str]
     constraints: list[str]
@@ -37,14 +37,34 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DigitRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A digit of an instruction axis: ``count`` values of a workload axis, ``stride`` apart."""
+
     axis: str
     count: Count
     stride: Count
 
 
 class EmbeddingRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The best candidate; ``mapping`` is ``y←k:16 z←c:4,s:2``, innermost digit first, and
-    ``q:14*2`` where the steps along q are 2 apart."""
+    """Best candidate of a search.
+
+    Parameters
+    ----------
+    id : str
+        Identifier of the embedding.
+    mapping : str
+        The embedding as text, such as ``y←k:16 z←c:4,s:2``, innermost digit first; in ``q:14*2``,
+        the steps along q are 2 apart.
+    axes : dict of str to list of DigitRow
+        Digits of each instruction axis, innermost first.
+    utilisation : float
+        Useful share of the multiply-accumulates that the instruction executes, 0 to 1.
+    mac_overhead, data_overhead : float
+        Executed multiply-accumulates over the minimum, and packed elements over original ones.
+    calls : int
+        Number of times that the instruction is issued.
+    in_place : list of str
+        Operands that are used without packing.
+    """
 
     id: str
     mapping: str
@@ -57,8 +77,25 @@ class EmbeddingRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SolvedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A search under one constraint set; ``embedding`` is the best candidate, ``reason`` says why
-    there is none."""
+    """Outcome of a search under one constraint set.
+
+    Parameters
+    ----------
+    constraints : str
+        Name of the constraint set.
+    status : str
+        Status of the solver.
+    complete : bool
+        True if every solution was enumerated.
+    count, families : int
+        Number of embeddings, and of their families: which axes feed each instruction axis.
+    seconds : Seconds
+        Wall time.
+    embedding : EmbeddingRow, optional
+        Best candidate; None if nothing fits.
+    reason : Reason, optional
+        Explanation why nothing fits.
+    """
 
     constraints: str
     status: str
@@ -71,8 +108,8 @@ class SolvedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TunedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The embedding that tuning chose, if not the best one of ``best``, with its place in the
-    ranking of a constraint set, and how many trials led to it."""
+    """Embedding that tuning selected, with its rank under a constraint set and the number of
+    trials that led to it."""
 
     embedding: str
     mapping: str
@@ -82,9 +119,25 @@ class TunedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChosenRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The embedding that the model of the machine chose among ``considered`` of the best, with its
-    place in the ranking of ``constraints`` and the model's ``estimated`` time in a ``unit``; where
-    that is so known, the times of the contraction, and of packing and unpacking."""
+    """Embedding that the cost model of the machine selected.
+
+    Parameters
+    ----------
+    embedding, mapping : str
+        Identifier, and the text of :attr:`EmbeddingRow.mapping`.
+    rank : int
+        Place in the ranking of ``constraints``, from 1.
+    considered : int
+        Number of top-ranked embeddings that the model compared.
+    estimated : float
+        Estimated time, in ``unit``.
+    unit : str
+        ``us`` or ``cycles``.
+    constraints : str
+        Name of the constraint set; empty in rows of older versions.
+    estimated_us, estimated_moves_us : float, optional
+        Microseconds of the contraction, and of packing and unpacking, if the model separates them.
+    """
 
     embedding: str
     mapping: str
@@ -98,21 +151,60 @@ class ChosenRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A verified execution of the best candidate; see ``COUNTED`` for what the times hold.
+    """Verified execution of a layer; ``bench.COUNTED`` defines what each time includes.
 
-    ``provenance`` says how its time came about. ``latency_us`` and the rates are those of the
-    target's instruction where they were measured, None where portable code ran in its place
-    (``missing`` says why), whose time is ``generic_latency_us``, and where ``cycles`` were
-    simulated, at ``clock_mhz``. ``noisy``: other work on the machine disturbed the times (see
-    :class:`~cpembed.measure.runner.Timing`). ``peak_share`` is ``gops`` over the instruction's rate
-    on operands in registers, None where that is not known; ``instead``: the target that ran the
-    layer, where no embedding of the suite's exists or it is slower by the model; ``baselines`` has
-    the comparisons that were asked for, by name. ``chosen`` and ``tuned`` say which embedding ran
-    and why; of the instruction, its ``utilisation`` is useful, and packing and unpacking read and
-    write ``moved_bytes``. ``method``: by which a convolution was computed, None where it is the
-    implicit one; with another, rates are of its product, and packing is its transforms.
-    ``spreads_nan``: padding made NaN of results beside those of the definition. ``own`` is
-    what only this target says; in documents its entries stand beside the others too.
+    Parameters
+    ----------
+    backend : str
+        Back end that executed the kernel.
+    provenance : Provenance
+        Origin of the time: measured, simulated or emulated.
+    verified : bool
+        True if the results agree with the reference.
+    max_error : float, optional
+        Largest absolute difference from the reference; None if it is not finite.
+    latency_us : Quantiles, optional
+        Measured time of the target's instruction; None if portable code ran in its place or the
+        time was simulated.
+    generic_latency_us : Quantiles, optional
+        Time of the portable code that ran in place of the instruction.
+    packing_us, unpacking_us : float, optional
+        Microseconds of packing and unpacking.
+    packed_ahead : list of str
+        Inputs, such as weights, that are packed once and not counted in ``packing_us``.
+    gops, gops_with_packing : float, optional
+        Measured rates of the instruction; None where ``latency_us`` is None.
+    missing : list of str
+        Reasons why portable code ran in place of the instruction.
+    noisy : bool
+        True if other work on the machine disturbed the times, see
+        :class:`~cpembed.measure.runner.Timing`.
+    peak_share : float, optional
+        ``gops`` over the rate of the instruction on operands in registers; None if that is unknown.
+    whole_us : Quantiles, optional
+        Time of one call that packs, contracts and unpacks.
+    instead : str, optional
+        Alternative target that ran the layer, because the suite's target has no embedding of it or
+        is slower by the model.
+    baselines : dict of str to BaselineRow
+        Requested comparisons, by the name of the baseline.
+    chosen, tuned : optional
+        Embedding that ran, where the cost model or tuning selected it.
+    cycles : int, optional
+        Simulated cycles.
+    clock_mhz : float, optional
+        Clock of the simulated machine; None exactly if ``cycles`` is.
+    utilisation : float, optional
+        Useful share of the instruction; None in rows of older versions.
+    moved_bytes : int, optional
+        Bytes that packing and unpacking read and write.
+    own : dict
+        Entries that only this target has; documents also repeat them at the level of the row.
+    method : str, optional
+        Method that computed a convolution; None for the implicit one. With another method, rates
+        are those of its product, and packing is its transforms.
+    spreads_nan : bool
+        True if padding turned results into NaN that the definition does not.
     """
 
     backend: str
@@ -144,33 +236,35 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     @property
     def simulated_us(self) -> float | None:
-        """The cycles at the clock."""
+        """Microseconds that the simulated cycles take at the clock; None without cycles."""
         return None if self.cycles is None else self.cycles / (self.clock_mhz or 1.0)
 
     def flaw(self) -> str | None:
-        """What no run says; types and ranges are right."""
+        """Return a contradiction between the fields, which decoding does not find, or None."""
         if (self.clock_mhz is None) != (self.cycles is None):
-            return "run: cycles or a clock, not both"
+            return "run: either cycles or a clock is missing"
         if (self.provenance is Provenance.SIMULATED) != (self.cycles is not None):
-            return "run: a part of the figures of a simulation"
+            return "run: cycles and a simulated provenance must come together"
         if (self.gops is None) != (self.latency_us is None):
-            return "run: a latency or a rate, not both"
+            return "run: either a latency or a rate is missing"
         if (self.gops is None) != (self.gops_with_packing is None):
-            return "run: a rate without packing or with it, not both"
+            return "run: either the rate without packing or the one with it is missing"
         times = (self.cycles, self.latency_us, self.generic_latency_us)
-        found = sum(time is not None for time in times)
-        if found != (0 if self.provenance is Provenance.EMULATED else 1):
-            return "run: it has one time"
+        count, expected = sum(time is not None for time in times), 1
+        if self.provenance is Provenance.EMULATED:
+            expected = 0
+        if count != expected:
+            return f"run: it has {count} times, not {expected}"
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """The row with the target's own entries beside the others."""
+        """Return the row with the entries of ``own`` repeated at its top level."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         return document | dict(self.own)
 
 
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ended a layer; ``traceback`` only for errors that the package does not raise itself."""
+    """Error that ended a layer; ``traceback`` only for exceptions other than the package's."""
 
     type: str
     message: str
@@ -179,8 +273,29 @@ class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BenchRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``strict``: under the constraint set of that name. ``best``: under the one asked for.
-    ``seconds``: wall time of the whole row. ``count``: how often the network has the layer."""
+    """Row of a layer.
+
+    Parameters
+    ----------
+    index : int
+        Index of the layer in the suite.
+    label, application : str
+        Operator with its sizes, and the network that the layer comes from.
+    count : int
+        Number of times that the network has the layer.
+    macs : int
+        Multiply-accumulates of the layer.
+    date : str
+        Time at which the row was completed, ISO 8601 in UTC.
+    seconds : float
+        Wall time of the row.
+    strict, best : SolvedRow, optional
+        Search under the constraint set ``strict``, and under the requested one.
+    run : RunRow, optional
+        Execution of the kernel; None if nothing ran.
+    error : ErrorRow, optional
+        Error that ended the layer.
+    """
 
     index: Natural
     label: str
@@ -195,33 +310,34 @@ class BenchRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: ErrorRow | None
 
     def flaw(self) -> str | None:
-        """What no row says; types and ranges are right."""
+        """Return a contradiction between the fields, which decoding does not find, or None."""
         if self.error is None and (self.strict is None or self.best is None):
             return "neither searches nor an error"
         return None if self.run is None else self.run.flaw()
 
     def to_json(self) -> dict[str, Any]:
-        """The row in the document of ``bench --json``."""
+        """Return the row as in the document of ``bench --json``."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         return document | {"run": None if self.run is None else self.run.to_json()}
 
     @property
     def is_bug(self) -> bool:
-        """Whether the package failed, not what it was given: whatever the other rows say."""
+        """True if the error is a bug of the package, not of its input or its environment."""
         return self.error is not None and self.error.exit_code == InvariantError.exit_code
 
     @property
     def has_noisy_comparison(self) -> bool:
-        """Whether the machine was too busy to compare the kernel with a baseline."""
+        """True if the machine was too busy to compare the kernel with a baseline."""
         return self.run is not None and any(row.noisy for row in self.run.baselines.values())
 
     @property
     def failed_verification(self) -> bool:
-        """Whether one of the package's own checks refused a result."""
+        """True if a check of the package itself failed, such as the verification of results."""
         return self.error is not None and self.error.type == InvariantError.__name__
 
 
 def solved_row(result: SolveResult) -> SolvedRow:
+    """Return the row of a search."""
     seconds = Seconds(result.seconds.model, result.seconds.solve, result.total_seconds)
     return SolvedRow(
         result.constraints.name,
@@ -272,14 +388,15 @@ def _digit(digit: Digit) -> str:
 
 
 def run_row(result: RunResult) -> RunRow:
+    """Return the row of a run; rates are given only where the instruction itself was timed."""
     times, check, native = result.timing, result.verification, result.is_native
     measured = native and times.provenance is Provenance.MEASURED
-    latency, whole = times.latency_us, times.whole_us
+    latency, whole_call = times.latency_us, times.whole_us
     gops = times.gops if measured else None
     peak = result.target.peak_gops() if measured else None
     with_packing = None
-    if measured and whole is not None:
-        with_packing = 2 * times.macs / (whole.median * 1e3)
+    if measured and whole_call is not None:
+        with_packing = 2 * times.macs / (whole_call.median * 1e3)
     return RunRow(
         backend=result.backend,
         provenance=times.provenance,
@@ -290,7 +407,7 @@ def run_row(result: RunResult) -> RunRow:
         generic_latency_us=None if native else latency,
         packing_us=times.packing_us,
         unpacking_us=times.unpacking_us,
-        whole_us=whole,
+        whole_us=whole_call,
         packed_ahead=list(times.packed_ahead),
         gops=gops,
         gops_with_packing=with_packing or gops,
@@ -310,9 +427,9 @@ def run_row(result: RunResult) -> RunRow:
 
 
 def _method(result: RunResult) -> str | None:
-    """None where it is the implicit one."""
-    found = result.method
-    return None if found is None or found.rewritten is None else found.name
+    """Return the name of the convolution's method; None for the implicit one."""
+    method = result.method
+    return None if method is None or method.rewritten is None else method.name
 
 
 def _chosen_row(result: RunResult) -> ChosenRow | None:
@@ -348,6 +465,7 @@ def _tuned_row(tuned: TunedChoice[Any] | None) -> TunedRow | None:
 
 
 def error_row(error: Exception) -> ErrorRow:
+    """Return the row of an exception; one that is not the package's own counts as its bug."""
     expected = isinstance(error, CpembedError)
     return ErrorRow(
         type(error).__name__,

@@ -1,4 +1,4 @@
-"""What the rows of a benchmark come to."""
+"""Summary of the rows of a benchmark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpembed.driver.bench_rows import BenchRow, RunRow, SolvedRow
 
 
 def summarise(rows: Sequence[BenchRow]) -> dict[str, Any]:
-    """Counts, the reasons of layers that do not embed, search times, rates."""
+    """Summarise rows: counts, reasons of layers that do not embed, search times and rates."""
     return {
         "layers": len(rows),
         "strict": _searches([(row.index, row.strict) for row in rows]),
@@ -28,7 +28,7 @@ def summarise(rows: Sequence[BenchRow]) -> dict[str, Any]:
 
 
 def _searches(rows: Sequence[tuple[int, SolvedRow | None]]) -> dict[str, Any]:
-    """Of the searches under one constraint set."""
+    """Summarise the searches under one constraint set."""
     solved = [(index, row) for index, row in rows if row is not None]
     fitting = [row for _, row in solved if row.embedding is not None]
     utilised = [row.embedding.utilisation for row in fitting if row.embedding is not None]
@@ -43,8 +43,8 @@ def _searches(rows: Sequence[tuple[int, SolvedRow | None]]) -> dict[str, Any]:
 
 
 def _reasons(solved: Iterable[tuple[int, SolvedRow]]) -> list[dict[str, Any]]:
-    """Layers that do not embed, grouped by the instruction axes and the constraints at fault (by
-    the sentence where neither is known); the text is the first layer's."""
+    """Group the layers that do not embed by the instruction axes and constraints at fault, or by
+    the sentence if neither is known; each group has the text of its first layer."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for index, row in solved:
         reason = row.reason
@@ -65,7 +65,7 @@ def _reasons(solved: Iterable[tuple[int, SolvedRow]]) -> list[dict[str, Any]]:
 
 
 def _seconds(solved: Iterable[tuple[int, SolvedRow]]) -> dict[str, Any] | None:
-    """Of building and searching one model."""
+    """Summarise the times of building and solving each layer's model."""
     times = {index: row.seconds.model + row.seconds.solve for index, row in solved}
     if not times:
         return None
@@ -78,8 +78,8 @@ def _seconds(solved: Iterable[tuple[int, SolvedRow]]) -> dict[str, Any] | None:
     }
 
 
-def _whole_us(run: RunRow) -> float:
-    """Microseconds with packing and unpacking."""
+def _us_with_packing(run: RunRow) -> float:
+    """Return the microseconds of a run with packing and unpacking."""
     if run.whole_us is not None:
         return run.whole_us.median
     latency = 0.0 if run.latency_us is None else run.latency_us.median
@@ -89,7 +89,7 @@ def _whole_us(run: RunRow) -> float:
 def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
     ran = [row.run for row in rows if row.run is not None]
     timed = [
-        (row.count, row.run.latency_us.median, _whole_us(row.run))
+        (row.count, row.run.latency_us.median, _us_with_packing(row.run))
         for row in rows
         if row.run is not None and row.run.latency_us is not None
     ]
@@ -114,23 +114,26 @@ def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
 
 
 def _simulated(rows: Sequence[BenchRow]) -> dict[str, Any] | None:
-    """Of the layers on a simulated target; None where there is none. Sums count a layer as often
-    as the network has it."""
-    found = [
+    """Summarise the layers that ran on a simulated target; None if there are none. Sums count a
+    layer as often as the network has it."""
+    simulated = [
         (row.index, row.count, row.run)
         for row in rows
         if row.run is not None and row.run.cycles is not None
     ]
-    if not found:
+    if not simulated:
         return None
     summary: dict[str, Any] = {
-        "layers": sum(count for _, count, _ in found),
-        "total_cycles": sum(count * (run.cycles or 0) for _, count, run in found),
-        "total_us": sum(count * (run.simulated_us or 0) for _, count, run in found),
-        "gops_geometric_mean": _geometric_mean(_own(run, "simulated_gops") for *_, run in found),
+        "layers": sum(count for _, count, _ in simulated),
+        "total_cycles": sum(count * (run.cycles or 0) for _, count, run in simulated),
+        "total_us": sum(count * (run.simulated_us or 0) for _, count, run in simulated),
+        "gops_geometric_mean": _geometric_mean(
+            _target_entry(run, "simulated_gops") for *_, run in simulated
+        ),
     }
     for name in RATIOS_OVER_BOUNDS:
-        ratios = {i: ratio for i, _, run in found if (ratio := _own(run, name)) is not None}
+        entries = {index: _target_entry(run, name) for index, _, run in simulated}
+        ratios = {index: ratio for index, ratio in entries.items() if ratio is not None}
         if ratios:
             worst = max(ratios, key=lambda index: ratios[index])
             summary |= {
@@ -142,10 +145,11 @@ def _simulated(rows: Sequence[BenchRow]) -> dict[str, Any] | None:
 
 
 RATIOS_OVER_BOUNDS = ("lower_bound_ratio", "busiest_module_ratio")
-"""What a simulated target may say of its cycles over what no program goes below."""
+"""Entries of simulated targets: cycles over lower bounds that hold for every program."""
 
 
-def _own(run: RunRow, name: str) -> float | None:
+def _target_entry(run: RunRow, name: str) -> float | None:
+    """Return a number among the entries that only the row's target has."""
     value = run.own.get(name)
     return float(value) if isinstance(value, int | float) else None
 
@@ -155,10 +159,8 @@ def _native(runs: Iterable[RunRow]) -> list[RunRow]:
 
 
 def _geometric_mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return math.exp(statistics.fmean(math.log(value) for value in known))
+    logarithms = [math.log(value) for value in values if value is not None]
+    return math.exp(statistics.fmean(logarithms)) if logarithms else None
 
 
 RATIOS = (
@@ -167,21 +169,22 @@ RATIOS = (
     "call_ratio",
     "call_ratio_with_packing",
 )
-"""What is summarised of comparisons."""
+"""Ratios of :class:`BaselineRow` that are summarised."""
 
 
 def summarise_baselines(
     rows: Iterable[tuple[int, Mapping[str, BaselineRow]]],
 ) -> dict[str, dict[str, Any]]:
-    """Per baseline, what its rows come to; ``rows`` are those of the layers that ran, by index.
+    """Summarise the comparisons with each baseline.
 
-    Ratios of rows that are noisy count nowhere: they are listed instead.
+    ``rows`` are pairs of a layer's index and its comparisons. Noisy rows are listed, and their
+    ratios are left out.
     """
-    found: dict[str, list[tuple[int, BaselineRow]]] = {}
+    by_name: dict[str, list[tuple[int, BaselineRow]]] = {}
     for index, row in rows:
         for name, compared in row.items():
-            found.setdefault(name, []).append((index, compared))
-    return {name: _comparisons(compared) for name, compared in found.items()}
+            by_name.setdefault(name, []).append((index, compared))
+    return {name: _comparisons(compared) for name, compared in by_name.items()}
 
 
 def _comparisons(rows: Sequence[tuple[int, BaselineRow]]) -> dict[str, Any]:
@@ -199,17 +202,17 @@ def _comparisons(rows: Sequence[tuple[int, BaselineRow]]) -> dict[str, Any]:
 
 
 def _ratios(rows: Iterable[tuple[int, BaselineRow]], name: str) -> dict[str, Any] | None:
-    """Of the rounds' medians; None where no row has the ratio."""
-    known = {index: getattr(row, name).median for index, row in rows if getattr(row, name)}
-    if not known:
+    """Summarise a ratio over the layers, each with its median; None if no row has it."""
+    medians = {index: getattr(row, name).median for index, row in rows if getattr(row, name)}
+    if not medians:
         return None
-    worst, best = (choose(known, key=lambda index: known[index]) for choose in (min, max))
+    worst, best = (choose(medians, key=lambda index: medians[index]) for choose in (min, max))
     return {
-        "geometric_mean": _geometric_mean(known.values()),
-        "worst": known[worst],
+        "geometric_mean": _geometric_mean(medians.values()),
+        "worst": medians[worst],
         "worst_layer": worst,
-        "best": known[best],
+        "best": medians[best],
         "best_layer": best,
-        "ours_not_slower": sum(ratio >= 1 for ratio in known.values()),
-        "layers": len(known),
+        "ours_not_slower": sum(ratio >= 1 for ratio in medians.values()),
+        "layers": len(medians),
     }

@@ -1,4 +1,4 @@
-"""Build what people take away: a library of a kernel, or what else a target's programs are.
+"""Build a deliverable of a workload: a library of its kernel, or the target's own program.
 
 >>> from pathlib import Path
 >>> from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed import worker
-from cpembed.driver.build_method import Named, built_method
+from cpembed.driver.build_method import LibraryOptions, build_method
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.methods import chosen_method
 from cpembed.driver.options import BuildOptions, merged
@@ -56,7 +56,7 @@ from cpembed.targets.verification import verified, worst_judged
 from cpembed.worker import step
 
 _ROUNDS, _ROUND_MS = 9, 5.0
-"""Of a library that is timed: enough to say of what order its time is."""
+"""Rounds, and milliseconds of each, to time a library: enough for the order of its time."""
 
 
 def build(
@@ -68,13 +68,12 @@ def build(
     progress: Progress | None = None,
     **keywords: Any,
 ) -> BuildResult | SolveResult:
-    """Search, choose a candidate as :func:`~cpembed.driver.run.run` does, and write what people
-    take away.
+    """Search, select a candidate as :func:`~cpembed.driver.run.run` does, and write its files.
 
-    Of a kernel for this machine that is the library ``lib<name>.so`` with its header, an example,
-    a Python loader and, with ``torch``, an operator of PyTorch; it is verified on random data
-    before anything is written. Of a kernel for another machine it is what the same library is made
-    of there; of another target's program, the program.
+    For a kernel of this machine's CPU that is the library ``lib<name>.so`` with its header, an
+    example, a Python loader and, with ``torch``, an operator for PyTorch; it is verified on random
+    data before anything is written. For another machine's CPU, the folder has the sources and
+    objects that the same library is linked from there; for any other target, its program.
 
     Parameters
     ----------
@@ -83,16 +82,16 @@ def build(
     target : str or HardwareSpec
         Target by name, file or value.
     folder : Path
-        Folder that is written; files of the same names are replaced.
+        Folder to write to; files of the same names are replaced.
     options : BuildOptions, optional
-        What to build and how; its fields may also be given as keywords.
+        Settings of search and library; its fields may also be given as keywords.
     progress : callable, optional
         Called at each step with the stage and a count.
 
     Returns
     -------
     BuildResult or SolveResult
-        The search's result if it found nothing that runs.
+        Files with their verification; the search's result if nothing that runs was found.
 
     Raises
     ------
@@ -106,30 +105,32 @@ def build(
     require_name(name)
     request = Request(workload, target, options, progress=progress)
     worker.prepare()
-    found = chosen_method(request, options.method)
-    if isinstance(found, SolveResult):
-        return found
-    chosen, compared = found
+    outcome = chosen_method(request, options.method)
+    if isinstance(outcome, SolveResult):
+        return outcome
+    selection, compared = outcome
     report: Progress = progress or silent
     report("build", 0)
     if compared is not None and compared.rewritten is not None:
-        about = _about(chosen, compared.rewritten)
-        contents = Contents(torch=torch, about=about)
-        return built_method(compared.rewritten, Named(folder, name, threads), contents, report)
-    made = worker.call(_programmed, chosen.plan, name, threads)
-    if isinstance(made, str):
-        chosen = Selection(chosen.solved, chosen.plan.portable(made), chosen.instead)
-        made = worker.call(_programmed, chosen.plan, name, threads)
-    if isinstance(made, str):
-        raise LoweringError(made)
-    if made is None:
-        return _saved(chosen, folder, name, report)
-    return _written(chosen, made, folder, report, torch=torch)
+        contents = Contents(torch=torch, about=_description(selection, compared.rewritten))
+        library = LibraryOptions(folder, name, threads)
+        return build_method(compared.rewritten, library, contents, report)
+    program = worker.call(_compile, selection.plan, name, threads)
+    if isinstance(program, str):
+        portable = selection.plan.portable(program)
+        selection = Selection(selection.solved, portable, selection.instead)
+        program = worker.call(_compile, selection.plan, name, threads)
+    if isinstance(program, str):
+        raise LoweringError(program)
+    if program is None:
+        return _save_program(selection, folder, name, report)
+    return _write_library(selection, program, folder, report, torch=torch)
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A program, the choice that it is of, its machine code, and what its buffers are."""
+class _CompiledProgram:
+    """A program of a library, the candidate and schedule that it implements, the assembly of its
+    inner kernel, and the details that the library's README reports."""
 
     program: Program
     choice: Choice
@@ -137,14 +138,17 @@ class _Made:
     details: dict[str, Any]
 
 
-def _programmed(plan: Plan, name: str, threads: int) -> _Made | str | None:
-    """The program of the first choice that has one: in the worker. None where the target's
-    programs are no libraries, and why there is none where portable code may stand in."""
+def _compile(plan: Plan, name: str, threads: int) -> _CompiledProgram | str | None:
+    """Compile the first choice that has a program; in the worker.
+
+    Return the reason if none has one and portable code may stand in, None if the target's programs
+    are not libraries.
+    """
     failed: list[str] = []
     for choice in plan.choices:
         plan.target.require(choice.candidate.candidate)
         try:
-            return _program_of(plan, choice, name, threads)
+            return _compile_choice(plan, choice, name, threads)
         except LoweringError as error:
             if plan.insists:
                 raise
@@ -152,7 +156,8 @@ def _programmed(plan: Plan, name: str, threads: int) -> _Made | str | None:
     return failed[0]
 
 
-def _program_of(plan: Plan, choice: Choice, name: str, threads: int) -> _Made | None:
+def _compile_choice(plan: Plan, choice: Choice, name: str, threads: int) -> _CompiledProgram | None:
+    """Compile one choice; None if the target's programs are not libraries."""
     target = plan.target
     derived = choice.candidate.program
     with step(f"building a library of {target.spec.name}", derived.workload.macs):
@@ -164,25 +169,31 @@ def _program_of(plan: Plan, choice: Choice, name: str, threads: int) -> _Made | 
 
         def compiled(kernel_plan: KernelPlan, symbol: str) -> CompiledObject:
             if target.triple is None:
-                found = compile_host_object(kernel_plan, symbol)
+                code = compile_host_object(kernel_plan, symbol)
             else:
-                found = compile_object(kernel_plan, target.triple, symbol)
+                code = compile_object(kernel_plan, target.triple, symbol)
+            # The assembly file shows the contraction only, which has the target's instruction.
             if symbol.endswith("_compute"):
-                assembly.append(found.assembly())
-            return CompiledObject(symbol, found.contents)
+                assembly.append(code.assembly())
+            return CompiledObject(symbol, code.contents)
 
-        asked = target.spec.cpu_features if plan.native else ()
-        features = needed_features(asked) if target.triple is None else ()
+        required = target.spec.cpu_features if plan.native else ()
+        features = needed_features(required) if target.triple is None else ()
         ahead = packed_before(derived.workload)
         program = kernel_program(name, kernel, ahead, compiled, features=features, threads=threads)
-    return _Made(program, choice, assembly[0], described(kernel, target.spec.name))
+    return _CompiledProgram(program, choice, assembly[0], described(kernel, target.spec.name))
 
 
-def _written(
-    chosen: Selection, made: _Made, folder: Path, report: Progress, *, torch: bool
+def _write_library(
+    selection: Selection,
+    compiled: _CompiledProgram,
+    folder: Path,
+    report: Progress,
+    *,
+    torch: bool,
 ) -> BuildResult:
-    """The library of a program, verified before it is in its folder."""
-    plan, program, solved = chosen.plan, made.program, chosen.solved
+    """Write the library of a program; it is verified before it enters its folder."""
+    plan, program, solved = selection.plan, compiled.program, selection.solved
     workload, target = solved.workload, plan.target
     reference = None
     if plan.epilogue is None or isinstance(plan.epilogue, Epilogue):
@@ -190,50 +201,56 @@ def _written(
     contents = Contents(
         torch=torch,
         reference=reference or REPEATED,
-        about=_about(chosen),
-        details=made.details,
-        others={f"{program.name}.s": made.assembly},
+        about=_description(selection),
+        details=compiled.details,
+        others={f"{program.name}.s": compiled.assembly},
     )
     if target.triple is not None:
-        judged = worker.call(_emulated, plan, made.choice, workload)
+        verification = worker.call(_verify_emulated, plan, compiled.choice, workload)
         library = write_sources(program, folder, contents)
         return BuildResult(
-            chosen, made.choice, program.name, folder, library.files, judged, linked=False
+            chosen=selection,
+            choice=compiled.choice,
+            name=program.name,
+            folder=folder,
+            files=library.files,
+            verification=verification,
+            linked=False,
         )
-    found: list[tuple[Verification, Quantiles]] = []
+    verified_times: list[tuple[Verification, Quantiles]] = []
 
     def check(path: Path) -> None:
         report("verify", 0)
         subject = target, workload, plan.epilogue
-        found.append(
+        verified_times.append(
             worker.call(verify_library, path, program.name, *subject, secrets.randbits(31))
         )
 
     runs_here = cpu_features().issuperset(program.features)
     library = write_library(program, folder, contents, check=check if runs_here else None)
-    verification, times = found[0] if found else (None, None)
+    verification, times = verified_times[0] if verified_times else (None, None)
     return BuildResult(
-        chosen,
-        made.choice,
-        program.name,
-        folder,
-        library.files,
-        verification,
-        times,
+        chosen=selection,
+        choice=compiled.choice,
+        name=program.name,
+        folder=folder,
+        files=library.files,
+        verification=verification,
+        call_us=times,
         features=program.features,
     )
 
 
-def _about(chosen: Selection, method: MethodChoice | None = None) -> str:
-    """What a library computes, in sentences."""
-    plan, solved = chosen.plan, chosen.solved
+def _description(selection: Selection, method: MethodChoice | None = None) -> str:
+    """Describe in sentences what a library computes, for its README and header."""
+    plan, solved = selection.plan, selection.solved
     workload = solved.workload if method is None else method.workload
-    known = isinstance(plan.epilogue, Epilogue)
-    stored = f" Stored is: {plan.epilogue}." if known else ""
-    how = f"the instruction of {solved.target.name}" if plan.native else "portable code"
-    how = how if method is None else f"the method {method.method.name} and {how}"
+    epilogue = f" Stored is: {plan.epilogue}." if isinstance(plan.epilogue, Epilogue) else ""
+    means = f"the instruction of {solved.target.name}" if plan.native else "portable code"
+    if method is not None:
+        means = f"the method {method.method.name} and {means}"
     sizes = " ".join(f"{name}={size}" for name, size in workload.extents.items())
-    return f"`{workload}` with {sizes}, by {how}.{stored}"
+    return f"`{workload}` with {sizes}, by {means}.{epilogue}"
 
 
 def verify_library(
@@ -244,10 +261,32 @@ def verify_library(
     epilogue: Any,
     seed: int,
 ) -> tuple[Verification, Quantiles]:
-    """A library's results beside the reference on random data of a seed, and on the same with
-    special values, and the time of a call: in the worker.
+    """Verify a library on random data, with and without special values, and time it; in the worker.
 
-    Raises :class:`InvariantError` where they are wrong.
+    Parameters
+    ----------
+    path : Path
+        Shared library.
+    name : str
+        Name that its functions begin with.
+    target : Target
+        Target of the kernel, which judges its results.
+    workload : Computation
+        Computation of the library.
+    epilogue : Epilogue or None
+        Epilogue in the target's own form; None for the plain sums.
+    seed : int
+        Seed of the random data.
+
+    Returns
+    -------
+    Verification, Quantiles
+        The worse verification of both, and the microseconds of a call.
+
+    Raises
+    ------
+    InvariantError
+        If the results are wrong.
     """
     inputs = random_inputs(workload, seed)
     vectors = target.vectors(Expected(workload, inputs), epilogue, seed)
@@ -256,13 +295,14 @@ def verify_library(
     with step(f"running the library {name}", 20 * workload.macs), Library(path, name) as library:
 
         def judged_on(data: Mapping[str, NDArray[Any]]) -> list[Verification]:
-            found = _typed(call_library(library, {**data, **named}), library)
-            return [target.judge(Expected(workload, data), epilogue, vectors, found)]
+            output = _typed(call_library(library, {**data, **named}), library)
+            return [target.judge(Expected(workload, data), epilogue, vectors, output)]
 
         judged = worst_judged(workload, inputs, seed, judged_on, finite=finite)
         judged.require(f"the library of {target.spec.name} in {workload.name}", seed)
         out = [call_library(library, {**inputs, **named})]
         arrays = [info.accepted({**inputs, **named}[info.name]) for info in library.inputs]
+        # A call of a second or more is known well enough from one round.
         started = time.perf_counter()
         library.run(*arrays, out=out)
         rounds = _ROUNDS if time.perf_counter() - started < 1 else 1
@@ -270,17 +310,17 @@ def verify_library(
 
 
 def call_library(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """The output of a library for its inputs, of which it packs its weights anew."""
+    """Pack the weights among the inputs, and return the output of a library."""
     if library.weights:
         library.pack(*(data[info.name] for info in library.weights))
-    (found,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
-    return found
+    (output,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
+    return output
 
 
-def _emulated(plan: Plan, choice: Choice, workload: Computation) -> Verification:
-    """What another machine's kernel computes, which something executes here: in the worker.
+def _verify_emulated(plan: Plan, choice: Choice, workload: Computation) -> Verification:
+    """Verify another machine's kernel with the target's emulator; in the worker.
 
-    Raises :class:`InvariantError` where that is wrong.
+    Raises :class:`InvariantError` if the results are wrong.
     """
     target, seed = plan.target, secrets.randbits(31)
     artifact, _ = built_first(target, [choice], plan.epilogue)
@@ -290,34 +330,36 @@ def _emulated(plan: Plan, choice: Choice, workload: Computation) -> Verification
 
 
 def _typed(array: Any, library: Library) -> Any:
-    """An output of the type that the library names: bfloat16 comes as bits."""
+    """Return an output as the type that the library names: it returns bfloat16 as raw bits."""
     from cpembed.ir.dtypes import numpy_dtype
 
     dtype = numpy_dtype(library.outputs[0].dtype)
     return array if array.dtype == dtype else array.view(dtype)
 
 
-def _saved(chosen: Selection, folder: Path, name: str, report: Progress) -> BuildResult:
-    """What a target's own programs are, after they were verified: it has no libraries."""
+def _save_program(selection: Selection, folder: Path, name: str, report: Progress) -> BuildResult:
+    """Verify and save the program of a target that has no libraries."""
     with drafted(folder):
-        """The folder is there, and can be written."""
+        # Nothing is drafted: this fails now, before the run, if the folder cannot be written.
+        pass
     files = Files(save=folder / name)
     seed = secrets.randbits(31)
-    found = worker.call(execute, chosen.solved, chosen.plan, seed, files, progress=report)
-    text = f"# {name}\n\n{_about(chosen)}\n\n{chosen.plan.target.instructions}\n"
+    run = worker.call(execute, selection.solved, selection.plan, seed, files, progress=report)
+    text = f"# {name}\n\n{_description(selection)}\n\n{selection.plan.target.instructions}\n"
     write_whole(folder / "README.md", text)
     saved = _files_below(folder / name)
     return BuildResult(
-        chosen,
-        found.choice,
-        name,
-        folder,
-        (*(f"{name}/{file}" for file in saved), "README.md"),
-        found.verification,
+        chosen=selection,
+        choice=run.choice,
+        name=name,
+        folder=folder,
+        files=(*(f"{name}/{file}" for file in saved), "README.md"),
+        verification=run.verification,
         linked=False,
-        run=found,
+        run=run,
     )
 
 
 def _files_below(path: Path) -> Sequence[str]:
+    """Return the sorted names in a folder; none if a target saved no files."""
     return sorted(file.name for file in path.iterdir()) if path.is_dir() else []

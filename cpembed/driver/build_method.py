@@ -1,4 +1,4 @@
-"""Build a library of a convolution by a method: its calls, recorded, compiled and verified."""
+"""Build a library of a convolution by a method: record its calls, compile and verify them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from cpembed.methods.rewritten import Rewritten
 from cpembed.worker import step
 
 _ROUNDS, _ROUND_MS = 5, 10.0
+"""Rounds, and milliseconds of each, to time a library: enough for the order of its time."""
 
 
 @dataclass(frozen=True)
-class Named:
-    """Where a library goes, what it is called, and its default number of threads."""
+class LibraryOptions:
+    """Folder and name of a library, and its default number of threads."""
 
     folder: Path
     name: str
@@ -43,69 +44,91 @@ class Named:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _CompiledProgram:
+    """A program of a library, the assembly of its product, and details for its README."""
+
     program: Program
     assembly: str
     details: dict[str, Any]
 
 
-def built_method(
-    found: MethodChoice, named: Named, contents: Contents, report: Progress
+def build_method(
+    method: MethodChoice, options: LibraryOptions, contents: Contents, report: Progress
 ) -> BuildResult:
-    """The library of a method, verified before it is in its folder.
+    """Build the library of a method; it is verified before it enters its folder.
 
-    Raises :class:`LoweringError` for a target that makes none, and
-    :class:`~cpembed.errors.InvariantError` where its results are wrong.
+    Parameters
+    ----------
+    method : MethodChoice
+        Rewritten convolution, with the candidate of its product.
+    options : LibraryOptions
+        Folder, name and threads of the library.
+    contents : Contents
+        Contents of the folder, to which details and assembly are added.
+    report : callable
+        Called with each stage and a count.
+
+    Returns
+    -------
+    BuildResult
+        Files with their verification.
+
+    Raises
+    ------
+    LoweringError
+        If the target has no libraries of the method.
+    InvariantError
+        If the results are wrong.
     """
-    made = worker.call(_programmed, found, named)
-    if made is None:
-        target = found.product.plan.target.spec.name
+    compiled = worker.call(_compile, method, options)
+    if compiled is None:
+        target = method.product.plan.target.spec.name
         raise LoweringError(
-            f"{target} makes no libraries of {found.method.name}: take --method implicit"
+            f"{target} makes no libraries of {method.method.name}: take --method implicit"
         )
     contents = replace(
         contents,
-        details={"method": found.method.name, **found.to_json(), "kernel": made.details},
-        others={f"{named.name}.s": made.assembly},
+        details={"method": method.method.name, **method.to_json(), "kernel": compiled.details},
+        others={f"{options.name}.s": compiled.assembly},
     )
-    checked: list[tuple[Verification, Quantiles]] = []
+    verified_times: list[tuple[Verification, Quantiles]] = []
 
     def check(path: Path) -> None:
         report("verify", 0)
         seed = secrets.randbits(31)
-        checked.append(worker.call(_verified, path, named.name, found.method, seed))
+        verified_times.append(worker.call(_verify, path, options.name, method.method, seed))
 
-    features = made.program.features
+    features = compiled.program.features
     runs_here = cpu_features().issuperset(features)
     library = write_library(
-        made.program, named.folder, contents, check=check if runs_here else None
+        compiled.program, options.folder, contents, check=check if runs_here else None
     )
-    verification, times = checked[0] if checked else (None, None)
+    verification, times = verified_times[0] if verified_times else (None, None)
     return BuildResult(
-        found.product,
-        found.product.choice,
-        named.name,
-        named.folder,
-        library.files,
-        verification,
-        times,
+        chosen=method.product,
+        choice=method.product.choice,
+        name=options.name,
+        folder=options.folder,
+        files=library.files,
+        verification=verification,
+        call_us=times,
         features=features,
-        method=found,
+        method=method,
     )
 
 
-def _programmed(found: MethodChoice, named: Named) -> _Made | None:
-    """The program of a method: in the worker; None where the target has no libraries of it."""
-    plan, choice = found.product.plan, found.product.choice
+def _compile(method: MethodChoice, options: LibraryOptions) -> _CompiledProgram | None:
+    """Compile a method, in the worker; None if the target has no libraries of it."""
+    plan, choice = method.product.plan, method.product.choice
     target, derived = plan.target, choice.candidate.program
     target.require(choice.candidate.candidate)
-    with step(f"building a library of {found.method.name}", found.workload.macs):
+    with step(f"building a library of {method.method.name}", method.workload.macs):
         product = target.planned(target.lower(derived, None), choice.schedule)
         methods = target.methods
         if product is None or methods is None or target.triple is not None:
             return None
-        made = methods.recorded(found.plan, product)
-        if made is None:
+        calls = methods.recorded(method.plan, product)
+        if calls is None:
             return None
         assembly: list[str] = []
 
@@ -117,31 +140,29 @@ def _programmed(found: MethodChoice, named: Named) -> _Made | None:
 
         features = needed_features(target.spec.cpu_features)
         program = method_program(
-            named.name,
-            found.method,
-            made,
+            options.name,
+            method.method,
+            calls,
             compiled,
             features=features,
-            threads=named.threads,
+            threads=options.threads,
         )
-    return _Made(program, assembly[0], described(product, target.spec.name))
+    return _CompiledProgram(program, assembly[0], described(product, target.spec.name))
 
 
-def _verified(
-    path: Path, name: str, method: Rewritten, seed: int
-) -> tuple[Verification, Quantiles]:
-    """A library's results beside the convolution, and the time of a call: in the worker."""
+def _verify(path: Path, name: str, method: Rewritten, seed: int) -> tuple[Verification, Quantiles]:
+    """Verify a library against the convolution, and return the time of a call; in the worker."""
     workload = method.convolution.workload
     inputs = random_inputs(workload, seed)
     with step(f"running the library {name}", 20 * workload.macs), Library(path, name) as library:
 
-        def called(data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        def call(data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
             library.pack(*(data[info.name] for info in library.weights))
-            (found,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
-            return found
+            (output,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
+            return output
 
-        judged_output, _ = judged(method, inputs, seed, called)
-        judged_output.require(f"the library of {method.name} in {workload.name}", seed)
-        out = [called(inputs)]
+        verification, _ = judged(method, inputs, seed, call)
+        verification.require(f"the library of {method.name} in {workload.name}", seed)
+        out = [call(inputs)]
         arrays = [info.accepted(inputs[info.name]) for info in library.inputs]
-        return judged_output, time_work(lambda: library.run(*arrays, out=out), _ROUNDS, _ROUND_MS)
+        return verification, time_work(lambda: library.run(*arrays, out=out), _ROUNDS, _ROUND_MS)

@@ -1,4 +1,4 @@
-"""What a build wrote, and of what."""
+"""Result of a build: the files that were written, with their verification."""
 
 from __future__ import annotations
 
@@ -16,13 +16,35 @@ from cpembed.targets.choice import Choice
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What was written into ``folder``: ``files``, by name. ``chosen`` is what they compute and
-    ``choice`` how. ``linked``: there is a library, of whose calls ``verification`` and ``call_us``
-    are, from the inputs' layouts to the output's; None where this processor lacks something.
-    Otherwise there is what a library is made of elsewhere, or a program, and what executes those
-    here verified them. ``run``: of a target without libraries.
-    ``method``: by which a convolution is computed, None for the implicit one; ``chosen`` is then
-    its product."""
+    """Files that were written, with their verification.
+
+    Parameters
+    ----------
+    chosen : Selection
+        Search and candidate that the files implement; of a method, those of its product.
+    choice : Choice
+        Candidate and schedule that were compiled.
+    name : str
+        Name of the library, or of the folder with the program.
+    folder : Path
+        Folder that was written.
+    files : tuple of str
+        Names of the files, relative to ``folder``.
+    verification : Verification, optional
+        Verification of the library, or by an emulator or simulator; None if this processor lacks a
+        feature that the library needs.
+    call_us : Quantiles, optional
+        Microseconds of one call of the library on inputs and output in their own layouts.
+    linked : bool
+        True if there is a library; False if there are only its objects for another machine, or the
+        program of a target without libraries.
+    features : tuple of str
+        CPU features that the library needs.
+    run : RunResult, optional
+        Run that verified the program of a target without libraries.
+    method : MethodChoice, optional
+        Method that computes a convolution; None for the implicit one.
+    """
 
     chosen: Selection
     choice: Choice
@@ -38,26 +60,28 @@ class BuildResult:
 
     @property
     def workload(self) -> Computation:
-        """What the library computes."""
+        """Computation of the library."""
         return self.chosen.solved.workload if self.method is None else self.method.workload
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What kept the target's instruction from being used."""
+        """Reasons why the target's instruction is not used."""
         return self.chosen.plan.missing
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``build --json``."""
-        chosen, verification = self.chosen, self.verification
-        asked = chosen.solved if chosen.instead is None else chosen.instead.solved
+        """Return the document of ``build --json``."""
+        selection, verification = self.chosen, self.verification
+        requested = selection.solved if selection.instead is None else selection.instead.solved
         return {
             "workload": str(self.workload),
-            "target": asked.target.name,
-            "executed": chosen.solved.target.name,
-            "native": chosen.plan.native,
+            "target": requested.target.name,
+            "executed": selection.solved.target.name,
+            "native": selection.plan.native,
             "missing": list(self.missing),
             "candidate": self.choice.candidate.identifier,
-            "stored": chosen.plan.target.stored_type(chosen.solved.workload, chosen.plan.epilogue),
+            "stored": selection.plan.target.stored_type(
+                selection.solved.workload, selection.plan.epilogue
+            ),
             "name": self.name,
             "folder": str(self.folder),
             "files": list(self.files),

@@ -150,14 +150,16 @@ def test_what_cannot_be_stored_is_refused(
     monkeypatch.setattr(bench_module, "missing_for", lambda spec: ())
     for options, words in (
         ({"output": "uint8", "execute": False, "baselines": ()}, "leave out --no-run"),
-        ({"relu": True, "target": "vta_1x16x16", "baselines": ()}, "stores what its instructions"),
+        ({"relu": True, "target": "vta_1x16x16", "baselines": ()}, "has a fixed epilogue"),
         ({"relu": True}, "add --output"),
         ({"output": "int8", "baselines": ["tvm"]}, "store the sums, not int8"),
     ):
         with pytest.raises(WorkloadError, match=words):
             opened(**options)
     monkeypatch.setattr(bench_module, "missing_for", lambda spec: ("CPU feature x",))
-    with pytest.raises(BackendUnavailable, match="CPU feature x: leave out what is to be stored"):
+    with pytest.raises(
+        BackendUnavailable, match="CPU feature x: leave the epilogue and output type out"
+    ):
         opened(output="uint8", baselines=())
     assert opened(output="uint8", backend="generic", baselines=()).maker.backend == "generic"
 
