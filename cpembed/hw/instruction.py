@@ -235,7 +235,7 @@ class Instruction:
         """Shape of an operand's tile, outermost first, at the largest extents unless given."""
         return self.memory[operand].tile_shape({**self.extents, **(extents or {})})
 
-    def at(self, extents: Mapping[str, int]) -> Computation:
+    def with_extents(self, extents: Mapping[str, int]) -> Computation:
         """Configure the computation to other extents; axes that are not listed keep theirs.
 
         Raises :class:`SpecError` for an axis that the instruction lacks, or an extent that it
