@@ -223,12 +223,14 @@ class Instruction:
         return tuple(dict(zip(names, dtypes, strict=True)) for dtypes in combinations)
 
     def axis(self, name: str) -> InstructionAxis:
+        """Return an axis with the extents it can take; raise KeyError if there is none."""
         for axis in self.axes:
             if axis.name == name:
                 return axis
         raise KeyError(name)
 
     def loop_axis(self, name: str) -> Axis:
+        """Return an axis of the computation, with its role."""
         return self.computation.axis(name)
 
     def tile_shape(self, operand: str, extents: Mapping[str, int] | None = None) -> tuple[int, ...]:
