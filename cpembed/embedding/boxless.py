@@ -40,7 +40,7 @@ def feasible_without_boxes(
     """
     smallest = {axis.name: axis.minimum for axis in problem.instruction.configurable_axes}
     axes = tuple(replace(axis, maximum=axis.minimum) for axis in problem.instruction.axes)
-    computation = problem.instruction.at(smallest)
+    computation = problem.instruction.with_extents(smallest)
     instruction = replace(problem.instruction, axes=axes, computation=computation)
     problem = replace(problem, instruction=instruction)
     domain = padded_extents(problem, constraints)

@@ -43,7 +43,7 @@ def project(instruction: Instruction, axes: Iterable[str]) -> Instruction:
     projected = tuple(
         axis if axis.name in kept else InstructionAxis(axis.name, 1, 1) for axis in instruction.axes
     )
-    computation = replace(instruction, axes=free).at(ones)
+    computation = replace(instruction, axes=free).with_extents(ones)
     return replace(instruction, axes=projected, computation=computation)
 
 

@@ -223,19 +223,21 @@ class Instruction:
         return tuple(dict(zip(names, dtypes, strict=True)) for dtypes in combinations)
 
     def axis(self, name: str) -> InstructionAxis:
+        """Return an axis with the extents it can take; raise KeyError if there is none."""
         for axis in self.axes:
             if axis.name == name:
                 return axis
         raise KeyError(name)
 
     def loop_axis(self, name: str) -> Axis:
+        """Return an axis of the computation, with its role."""
         return self.computation.axis(name)
 
     def tile_shape(self, operand: str, extents: Mapping[str, int] | None = None) -> tuple[int, ...]:
         """Shape of an operand's tile, outermost first, at the largest extents unless given."""
         return self.memory[operand].tile_shape({**self.extents, **(extents or {})})
 
-    def at(self, extents: Mapping[str, int]) -> Computation:
+    def with_extents(self, extents: Mapping[str, int]) -> Computation:
         """Configure the computation to other extents; axes that are not listed keep theirs.
 
         Raises :class:`SpecError` for an axis that the instruction lacks, or an extent that it

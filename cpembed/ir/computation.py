@@ -230,12 +230,14 @@ class Computation:
         return int(np.count_nonzero(original)) * (self.macs // original.size)
 
     def axis(self, name: str) -> Axis:
+        """Return an axis by its name; raise KeyError if there is none."""
         for axis in self.axes:
             if axis.name == name:
                 return axis
         raise KeyError(name)
 
     def operand(self, name: str) -> Operand:
+        """Return an input or output by its name; raise KeyError if there is none."""
         for operand in self.operands:
             if operand.name == name:
                 return operand

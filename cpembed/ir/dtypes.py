@@ -43,6 +43,7 @@ class DType:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the element that holds a value."""
         return -(-self.bits // 8)
 
     @property
@@ -52,6 +53,7 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any]:
+        """The numpy type of the element that holds a value."""
         if self.name == "bfloat16":
             return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(self.in_memory)

@@ -24,8 +24,9 @@ import re
 from dataclasses import dataclass, field
 
 from cpembed.errors import WorkloadError
+from cpembed.ir.computation import Assignment
 from cpembed.ir.dtypes import DTYPES
-from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation, accesses
+from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
 
 FUNCTIONS: dict[str, int] = {"max": 2, "min": 2, "abs": 1, "neg": 1}
@@ -47,20 +48,10 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True)
-class ParsedStatement:
-    """``store (reduction)= value``; ``reduction`` is None for a plain assignment.
+class ParsedStatement(Assignment):
+    """A statement with the columns, from 1, of its store and of each read, to locate errors."""
 
-    ``columns`` are those of the store, then of each read, counted from 1, to locate later errors.
-    """
-
-    store: Access
-    reduction: str | None
-    value: Expression
     columns: tuple[int, ...] = field(default=(), compare=False)
-
-    @property
-    def reads(self) -> tuple[Access, ...]:
-        return accesses(self.value)
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,7 @@ class _Parser:
         reduction = self._assignment()
         self._operations = 0
         value = self._value()
-        return ParsedStatement(store, reduction, value, tuple(self._columns))
+        return ParsedStatement(store, value, reduction, tuple(self._columns))
 
     # -- tokens ---------------------------------------------------------------------------------
 

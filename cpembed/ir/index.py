@@ -38,6 +38,7 @@ class IndexTerm:
 
     @property
     def is_affine(self) -> bool:
+        """True for a multiple of the iterator itself, not of one of its digits."""
         return self.divisor == 1 and self.modulus is None and self.inner is None
 
     @property
@@ -119,6 +120,7 @@ class IndexExpr:
 
     @property
     def is_affine(self) -> bool:
+        """True if no term is a digit."""
         return all(term.is_affine for term in self.terms)
 
     @property

@@ -157,7 +157,7 @@ def _fallback(workload: Computation, lanes: int) -> HardwareSpec:
     (axis,) = spec.instruction.axes
     narrow = replace(axis, minimum=lanes, maximum=lanes)
     any_width = replace(spec.instruction, axes=(replace(axis, minimum=1),))
-    computation = any_width.at({axis.name: lanes})
+    computation = any_width.with_extents({axis.name: lanes})
     instruction = replace(spec.instruction, axes=(narrow,), computation=computation, dtypes=dtypes)
     return replace(spec, instruction=instruction)
 

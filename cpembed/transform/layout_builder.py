@@ -231,7 +231,7 @@ class LayoutBuilder(ABC):
         for name, members in self.embedding.flattened.items():
             if not any(members[0] in index.iterators for index in self._indices.values()):
                 continue
-            if self._joins(name, members) or self._joins_rows(name, members):
+            if self._join_window(name, members) or self._join_rows(name, members):
                 continue
             parts = [self._own_dimension(member) for member in members]
             sizes = tuple(self.embedding.pitches.get(m, self.workload.extents[m]) for m in members)
@@ -243,7 +243,7 @@ class LayoutBuilder(ABC):
             self._reorder([*rest[:start], *parts, *rest[start:]])
             self._join(name, parts, IndexExpr.iterator(name), fused=name, labels=members)
 
-    def _joins(self, name: str, members: tuple[str, ...]) -> bool:
+    def _join_window(self, name: str, members: tuple[str, ...]) -> bool:
         """Join the dimensions that hold a fused axis as a window.
 
         Returns False if there are none, if the memory side cannot read the window in place, or if
@@ -266,7 +266,7 @@ class LayoutBuilder(ABC):
         self._join(self._fresh("+".join(old)), old, index, fused=name, labels=old)
         return True
 
-    def _joins_rows(self, name: str, members: tuple[str, ...]) -> bool:
+    def _join_rows(self, name: str, members: tuple[str, ...]) -> bool:
         """Join the rows and columns that hold a fused axis with a gap.
 
         Returns False if the axis has no gap, or the operand does not hold it as rows.
@@ -291,7 +291,7 @@ class LayoutBuilder(ABC):
             )
         self._widen(columns, joint.before, joint.after)
         if joint.phases > 1:
-            rows = self._phases(rows, joint.phases, members[0])
+            rows = self._split_phases(rows, joint.phases, members[0])
         old = [rows, columns]
         joined = self._fresh("+".join(old))
         self._joined.add(joined)
@@ -300,7 +300,7 @@ class LayoutBuilder(ABC):
         self._join(joined, old, index, fused=name, labels=old)
         return True
 
-    def _phases(self, name: str, phases: int, member: str) -> str:
+    def _split_phases(self, name: str, phases: int, member: str) -> str:
         """Separate rows by their number modulo ``phases``, the distance of windows.
 
         Returns the dimension of the rows of a phase.

@@ -113,6 +113,7 @@ class OperatorFamily:
         return f"{self.name} takes {required} [{optional}]"
 
     def error(self, problem: str) -> WorkloadError:
+        """Make an error that ends in what the operator takes."""
         return WorkloadError(f"{self.name}: {problem}; {self.usage}")
 
     def __call__(self, **values: object) -> Computation:
@@ -176,6 +177,7 @@ class OperatorFamily:
             self._check_integer(name, value, 1)
 
     def check_choice(self, name: str, value: str) -> None:
+        """Check that a word is one of a parameter's choices."""
         choices = next(p.choices for p in self.parameters if p.name == name)
         if not any(matches_choice(choice, value) for choice in choices):
             raise self.error(f"{name}={value} is none of {' '.join(choices)}")

@@ -66,6 +66,7 @@ class Layer:
 
     @property
     def operator(self) -> OperatorFamily:
+        """The operator that the label names."""
         return OPERATORS[self.label.split()[0]]
 
     @property

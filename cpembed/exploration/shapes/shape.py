@@ -125,7 +125,7 @@ def _instruction(name: str, axes: Mapping[str, InstructionAxis]) -> Instruction:
     sizes = {axis.name: axis.maximum for axis in axes.values()}
     most = max(*sizes.values(), *first.extents.values())
     free = replace(first, axes=tuple(InstructionAxis(axis, 1, most) for axis in AXES))
-    computation = replace(free.at(sizes), name=name)
+    computation = replace(free.with_extents(sizes), name=name)
     return replace(
         first, name=name, axes=tuple(axes[axis] for axis in AXES), computation=computation
     )

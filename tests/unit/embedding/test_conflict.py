@@ -46,7 +46,7 @@ def is_feasible(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:
     if constraints.get("hyper_rectangle") is None:
         axes = tuple(replace(a, maximum=a.minimum) for a in problem.instruction.axes)
         smallest = {a.name: a.minimum for a in problem.instruction.configurable_axes}
-        computation = problem.instruction.at(smallest)
+        computation = problem.instruction.with_extents(smallest)
         instruction = replace(problem.instruction, axes=axes, computation=computation)
         problem = replace(problem, instruction=instruction)
     status = search(problem, constraints, ONCE).status

@@ -153,7 +153,7 @@ def test_a_scalar_has_no_axis_to_hold_in_its_tile(tmp_path: Path) -> None:
         load_hardware_spec(write(tmp_path, text))
     scalar = load_hardware_spec(write(tmp_path, text.replace('["z"]', "[]"))).instruction
     assert scalar.tile_shape("A", {"y": 8}) == ()
-    assert scalar.at({"y": 8}).operand("A").shape == ()
+    assert scalar.with_extents({"y": 8}).operand("A").shape == ()
 
 
 def test_a_memory_that_holds_no_operand_says_what_it_holds(tmp_path: Path) -> None:
