@@ -417,11 +417,7 @@ def _dram_violations(
 
 
 def _unordered_load(
-    columns: Columns,
-    program: VtaProgram,
-    happens_before: HappensBefore,
-    load: int,
-    stores: Numbers,
+    columns: Columns, program: VtaProgram, happens_before: HappensBefore, load: int, stores: Numbers
 ) -> Iterator[Violation]:
     """Yield the first STORE that overlaps a LOAD without being ordered before or after it; of a
     LOAD of micro-ops, the first that overlaps."""

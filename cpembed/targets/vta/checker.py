@@ -63,9 +63,7 @@ def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violatio
             name = MODULES[int(columns.module[row])].value
             side = "before" if flag.endswith("prev") else "after"
             yield Violation(
-                row,
-                f"{flag} is set, but no module is {side} the {name} module",
-                "clear the flag",
+                row, f"{flag} is set, but no module is {side} the {name} module", "clear the flag"
             )
 
 
@@ -189,10 +187,7 @@ def _alu_operations(columns: Columns, program: VtaProgram) -> Findings:
     alu, op = columns.is_a(Opcode.ALU), columns["op"]
     yield (
         alu & (op == AluOp.MUL),
-        lambda _: (
-            "MUL, which HLS lacks and the RTL never completes",
-            "use MIN, MAX, ADD or SHR",
-        ),
+        lambda _: ("MUL, which HLS lacks and the RTL never completes", "use MIN, MAX, ADD or SHR"),
     )
     amount = columns["immediate"]
     shifts = alu & (op == AluOp.SHR) & (columns["use_immediate"] != 0)

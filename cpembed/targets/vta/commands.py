@@ -308,7 +308,4 @@ def _cycles_report(timing: Timing) -> Iterator[RenderableType]:
         ],
     )
     yield ""
-    yield table(
-        ("moved", "bytes>"),
-        [(name, f"{moved:,}") for name, moved in timing.bytes.items()],
-    )
+    yield table(("moved", "bytes>"), [(name, f"{moved:,}") for name, moved in timing.bytes.items()])

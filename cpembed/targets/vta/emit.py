@@ -27,13 +27,7 @@ from cpembed.targets.vta.schedule import Schedule, Step, check_schedule, largest
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor
 from cpembed.targets.vta.tokens import Dependences
-from cpembed.targets.vta.uop_loops import (
-    MAX_ITERATIONS,
-    Indices,
-    UopLoop,
-    bias_loops,
-    gemm_loops,
-)
+from cpembed.targets.vta.uop_loops import MAX_ITERATIONS, Indices, UopLoop, bias_loops, gemm_loops
 
 
 @dataclass
@@ -285,10 +279,7 @@ class Emitter:
         slot.holds, slot.used = region, None
 
     def _fastest_loops(
-        self,
-        tile: Tile,
-        regions: tuple[Region, Region, Region],
-        bases: tuple[int, int, int],
+        self, tile: Tile, regions: tuple[Region, Region, Region], bases: tuple[int, int, int]
     ) -> list[UopLoop]:
         """Return the GEMM instructions of a whole tile or of its parts without padding, whichever
         are faster."""

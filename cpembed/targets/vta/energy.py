@@ -11,21 +11,28 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from cpembed.errors import SpecError
 from cpembed.machine.technology import Sram, Technology, Unit
 from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
 from cpembed.targets.vta.isa import Memory, VtaConfig
-from cpembed.targets.vta.program import MODULES, Columns, VtaProgram, columns_of
+from cpembed.targets.vta.program import MODULES, VtaProgram, columns_of
 from cpembed.targets.vta.timing import executed
 from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
 
 @dataclass(frozen=True)
 class Work:
-    """Executions of the GEMM core (``products``), resets and operations of the ALU, each of a tile;
-    elements of each memory that LOADs and STOREs move; 16-byte ``instructions``."""
+    """Work of a program.
+
+    Attributes
+    ----------
+    products, resets, operations
+        Tiles that the GEMM core multiplies and resets, and that the ALU operates on.
+    moved
+        Elements that LOADs and STOREs transfer, by memory.
+    instructions
+        Instructions of 16 bytes.
+    """
 
     products: int
     resets: int
@@ -35,34 +42,31 @@ class Work:
 
 
 def work_of(program: VtaProgram) -> Work:
-    """Of a program, exactly; zeros that a LOAD adds are not moved."""
+    """Count the work of a program; zeros that a LOAD adds are not transferred."""
     columns = columns_of(program.instructions, program.config)
     runs = executed(columns)
     reset = columns["reset"] == 1
     gemm, alu = columns.is_a(Opcode.GEMM), columns.is_a(Opcode.ALU)
+    elements = columns["x"] * columns["y"]
     return Work(
-        int(runs[gemm & ~reset].sum()),
-        int(runs[gemm & reset].sum()),
-        int(runs[alu].sum()),
-        {memory: _moved(columns, memory) for memory in Memory},
-        len(columns),
+        products=int(runs[gemm & ~reset].sum()),
+        resets=int(runs[gemm & reset].sum()),
+        operations=int(runs[alu].sum()),
+        moved={memory: int(elements[columns.transfers(memory)].sum()) for memory in Memory},
+        instructions=len(columns),
     )
 
 
-def _moved(columns: Columns, memory: Memory) -> int:
-    rows = columns.transfers(memory)
-    return int(np.sum((columns["x"] * columns["y"])[rows]))
-
-
 def counts(work: Work, config: VtaConfig) -> dict[str, float]:
-    """Multiply-accumulates; operations of the ALU on an accumulator; bytes by memory and direction.
+    """Return the counts that energy is made of: multiply-accumulates, operations of the ALU on an
+    accumulator, and bytes by memory and direction.
 
-    A product reads a micro-op, an element of INP, one of WGT and an accumulator, and writes that
-    and what STORE reads (OUT); a reset writes an accumulator; an operation reads one and writes it
-    and OUT. What is loaded is written, what is stored is read.
+    A product reads a micro-op, an element of INP, one of WGT and an accumulator, and writes the
+    accumulator and OUT, which STORE reads; a reset writes an accumulator; an operation reads one
+    and writes it and OUT. A LOAD writes its memory, a STORE reads OUT.
     """
     size = {memory: config.element_bytes(memory) for memory in Memory}
-    moved = {memory: size[memory] * work.moved.get(memory, 0) for memory in Memory}
+    transferred = {memory: size[memory] * work.moved.get(memory, 0) for memory in Memory}
     lanes = config.batch * config.block
     sums = work.products + work.operations
     return {
@@ -70,36 +74,39 @@ def counts(work: Work, config: VtaConfig) -> dict[str, float]:
         "alu": float(work.operations * lanes),
         "dram.read": float(
             INSTRUCTION_BYTES * work.instructions
-            + sum(moved[m] for m in Memory if m is not Memory.OUT)
+            + sum(transferred[m] for m in Memory if m is not Memory.OUT)
         ),
-        "dram.write": float(moved[Memory.OUT]),
+        "dram.write": float(transferred[Memory.OUT]),
         "uop.read": float((sums + work.resets) * size[Memory.UOP]),
-        "uop.write": float(moved[Memory.UOP]),
+        "uop.write": float(transferred[Memory.UOP]),
         "inp.read": float(work.products * size[Memory.INP]),
-        "inp.write": float(moved[Memory.INP]),
+        "inp.write": float(transferred[Memory.INP]),
         "wgt.read": float(work.products * size[Memory.WGT]),
-        "wgt.write": float(moved[Memory.WGT]),
+        "wgt.write": float(transferred[Memory.WGT]),
         "acc.read": float(sums * size[Memory.ACC]),
-        "acc.write": float((sums + work.resets) * size[Memory.ACC] + moved[Memory.ACC]),
+        "acc.write": float((sums + work.resets) * size[Memory.ACC] + transferred[Memory.ACC]),
         "out.write": float(sums * size[Memory.OUT]),
-        "out.read": float(moved[Memory.OUT]),
+        "out.read": float(transferred[Memory.OUT]),
     }
 
 
 MACRO_BITS = 512
-"""Width of a memory macro at most; wider elements lie in several, accessed together."""
+"""Maximum width of a memory macro; wider elements lie in several, accessed together."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """``macros`` equal memories side by side, all of which an access takes."""
+    """Buffer of ``macros`` equal memories, each access using all of them."""
 
     macro: Sram
     macros: int
 
     @classmethod
     def of(cls, technology: Technology, capacity: int, element_bytes: int) -> Buffer:
-        """Raises :class:`SpecError` where the technology has no such macro."""
+        """Return the buffer of a size in bytes.
+
+        Raises :class:`SpecError` if the technology has no macro of the size.
+        """
         bits = 8 * element_bytes
         macros = max(1, math.ceil(bits / MACRO_BITS))
         return cls(technology.sram(capacity / macros, bits / macros), macros)
@@ -115,7 +122,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Silicon:
-    """What a configuration is made of."""
+    """Memories and arithmetic units of a configuration, in a technology."""
 
     technology: Technology
     buffers: Mapping[Memory, Buffer]
@@ -127,8 +134,10 @@ class Silicon:
 
     @classmethod
     def of(cls, config: VtaConfig, technology: Technology) -> Silicon:
-        """Raises :class:`SpecError` for a buffer that the technology has no figures for: which,
-        and the remedy."""
+        """Return the hardware of a configuration.
+
+        Raises :class:`SpecError` for a buffer whose size the technology's tables lack.
+        """
         buffers: dict[Memory, Buffer] = {}
         for memory in Memory:
             size = config.element_bytes(memory)
@@ -137,14 +146,15 @@ class Silicon:
             except SpecError as error:
                 raise SpecError(f"{memory.name}: {error}; change the buffer's size") from None
         lanes = config.batch * config.block
+        queue_bytes = QUEUED_INSTRUCTIONS * INSTRUCTION_BYTES
         return cls(
-            technology,
-            buffers,
-            Buffer.of(technology, QUEUED_INSTRUCTIONS * INSTRUCTION_BYTES, INSTRUCTION_BYTES),
-            technology.mac("int8", "int32"),
-            technology.add("int32"),
-            lanes * config.block,
-            lanes,
+            technology=technology,
+            buffers=buffers,
+            queue=Buffer.of(technology, queue_bytes, INSTRUCTION_BYTES),
+            mac=technology.mac("int8", "int32"),
+            lane=technology.add("int32"),
+            macs=lanes * config.block,
+            lanes=lanes,
         )
 
     @property
@@ -159,7 +169,7 @@ class Silicon:
         return memories + len(MODULES) * self.queue.leakage_w
 
     def energy_pj(self, counts: Mapping[str, float]) -> float:
-        """Of what :func:`~cpembed.targets.vta.energy.counts` names, without leakage."""
+        """Return the energy of a program's :func:`counts` in pJ, without leakage."""
         total = counts["macs"] * self.mac.energy_pj + counts["alu"] * self.lane.energy_pj
         total += self.technology.dram_pj(counts["dram.read"] + counts["dram.write"])
         for memory, buffer in self.buffers.items():

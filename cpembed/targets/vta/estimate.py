@@ -26,7 +26,7 @@ from cpembed.targets.vta.timing import PIPELINE, MemorySystem, write_cycles
 from cpembed.targets.vta.uop_loops import FETCH_CYCLES
 
 LOAD_OVERHEAD = 7
-"""Cycles of a LOAD beside the delay of main memory and its beats."""
+"""Cycles of a LOAD in addition to its beats and the delay of main memory."""
 
 BIAS_PASSES = 2
 """Cycles of an addition of two accumulators."""
@@ -36,48 +36,72 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Tilings:
-    """A nest at many choices of tile sizes, ``sizes`` by loop: what all forms share."""
+    """Nest at many choices of tile sizes, with the counts that all forms of schedules share.
+
+    ``sizes`` has an entry for each choice, by loop; so have all counts.
+    """
 
     nest: TileNest
     sizes: dict[str, Counts]
 
     @cached_property
     def tiles(self) -> dict[Memory, Counts]:
-        """Of a region of each operand."""
+        """Tiles of a region of each operand."""
         nest = self.nest
         return {t.memory: region_tiles(t, self.sizes) for t in (*nest.factors, nest.acc)}
 
     @cached_property
     def transfers(self) -> dict[Memory, Counts]:
-        """Of a region of each factor."""
+        """Transfers of a region of each factor."""
         return {t.memory: transfers(t, self.sizes) for t in self.nest.factors}
 
     @cached_property
     def executions(self) -> int:
-        """Products of the nest that multiply more than zeros."""
+        """Number of products of the nest that do not multiply zero padding."""
         return executions(self.nest)
 
     @cached_property
     def volume(self) -> Counts:
-        """Products of a step."""
+        """Number of products of a step."""
         return _product(list(self.sizes.values()))
 
 
 def estimate(
     tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
-    """Cycles of schedules of one ``form``, which differ in their tiles; infinite where one does not
-    fit."""
+    """Estimate schedules that differ in their tiles only.
+
+    Parameters
+    ----------
+    tilings
+        Nest and tile sizes.
+    form
+        Schedule whose tiles are replaced by each choice of sizes.
+    tail
+        Operations on the sums before they are stored.
+    memory
+        Memory system.
+
+    Returns
+    -------
+    ndarray
+        Cycles of each choice of sizes; infinite if it does not fit the buffers.
+    """
     return np.where(fits(tilings, form), estimated_cycles(tilings, form, tail, memory), np.inf)
 
 
 def estimated_cycles(
     tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
-    """Cycles of schedules, whether or not they fit.
+    """Estimate schedules as :func:`estimate` does, whether or not they fit.
 
-    Loads run ahead by a step where there are two slots, so a step takes as long as the longer of
-    its products and the next one's loads; with more slots only the sums count.
+    With two slots, loads run ahead by a step, so a step takes the longer of its products and the
+    loads of the next step; with more slots only the sums count.
+
+    Parameters
+    ----------
+    tilings, form, tail, memory
+        As for :func:`estimate`.
     """
     nest, sizes = tilings.nest, tilings.sizes
     config = nest.config
@@ -115,14 +139,27 @@ def estimated_cycles(
 def estimate_schedule(
     nest: TileNest, schedule: Schedule, tail: Tail, memory: MemorySystem
 ) -> float:
-    """Cycles of one schedule; infinite where it does not fit."""
+    """Return the estimated cycles of one schedule; infinite if it does not fit.
+
+    Parameters
+    ----------
+    nest, schedule
+        Tile nest and its schedule.
+    tail
+        Operations on the sums before they are stored.
+    memory
+        Memory system.
+    """
     sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
     return float(estimate(Tilings(nest, sizes), schedule, tail, memory)[0])
 
 
 def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -> Counts:
-    """Cycles of a step, on average, where products with zero padding are left out: a part for each
-    value of all but the longest loop of a padded dimension, in the tiles at its borders."""
+    """Return the average cycles of a step without the products that multiply zero padding.
+
+    A tile at the border of a padded dimension has a part for each value of all but the longest of
+    the dimension's loops (:func:`~cpembed.targets.vta.regions.trimmed_tiles`).
+    """
     nest, sizes = tilings.nest, tilings.sizes
     parts = np.ones(len(steps))
     for index, extent in zip(nest.inp.access, nest.inp.shape, strict=True):
@@ -139,15 +176,17 @@ def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -
 
 
 def fits(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
-    """Which schedules' regions fit their buffers; a little strict where an access has digits."""
-    config, found = tilings.nest.config, pairs(tilings, form)
+    """Return a mask of the schedules that fit their buffers; it is strict if an access has
+    digits."""
+    config, fitting = tilings.nest.config, has_pairs(tilings, form)
     for memory, needed in needs(tilings, form).items():
-        found = found & (needed <= config.elements(memory))
-    return found
+        fitting = fitting & (needed <= config.elements(memory))
+    return fitting
 
 
 def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
-    """Elements of each buffer that schedules take; rather more where an access has digits."""
+    """Return the elements of each buffer that schedules occupy, at most: accesses with digits may
+    need fewer."""
     nest, tiles = tilings.nest, tilings.tiles
     acc = form.threads * tiles[Memory.ACC]
     if nest.bias is not None:
@@ -156,36 +195,61 @@ def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
     return {Memory.ACC: acc, **{memory: count * tiles[memory] for memory, count in slots.items()}}
 
 
-def pairs(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
-    """Which schedules have what their form says: a single tile along a thread loop pairs nothing,
-    which is the form without one."""
+def has_pairs(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
+    """Return a mask of the schedules with neighbours along the form's thread loop: with a single
+    tile along it, they are schedules of the form without a thread loop."""
     if form.thread_loop is None:
         return np.ones(len(tilings.volume), bool)
     return tilings.sizes[form.thread_loop] < tilings.nest.extents[form.thread_loop]
 
 
 def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:
-    """Cycles of steps, each the longer of its products and the loads of the step after it: some
-    load both operands, some the one that is loaded more often, the others none."""
-    (first, one), (second, other) = loads
-    both = np.minimum(first, second)
-    either = np.where(first > second, one, other)
-    most = np.maximum(first, second)
+    """Return the cycles of steps, each the longer of its products and the next step's loads.
+
+    Some steps load both operands, some only the operand that is loaded more often, the others none.
+    ``loads`` has the number of loads of each operand and the cycles of one.
+    """
+    (inp_count, inp_cycles), (wgt_count, wgt_cycles) = loads
+    both = np.minimum(inp_count, wgt_count)
+    frequent = np.where(inp_count > wgt_count, inp_cycles, wgt_cycles)
+    any_load = np.maximum(inp_count, wgt_count)
     return (
-        both * np.maximum(compute, one + other)
-        + (most - both) * np.maximum(compute, either)
-        + (steps - most) * compute
+        both * np.maximum(compute, inp_cycles + wgt_cycles)
+        + (any_load - both) * np.maximum(compute, frequent)
+        + (steps - any_load) * compute
     )
 
 
 def store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
-    """Of the STORE of a region that is in one piece in DRAM."""
+    """Return the cycles of a STORE of a region that is contiguous in DRAM.
+
+    Parameters
+    ----------
+    acc
+        Accumulators of the region.
+    config
+        Configuration, which has the size of a tile.
+    memory
+        Memory system.
+    """
     beats = beats_of(acc, Memory.OUT, config, memory)
     return 1 + write_cycles(-(-beats // memory.burst_beats), beats, config, memory)
 
 
 def beats_of(tiles: Counts, kind: Memory, config: VtaConfig, memory: MemorySystem) -> Counts:
-    """Of tiles one after the other; a beat may hold several."""
+    """Return the beats of contiguous tiles, of which a beat may hold several.
+
+    Parameters
+    ----------
+    tiles
+        Number of tiles.
+    kind
+        Memory of the tiles.
+    config
+        Configuration, which has the size of a tile.
+    memory
+        Memory system, which has the size of a beat.
+    """
     return -(-tiles * config.element_bytes(kind) // memory.beat_bytes)
 
 
@@ -197,7 +261,8 @@ def _product(counts: Sequence[Counts]) -> Counts:
 
 
 def _trips(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
-    """The loops over tiles, outermost first, each with its number of iterations."""
+    """Return the loops over tiles, outermost first, each with its number of iterations; a thread
+    loop is two loops, over pairs and within a pair."""
     trips = [(name, -(-nest.extents[name] // sizes[name])) for name in form.order]
     if form.thread_loop is None:
         return trips
@@ -207,8 +272,8 @@ def _trips(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> list[tup
 
 
 def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> Counts:
-    """How often a region is loaded: a loop that it does not depend on costs nothing while all its
-    regions inside that loop lie in the slots."""
+    """Return the number of loads of an operand: a loop that its regions do not depend on repeats no
+    loads as long as all regions inside that loop fit the slots."""
     distinct = loads = np.ones_like(trips[0][1])
     for name, count in reversed(trips):
         if name in tensor.loops:
@@ -219,12 +284,13 @@ def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> C
 
 
 def region_tiles(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
-    """Tiles of a region, by the sizes of the loops' tiles."""
+    """Return the tiles of a region, by the sizes of the loops' tiles."""
     counts = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
     return _product([next(iter(sizes.values())) * 0 + 1, *counts])
 
 
 def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]) -> Counts:
+    """Return the extent of a region along dimension ``k``, as ``regions.span_of`` counts it."""
     zero = next(iter(sizes.values())) * 0
     step, reach = zero, zero
     for term in index.terms:
@@ -242,19 +308,19 @@ def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]
 
 
 def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
-    """Transfers of a region: one for all dimensions beyond its two innermost longer ones."""
+    """Return the transfers of a region: one covers its two innermost dimensions longer than 1,
+    after joining dimensions that continue each other."""
     spans = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
     runs = np.ones_like(next(iter(sizes.values())))
-    # Dimensions that continue each other, from the innermost, and then one more, are a transfer.
-    seen = np.zeros_like(runs)
+    covered = np.zeros_like(runs)
     joins = np.ones_like(runs, dtype=bool)
     for k in reversed(range(len(spans))):
         longer = spans[k] > 1
-        own = longer & ~(joins & (seen > 0))
-        # Tiles that do not follow each other are rows of one tile: x is taken by a single one.
-        single = longer & (seen == 0) & (tensor.strides[k] != 1)
-        seen = seen + own + single
-        runs = np.where(longer & (seen > 2), runs * spans[k], runs)
+        separate = longer & ~(joins & (covered > 0))
+        # Tiles that do not follow each other are rows of one tile, which occupies x.
+        single = longer & (covered == 0) & (tensor.strides[k] != 1)
+        covered = covered + separate + single
+        runs = np.where(longer & (covered > 2), runs * spans[k], runs)
         whole = (spans[k] == tensor.shape[k]) & (k != tensor.padded_x)
         joins = np.where(longer, whole, joins & (tensor.shape[k] == 1))
     return runs
@@ -262,52 +328,77 @@ def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
 
 DEFAULT_MEMORY = MemorySystem()
 SLOTS = (2, 4)
-"""Regions of INP and of WGT in SRAM at a time, with two threads."""
+"""Numbers of regions of INP and of WGT in SRAM at a time that are tried with two threads."""
 
 MAX_COMBINATIONS = 1 << 16
-"""Tile sizes tried together at most; above that, loops get fewer choices."""
+"""Maximum number of combinations of tile sizes; loops get fewer choices to stay below it."""
 
 
 def default_schedule(nest: TileNest, tail: Tail, memory: MemorySystem = DEFAULT_MEMORY) -> Schedule:
-    """The schedule with the smallest estimate; see :func:`ranked_schedules`."""
+    """Return the schedule with the least estimate; see :func:`ranked_schedules`.
+
+    Parameters
+    ----------
+    nest
+        Tile nest.
+    tail
+        Operations on the sums before they are stored.
+    memory
+        Memory system, by default the RTL's.
+    """
     return ranked_schedules(nest, tail, 1, memory)[0][1]
 
 
 def ranked_schedules(
     nest: TileNest, tail: Tail, limit: int, memory: MemorySystem = DEFAULT_MEMORY
 ) -> list[tuple[float, Schedule]]:
-    """The legal schedules of smallest estimates, in cycles, best first; each program once.
+    """Return the legal schedules of least estimates in cycles, best first, each program once.
 
-    Raises :class:`LoweringError` where not even single tiles fit the buffers.
+    Parameters
+    ----------
+    nest
+        Tile nest.
+    tail
+        Operations on the sums before they are stored.
+    limit
+        Maximum number of schedules.
+    memory
+        Memory system, by default the RTL's.
+
+    Raises
+    ------
+    LoweringError
+        If not even single tiles fit the buffers.
     """
     choices = tile_sizes(nest)
     sizes = combinations(choices)
-    found: list[tuple[float, int, Schedule]] = []
+    ranking: list[tuple[float, int, Schedule]] = []
     tilings = Tilings(nest, sizes)
     for form in forms(nest):
         cycles = estimate(tilings, form, tail, memory)
         best = np.argsort(cycles, kind="stable")[:limit]
-        found += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
-    if not found:
+        ranking += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
+    if not ranking:
         raise LoweringError("no schedule: single tiles exceed the buffers of the configuration")
-    found.sort(key=lambda item: item[0])
+    ranking.sort(key=lambda item: item[0])
     distinct: dict[object, tuple[float, Schedule]] = {}
-    for cycles, at, form in found:
+    for cycles, at, form in ranking:
         schedule = with_tiles(form, sizes, at)
         distinct.setdefault(_program(nest, schedule), (cycles, schedule))
     return list(distinct.values())[:limit]
 
 
 def _program(nest: TileNest, schedule: Schedule) -> object:
-    """Equal for schedules of equal programs: where a loop with a single tile stands is nothing."""
+    """Return a key that schedules of equal programs share: the place of a loop with a single tile
+    in the order does not matter."""
     walked = tuple(n for n in schedule.order if schedule.tiles[n] < nest.extents[n])
     tiles = tuple(schedule.tiles.items())
     return walked, tiles, schedule.threads, schedule.thread_loop, schedule.slots
 
 
 def forms(nest: TileNest) -> Iterator[Schedule]:
-    """Schedules without their tiles: orders that keep one operand's regions while the other's
-    change, with one thread or two."""
+    """Yield schedules without tiles: orders that reuse one operand's regions while the other
+    operand's change, with one thread or two."""
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     reduction = [loop.name for loop in nest.loops if loop.kind is AxisKind.REDUCTION]
     orders = {
@@ -321,26 +412,37 @@ def forms(nest: TileNest) -> Iterator[Schedule]:
                 yield Schedule({}, order, 2, loop, (slots, slots))
 
 
-def tile_sizes(nest: TileNest, most: int = MAX_COMBINATIONS) -> dict[str, list[int]]:
-    """Sizes that cut each loop into equal parts, as nearly as can be; ``most`` combinations."""
+def tile_sizes(nest: TileNest, limit: int = MAX_COMBINATIONS) -> dict[str, list[int]]:
+    """Return sizes that cut each loop into nearly equal parts, of at most ``limit``
+    combinations."""
     choices = {
         loop.name: sorted({-(-loop.extent // parts) for parts in range(1, loop.extent + 1)})
         for loop in nest.loops
     }
-    while math.prod(map(len, choices.values())) > most:
+    while math.prod(map(len, choices.values())) > limit:
         longest = max(choices, key=lambda name: len(choices[name]))
-        # Every other size, always with a single iteration and the whole loop.
-        first, *others = choices[longest]
-        choices[longest] = [first, *others[::-2][::-1]]
+        # Every other size is dropped, but never a single iteration or the whole loop.
+        smallest, *larger = choices[longest]
+        choices[longest] = [smallest, *larger[::-2][::-1]]
     return choices
 
 
 def combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
-    """Every choice of a size for each loop, as arrays."""
+    """Return all combinations of a size for each loop, as arrays by loop."""
     grids = np.meshgrid(*(np.array(c, np.int64) for c in choices.values()), indexing="ij")
     return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
 
 
 def with_tiles(form: Schedule, sizes: dict[str, Counts], at: int) -> Schedule:
-    """The schedule of a form with one of the choices of sizes."""
+    """Return the schedule of a form with one combination of sizes.
+
+    Parameters
+    ----------
+    form
+        Schedule whose tiles are replaced.
+    sizes
+        Sizes by loop, from :func:`combinations`.
+    at
+        Position of the combination.
+    """
     return replace(form, tiles={name: int(size[at]) for name, size in sizes.items()})

@@ -27,19 +27,19 @@ from cpembed.targets.vta.tail import Exact, Truncated
 from cpembed.transform.program import PackedOperand
 
 EXECUTE = "cpembed.vta.execute"
-"""Name of :func:`execute` where compiled modules look for it."""
+"""Name under which compiled modules look :func:`execute` up."""
 
-_LOADED = 256
-"""Programs that are kept ready to run: more than a network has."""
+_MAX_LOADED = 256
+"""Maximum number of programs to keep in memory: more than a network has."""
 
 
 def register() -> None:
-    """Let compiled modules find :func:`execute`, which they need when they are loaded."""
+    """Register :func:`execute`, which compiled modules look up when they are loaded."""
     tvm.register_global_func(EXECUTE, execute, override=True)
 
 
 def saved(program: VtaProgram) -> np.ndarray:
-    """The bytes of a saved program."""
+    """Return the bytes of a saved program."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.zip"
         save_program(program, path)
@@ -47,10 +47,17 @@ def saved(program: VtaProgram) -> np.ndarray:
 
 
 def execute(program: Any, names: str, *tensors: Any) -> None:
-    """Run a saved program: ``names`` are those of its inputs, of which ``tensors`` are the packed
-    contents, and the last tensor takes the packed result.
+    """Run a saved program, as a compiled module does.
 
-    A result of int32 is put together of the four planes of bytes that the program stores.
+    Parameters
+    ----------
+    program
+        Bytes of the saved program, as a tensor.
+    names
+        Names of its inputs, separated by spaces.
+    tensors
+        Packed inputs in the order of their names, then the tensor for the packed result. A result
+        of int32 is combined from the four planes of bytes that the program stores.
     """
     loaded = _loaded(program.numpy().tobytes())
     *inputs, result = tensors
@@ -64,9 +71,9 @@ def execute(program: Any, names: str, *tensors: Any) -> None:
     result.copyfrom(tail.combine(stored).reshape(result.shape))
 
 
-@lru_cache(maxsize=_LOADED)
+@lru_cache(maxsize=_MAX_LOADED)
 def _loaded(data: bytes) -> VtaProgram:
-    """A program that may run: :func:`check` is passed once."""
+    """Return a program after checking it, once for all runs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.zip"
         path.write_bytes(data)
@@ -80,31 +87,40 @@ _OPAQUE = 8
 
 
 def emit(builder: Any, lowered: LoweredVta, arguments: Mapping[str, Any], result: Any) -> Any:
-    """An expression of type ``result`` for the operator on relax expressions or arrays,
-    with a ``relax.BlockBuilder``.
+    """Return a relax expression that packs the inputs, runs a program and unpacks its result.
 
-    Arrays are packed here and travel in the program's memory; expressions are packed when the
-    module runs, by generated TensorIR functions.
+    Parameters
+    ----------
+    builder
+        The ``relax.BlockBuilder`` of the module.
+    lowered
+        Program of the operator.
+    arguments
+        Inputs by name. Arrays are packed immediately and travel in the program's memory; relax
+        expressions are packed when the module runs, by generated TensorIR functions.
+    result
+        Type of the expression.
     """
     program = lowered.empty_image()
     varying: dict[str, Any] = {}
     for tensor in lowered.nest.inputs:
         argument = arguments[tensor.name]
         if isinstance(argument, np.ndarray):
-            whole = argument.reshape(tensor.packed.original_shape)
-            program.tensor(tensor.name)[...] = lowered.pack(tensor.name, whole)
+            array = argument.reshape(tensor.packed.original_shape)
+            program.tensor(tensor.name)[...] = lowered.pack(tensor.name, array)
         else:
-            varying[tensor.name] = _moved(builder, tensor.packed, Direction.PACK, argument)
+            varying[tensor.name] = _copied(builder, tensor.packed, Direction.PACK, argument)
     stored = lowered.stored
     names = tvm.ir.StringImm(" ".join(varying))
     passed = relax.Tuple([relax.const(saved(program)), names, *varying.values()])
     packed = relax.call_dps_packed(EXECUTE, passed, _flat(stored.elements, stored.dtype))
     image = builder.emit(packed)
-    return relax.op.reshape(_moved(builder, stored, Direction.UNPACK, image), result.shape)
+    return relax.op.reshape(_copied(builder, stored, Direction.UNPACK, image), result.shape)
 
 
-def _moved(builder: Any, operand: PackedOperand, direction: Direction, value: Any) -> Any:
-    """The elements of an operand in the other layout, both flat."""
+def _copied(builder: Any, operand: PackedOperand, direction: Direction, value: Any) -> Any:
+    """Return the expression of an operand's elements in the layout that ``direction`` leads to,
+    flat as ``value`` is."""
     original = int(np.prod(operand.original_shape))
     packs = direction is Direction.PACK
     flat = builder.emit(relax.op.reshape(value, (original,))) if packs else value

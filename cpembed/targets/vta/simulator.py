@@ -1,4 +1,8 @@
-"""The functional simulator: what a program leaves in DRAM, bit for bit."""
+"""Functional simulator: the DRAM that a program leaves, bit for bit.
+
+The three modules execute their instructions in order and wait for tokens. Products and the ALU run
+compiled, transfers are copies by numpy.
+"""
 
 from __future__ import annotations
 

@@ -403,11 +403,7 @@ def timeline(program: VtaProgram, timing: Timing) -> dict[str, Any]:
     return {
         "displayTimeUnit": "ns",
         "otherData": {"cycles": timing.cycles, "unit": "1 us is a cycle"},
-        "traceEvents": [
-            *_names(),
-            *_batches(timing),
-            *_instruction_spans(program, timing),
-        ],
+        "traceEvents": [*_names(), *_batches(timing), *_instruction_spans(program, timing)],
     }
 
 

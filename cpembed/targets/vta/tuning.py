@@ -28,15 +28,15 @@ from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.database import Trial, problem_key, sources_digest
 from cpembed.tuning.space import Scored, Space
 
-FEWEST_SLOTS, MOST_SLOTS = 2, 8
-"""Regions of an operand in SRAM at a time, with two threads: with one, loads wait for products,
-which estimates do not know; the enumerated schedules go to 4."""
+MIN_SLOTS, MAX_SLOTS = 2, 8
+"""Minimum and maximum number of an operand's regions in SRAM at a time, with two threads. With one
+slot loads wait for products, which estimates do not count; enumerated schedules have up to 4."""
 
 _RANKED = 512
-"""Schedules that are ranked where no number is asked for."""
+"""Number of schedules to rank by default."""
 
 _KNOBS = ("tile", "tile", "order", "threads", "slots")
-"""What a neighbour differs in; tile sizes, of which there are many, twice as often."""
+"""Knobs that a neighbour may differ in; tile sizes, which have many values, twice as often."""
 
 _ANOTHER = 0.4
 """Probability that a neighbour differs in one more knob."""
@@ -44,8 +44,8 @@ _ANOTHER = 0.4
 
 @dataclass(frozen=True)
 class Machine:
-    """What cycles depend on besides the program: configuration, memory system, form of the
-    result."""
+    """Machine that a program runs on: configuration and memory system, and the tail of its
+    results."""
 
     config: VtaConfig
     memory: MemorySystem
@@ -54,7 +54,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Nest:
-    """A derived program as a nest over a machine's tiles."""
+    """Derived program as a nest over a machine's tiles."""
 
     program: DerivedProgram
     nest: TileNest
@@ -62,18 +62,21 @@ class Nest:
 
     @classmethod
     def of(cls, program: DerivedProgram, machine: Machine) -> Nest:
-        """Raises :class:`LoweringError` where a program's tiles are not the configuration's, or its
-        results not the workload's."""
+        """Return the nest of a derived program.
+
+        Raises :class:`LoweringError` if the program's tiles are not the configuration's, or the
+        tail's results are not the workload's.
+        """
         check_tail(program.unfused, machine.tail)
         return cls(program, tile_nest(program, machine.config), machine)
 
     def lowered(self, schedule: Schedule) -> LoweredVta:
-        """Raises :class:`LoweringError` for a schedule that does not fit."""
+        """Return the program of a schedule; raises :class:`LoweringError` if it does not fit."""
         return lower(self.program, self.machine.config, schedule, self.machine.tail)
 
 
 class VtaSpace(Space[Schedule]):
-    """The schedules of a tile nest, estimated in cycles."""
+    """Schedules of a tile nest, estimated in cycles."""
 
     def __init__(self, nest: Nest) -> None:
         self.nest = nest.nest
@@ -81,7 +84,7 @@ class VtaSpace(Space[Schedule]):
 
     @cached_property
     def bounds(self) -> Bounds:
-        """What no schedule of the nest can beat."""
+        """Lower bounds of every schedule of the nest."""
         return bounds(self.nest, self.machine.tail, self.machine.memory)
 
     @property
@@ -90,16 +93,16 @@ class VtaSpace(Space[Schedule]):
 
     def ranked(self, limit: int | None = None) -> list[Scored[Schedule]]:
         machine = self.machine
-        found = ranked_schedules(self.nest, machine.tail, limit or _RANKED, machine.memory)
-        return [Scored(cycles, schedule) for cycles, schedule in found]
+        ranking = ranked_schedules(self.nest, machine.tail, limit or _RANKED, machine.memory)
+        return [Scored(cycles, schedule) for cycles, schedule in ranking]
 
     def scored(self, schedule: Schedule) -> Scored[Schedule]:
         check_schedule(with_bias(self.nest, self.machine.tail.bias), schedule)
         return Scored(self.estimated(schedule), schedule)
 
     def estimated(self, schedule: Schedule) -> float:
-        """Cycles by the analytical model; infinite where it takes the schedule for one that does
-        not fit."""
+        """Return a schedule's estimated cycles; infinite if the model judges that it does not
+        fit."""
         machine = self.machine
         return estimate_schedule(self.nest, schedule, machine.tail, machine.memory)
 
@@ -110,28 +113,31 @@ class VtaSpace(Space[Schedule]):
         return neighbour(self.nest, schedule, random)
 
     def form(self) -> object:
-        """Nests that differ only in what packing does, which takes no cycles."""
+        """Return a key that nests share if they differ in packing only, which takes no cycles."""
         nest = self.nest
         tensors = (*nest.inputs, nest.acc)
         return (nest.loops, *((t.memory, t.shape, t.access, t.padded_x) for t in tensors))
 
 
 def canonical(nest: TileNest, schedule: Schedule) -> Schedule:
-    """The same program by one name: loops that are not cut stand last among their kind, a thread
-    loop is cut, and there are no more slots than regions, or two."""
+    """Return the representative of all schedules with the same program.
+
+    Loops with a single tile come last among their kind, a thread loop has several tiles, and there
+    are at most as many slots as regions, but at least two.
+    """
     trips = {name: -(-nest.extents[name] // schedule.tiles[name]) for name in schedule.order}
     kinds = {loop.name: loop.kind for loop in nest.loops}
-    whole = [loop.name for loop in nest.loops if trips[loop.name] == 1]
+    uncut = [loop.name for loop in nest.loops if trips[loop.name] == 1]
     order = tuple(
         name
         for kind in (AxisKind.SPATIAL, AxisKind.REDUCTION)
-        for names in ([n for n in schedule.order if trips[n] > 1], whole)
+        for names in ([n for n in schedule.order if trips[n] > 1], uncut)
         for name in names
         if kinds[name] is kind
     )
     pairs = schedule.thread_loop is not None and trips[schedule.thread_loop] > 1
     inp, wgt = (
-        min(slots, max(FEWEST_SLOTS, _regions(tensor, trips)))
+        min(slots, max(MIN_SLOTS, _regions(tensor, trips)))
         for tensor, slots in zip(nest.factors, schedule.slots, strict=True)
     )
     return replace(
@@ -144,39 +150,50 @@ def canonical(nest: TileNest, schedule: Schedule) -> Schedule:
 
 
 def _regions(tensor: TileTensor, trips: dict[str, int]) -> int:
-    """Regions of an operand that differ."""
-    own = {name for index in tensor.access for name in index.iterators}
-    return int(np.prod([trips[name] for name in own], dtype=np.int64))
+    """Return the number of an operand's distinct regions."""
+    names = {name for index in tensor.access for name in index.iterators}
+    return int(np.prod([trips[name] for name in names], dtype=np.int64))
 
 
 def neighbour(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
-    """A schedule that differs in a knob or a few; whether it fits is not asked."""
+    """Return a schedule that differs in one knob or a few, and that may not fit.
+
+    Parameters
+    ----------
+    nest
+        Tile nest.
+    schedule
+        Schedule to start from.
+    random
+        Source of the random choices.
+    """
     changed = _changed(nest, schedule, random)
     while random.random() < _ANOTHER:
         changed = _changed(nest, changed, random)
-    fewest = FEWEST_SLOTS if changed.threads == 2 else 1
-    inp, wgt = (max(fewest, slots) for slots in changed.slots)
+    minimum = MIN_SLOTS if changed.threads == 2 else 1
+    inp, wgt = (max(minimum, slots) for slots in changed.slots)
     return canonical(nest, replace(changed, slots=(inp, wgt)))
 
 
 def _changed(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
+    """Return a schedule that differs in one random knob."""
     knob = random.choice(_KNOBS)
     if knob == "tile":
         name = random.choice([loop.name for loop in nest.loops])
-        size = _other_size(nest.extents[name], schedule.tiles[name], random)
+        size = _similar_size(nest.extents[name], schedule.tiles[name], random)
         return replace(schedule, tiles={**schedule.tiles, name: size})
     if knob == "order":
         return replace(schedule, order=_swapped(nest, schedule.order, random))
     if knob == "slots":
-        inp, wgt = (min(MOST_SLOTS, s + random.choice((-1, 0, 1))) for s in schedule.slots)
+        inp, wgt = (min(MAX_SLOTS, s + random.choice((-1, 0, 1))) for s in schedule.slots)
         return replace(schedule, slots=(inp, wgt))
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     thread_loop = random.choice([None, *(n for n in spatial if nest.extents[n] > 1)])
     return replace(schedule, threads=2, thread_loop=thread_loop)
 
 
-def _other_size(extent: int, size: int, random: Random) -> int:
-    """Half or double of it, one more or less, or the size for a part more or less."""
+def _similar_size(extent: int, size: int, random: Random) -> int:
+    """Return half or double of a size, one more or less, or the size of one tile more or less."""
     parts = -(-extent // size)
     sizes = {size // 2, 2 * size, size - 1, size + 1, -(-extent // (parts + 1))}
     if parts > 1:
@@ -185,27 +202,27 @@ def _other_size(extent: int, size: int, random: Random) -> int:
 
 
 def _swapped(nest: TileNest, order: tuple[str, ...], random: Random) -> tuple[str, ...]:
-    """Two loops of one kind exchanged."""
+    """Return an order with two random loops of one kind exchanged."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
     kind = random.choice(list(AxisKind))
     places = [k for k, name in enumerate(order) if kinds[name] is kind]
     if len(places) < 2:
         return order
-    one, other = random.sample(places, 2)
+    first, second = random.sample(places, 2)
     names = list(order)
-    names[one], names[other] = names[other], names[one]
+    names[first], names[second] = names[second], names[first]
     return tuple(names)
 
 
-_MODEL = Path(__file__).resolve().parent
-"""Lowering and timing: under one version of the package, cycles change with these sources only."""
+_SOURCES = Path(__file__).resolve().parent
+"""Sources of lowering and timing: within a version of the package, cycles change only with them."""
 
 
 class VtaTrial(Trial, frozen=True):
-    """A schedule of an embedding and its simulated cycles, None where it has no program.
+    """Schedule of an embedding and its simulated cycles, None if it has no program.
 
     ``lower_bound`` is the larger of the embedding's GEMM and DMA cycles, ``busiest_module`` the
-    cycles that its busiest module needs. ``estimate`` is None where it is not finite.
+    least cycles of its busiest module. ``estimate`` is None if it is not finite.
     """
 
     kind = "vta"
@@ -247,7 +264,8 @@ class VtaTrial(Trial, frozen=True):
 
 
 def result_form(tail: Tail) -> str:
-    """What of a tail cycles depend on: operations of each phase, and dimensions of the bias.
+    """Return the parts of a tail that cycles depend on: operations of each phase, and dimensions of
+    the bias.
 
     >>> from cpembed.targets.vta.tail import Exact, Requantized
     >>> result_form(Requantized(9)), result_form(Exact())
@@ -261,7 +279,19 @@ def result_form(tail: Tail) -> str:
 def key_of(
     workload: Computation, spec: HardwareSpec, tail: Tail, constraints: ConstraintSet
 ) -> dict[str, Any]:
-    """Everything that the trials of a file depend on."""
+    """Return everything that the trials of a file depend on.
+
+    Parameters
+    ----------
+    workload
+        Computation to tune.
+    spec
+        Hardware specification of the target.
+    tail
+        Operations on the sums before they are stored.
+    constraints
+        Constraints on the embeddings.
+    """
     return {
         **problem_key(workload, spec, constraints),
         "kind": VtaTrial.kind,
@@ -273,4 +303,4 @@ def key_of(
 
 @cache
 def _model_digest() -> str:
-    return sources_digest(_MODEL.rglob("*.py"))
+    return sources_digest(_SOURCES.rglob("*.py"))

@@ -18,7 +18,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import derive_candidate
 from cpembed.targets.family import Activity, Choice, Value
-from cpembed.targets.vta.family import SIZED, Software, VtaAnalysis, VtaFamily, contenders
+from cpembed.targets.vta.family import SIZED, Software, VtaAnalysis, VtaFamily, schedule_candidates
 from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.target import VtaTarget
@@ -128,9 +128,9 @@ def test_what_fits_is_what_lowers_and_no_buffer_changes_a_program(tmp_path: Path
     rng = random.Random(0)
     target = target_of(DEFAULT, tmp_path)
     machine = target.machine(workload)
-    assert found.contenders
-    for item in rng.sample(found.contenders, min(12, len(found.contenders))):
-        choice = FAMILY._choice(found, found.contenders.index(item))
+    assert found.candidates
+    for item in rng.sample(found.candidates, min(12, len(found.candidates))):
+        choice = FAMILY._choice(found, found.candidates.index(item))
         program = derive_candidate(
             workload, target.spec.instruction, Embedding.from_json(choice.payload.embedding)
         ).program
@@ -180,7 +180,7 @@ def test_at_each_size_the_best_by_estimate_are_there(tmp_path: Path) -> None:
                 continue
         first = FAMILY._fitting(made, found)[0]
         # Tile sizes are a little fewer than where a single machine is looked at.
-        assert best <= found.contenders[first].estimate <= 1.02 * best
+        assert best <= found.candidates[first].estimate <= 1.02 * best
 
 
 @pytest.mark.slow
@@ -231,14 +231,14 @@ def test_bounds_hold_at_every_point(words: str) -> None:
 def test_a_larger_machine_has_all_that_fits_a_smaller_one() -> None:
     found = analysis(CONV)
     small, large = point(log_inp_buff=11, log_wgt_buff=13, log_acc_buff=13), point()
-    best = [found.contenders[FAMILY._fitting(made, found)[0]].estimate for made in (small, large)]
+    best = [found.candidates[FAMILY._fitting(made, found)[0]].estimate for made in (small, large)]
     assert best[1] <= best[0]
 
 
 def test_what_fits_no_machine_is_refused(tmp_path: Path) -> None:
     target = target_of(DEFAULT, tmp_path)
     with pytest.raises(LoweringError, match="single tiles exceed the buffers"):
-        contenders([], target.machine(layer(CONV)), 3)
+        schedule_candidates([], target.machine(layer(CONV)), 3)
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def check_floor(
         image = lower(program, config, schedule, tail).empty_image()
     except LoweringError:
         return
-    floor = Floors(lowered.nest, tail, memory).of(schedule)
+    floor = Floors(lowered.nest, tail, memory).floor(schedule)
     timing, work = time_program(image, memory), work_of(image)
     assert floor.cycles <= timing.cycles
     assert floor.work.products <= work.products == timing.gemm_cycles
@@ -136,7 +136,7 @@ def test_nothing_waits_that_need_not(layer, tail, order, tiles, threads, slots) 
     schedule = Schedule(sizes, tuple(f"{n}.o" for n in order.split()), threads, None, slots)
     lowered = lower(program, vta_config(spec), schedule, tail)
     cycles = time_program(lowered.empty_image(), memory).cycles
-    assert Floors(lowered.nest, tail, memory).of(schedule).cycles <= cycles
+    assert Floors(lowered.nest, tail, memory).floor(schedule).cycles <= cycles
 
 
 def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
     tail = Requantized(9)
     lowered = lower(program, vta_config(spec), None, tail)
     cycles = time_program(lowered.empty_image()).cycles
-    floor = Floors(lowered.nest, tail, MemorySystem()).of(lowered.schedule)
+    floor = Floors(lowered.nest, tail, MemorySystem()).floor(lowered.schedule)
     assert cycles <= 1.04 * floor.cycles
 
 
