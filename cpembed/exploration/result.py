@@ -226,7 +226,7 @@ class ExploreResult:
         return {
             "number": verdict.number,
             "fate": verdict.fate,
-            "by": verdict.by,
+            "by": verdict.cause,
             "bound": bound,
             "layers_evaluated": verdict.layers,
         }
