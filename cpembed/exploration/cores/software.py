@@ -1,11 +1,11 @@
-"""Software of a layer on the cores of a group: embeddings with tilings, searched once for all points
-that differ in bandwidth, latency and clock alone.
+"""Software of a layer on the cores of a group: embeddings with tilings, searched once for all of
+its points, which differ in bandwidth, latency and clock alone.
 
 The embeddings that execute the least are tiled by the neutral model (:mod:`cpembed.machine`). The
-bytes that a tiling moves do not depend on bandwidths and latencies, so an analysis holds all tilings
-that move no more than any other one, and a point takes the one of the fewest cycles by its own DMA
-and banks. So more banks, or a wider DMA, never take longer; nor does a scratchpad of twice the size,
-which inherits the tilings of the smaller one.
+bytes that a tiling moves do not depend on bandwidths and latencies, so an analysis holds all
+tilings that move no more than any other one, and a point takes the one of the fewest cycles by its
+own DMA and banks. So more banks, or a wider DMA, never take longer; nor does a scratchpad of twice
+the size, which inherits the tilings of the smaller one.
 """
 
 from __future__ import annotations
