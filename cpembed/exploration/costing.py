@@ -53,16 +53,7 @@ class Costing:
 
     ``answers`` holds analyses, activities, and the errors that say why there is none; ``failed``
     the errors of requests that were not answered; ``stored_answers`` is the number of answers that
-    an earlier exploration had stored.
-
-    Parameters
-    ----------
-    family
-        The family of machines.
-    layers
-        The layers on the family's element types.
-    store
-        The file of answers; None to store nothing.
+    an earlier exploration had put into the ``store``, which may be None.
     """
 
     def __init__(

@@ -39,20 +39,9 @@ class Machine:
 class Objective:
     """A quantity to be minimized, computed from a machine and the costs of the layers there.
 
-    Attributes
-    ----------
-    name
-        The name in options and spaces.
-    key
-        The name in documents, with the unit.
-    words
-        The name in tables.
-    units
-        Units in which a limit may be given, relative to the objective's own, which is the first.
-    value
-        The quantity, from the costs.
-    bound
-        A lower bound of the quantity, from lower bounds of the costs.
+    ``key`` is its name in documents, with the unit, ``words`` that in tables. A limit may be given
+    in ``units``, relative to the objective's own, which is the first. ``bound`` computes a lower
+    bound of the quantity from lower bounds of the costs.
     """
 
     name: str
@@ -68,47 +57,44 @@ class Objective:
         return next(iter(self.units))
 
 
-def _cycles(_machine: Machine, costs: Costs) -> float:
-    return costs.cycles
-
-
-def _time(machine: Machine, costs: Costs) -> float:
-    return machine.time_us(costs)
-
-
-def _energy(_machine: Machine, costs: Costs) -> float:
+def _energy_mj(_machine: Machine, costs: Costs) -> float:
     return costs.energy_pj * 1e-9
 
 
-def _area(machine: Machine, _costs: Costs) -> float:
-    return machine.area_um2 * 1e-6
-
-
-def _power(machine: Machine, costs: Costs) -> float:
+def _power_w(machine: Machine, costs: Costs) -> float:
     # pJ a microsecond are microwatts.
     time_us = machine.time_us(costs)
     return costs.energy_pj / time_us * 1e-6 if time_us else machine.leakage_w
 
 
-def _leakage(machine: Machine, _costs: Costs) -> float:
-    return machine.leakage_w
+_QUANTITIES: Mapping[str, Callable[[Machine, Costs], float]] = {
+    "cycles": lambda _machine, costs: costs.cycles,
+    "time": Machine.time_us,
+    "energy": _energy_mj,
+    "area": lambda machine, _costs: machine.area_um2 * 1e-6,
+    "power": _power_w,
+    "edp": lambda machine, costs: _energy_mj(machine, costs) * machine.time_us(costs) * 1e-3,
+}
 
-
-def _edp(machine: Machine, costs: Costs) -> float:
-    return _energy(machine, costs) * machine.time_us(costs) * 1e-3
-
-
-_ENERGY_UNITS = {"mJ": 1.0, "J": 1e3, "uJ": 1e-3, "nJ": 1e-6, "pJ": 1e-9}
+_BOUNDS: Mapping[str, Callable[[Machine, Costs], float]] = {
+    **_QUANTITIES,
+    "power": lambda machine, _costs: machine.leakage_w,
+}
 
 OBJECTIVES = {
-    name: Objective(name=name, key=key, words=words, units=units, value=value, bound=bound)
-    for name, key, words, value, bound, units in (
-        ("cycles", "cycles", "cycles", _cycles, _cycles, {"": 1.0}),
-        ("time", "time_us", "time", _time, _time, {"us": 1.0, "ms": 1e3, "s": 1e6, "ns": 1e-3}),
-        ("energy", "energy_mj", "energy", _energy, _energy, _ENERGY_UNITS),
-        ("area", "area_mm2", "area", _area, _area, {"mm2": 1.0, "um2": 1e-6, "cm2": 100.0}),
-        ("power", "power_w", "power", _power, _leakage, {"W": 1.0, "mW": 1e-3, "uW": 1e-6}),
-        ("edp", "edp_mj_ms", "energy times time", _edp, _edp, {"mJms": 1.0, "Js": 1e6}),
+    name: Objective(
+        name=name, key=key, words=words, units=units, value=_QUANTITIES[name], bound=_BOUNDS[name]
+    )
+    for name, key, words, units in (
+        ("cycles", "cycles", "cycles", {"": 1.0}),
+        ("time", "time_us", "time", {"us": 1.0, "ms": 1e3, "s": 1e6, "ns": 1e-3}),
+        (
+            *("energy", "energy_mj", "energy"),
+            {"mJ": 1.0, "J": 1e3, "uJ": 1e-3, "nJ": 1e-6, "pJ": 1e-9},
+        ),
+        ("area", "area_mm2", "area", {"mm2": 1.0, "um2": 1e-6, "cm2": 100.0}),
+        ("power", "power_w", "power", {"W": 1.0, "mW": 1e-3, "uW": 1e-6}),
+        ("edp", "edp_mj_ms", "energy times time", {"mJms": 1.0, "Js": 1e6}),
     )
 }
 """Objectives by name; they are sums over the layers, each as often as the network has it."""

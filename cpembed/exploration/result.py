@@ -49,22 +49,8 @@ COUNTED = {
 class ExploreResult:
     """An exploration of a space, which may have been stopped before its end.
 
-    Attributes
-    ----------
-    space, suite
-        The space, and the name of the suite.
-    search
-        The search with its objectives, limits and verdicts or trials.
-    method, seed
-        The method, and the seed of one that samples.
-    evaluated
-        The evaluated points in the order of evaluation.
-    stopped
-        True if the time limit ended the search.
-    seconds
-        The duration.
-    store
-        The file of the costs.
+    The points are ``evaluated`` in this order. ``stopped``: the time limit ended the search, after
+    ``seconds``; ``seed`` is that of a method that samples, ``store`` the file of the costs.
     """
 
     space: Space
@@ -79,12 +65,10 @@ class ExploreResult:
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """The objectives of the search."""
         return self.search.objectives
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """The limits of the search."""
         return self.search.limits
 
     @cached_property
@@ -114,7 +98,6 @@ class ExploreResult:
         return {"infeasible": 3, "unknown": 4}.get(self.status, 0)
 
     def vector(self, point: EvaluatedPoint) -> Vector:
-        """Return the values of a point's objectives."""
         return point.vector(self.objectives)
 
     def picked(self, number: int) -> EvaluatedPoint | None:
@@ -226,7 +209,7 @@ class ExploreResult:
         return {
             "number": verdict.number,
             "fate": verdict.fate,
-            "by": verdict.by,
+            "by": verdict.cause,
             "bound": bound,
             "layers_evaluated": verdict.layers,
         }

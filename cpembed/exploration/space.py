@@ -11,7 +11,8 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -255,10 +256,8 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._table = read_table(path, SpaceTable)
-        try:
+        with self._at("family"):
             self._family = open_family(self._table.family)
-        except SpecError as error:
-            raise self._error(("family",), str(error)) from None
         self._family_parameters = {
             parameter.name: parameter for parameter in self._family.parameters
         }
@@ -275,7 +274,13 @@ class _Reader:
         }
         fixed = self._fixed()
         names = {*parameters, *fixed}
-        relations = [self._relation(n, text, names) for n, text in enumerate(table.where)]
+        relations: list[Relation] = []
+        for position, text in enumerate(table.where):
+            with self._at("where", position):
+                relations.append(read_relation(text, names))
+        limits = self._limits()
+        with self._at("objectives"):
+            objectives = read_objectives(table.objectives)
         return Space(
             name=table.name,
             description=table.description,
@@ -284,8 +289,8 @@ class _Reader:
             fixed=fixed,
             parameters=parameters,
             relations=tuple(relations),
-            limits=self._limits(),
-            objectives=self._objectives(),
+            limits=limits,
+            objectives=objectives,
         )
 
     def _values(self, key: Key, values: list[int | float | str] | RangeTable) -> tuple[Value, ...]:
@@ -346,26 +351,12 @@ class _Reader:
             fixed[name] = parameter.default
         return fixed
 
-    def _relation(self, position: int, text: str, names: set[str]) -> Relation:
-        try:
-            return read_relation(text, names)
-        except SpecError as error:
-            raise self._error(("where", position), str(error)) from None
-
     def _limits(self) -> tuple[Limit, ...]:
         limits: list[Limit] = []
         for name, value in self._table.limits.items():
-            try:
+            with self._at("limits", name):
                 limits += read_limits([f"{name}={value}"])
-            except SpecError as error:
-                raise self._error(("limits", name), str(error)) from None
         return tuple(limits)
-
-    def _objectives(self) -> tuple[Objective, ...]:
-        try:
-            return read_objectives(self._table.objectives)
-        except SpecError as error:
-            raise self._error(("objectives",), str(error)) from None
 
     def _require_parameter(self, key: Key) -> None:
         name = str(key[-1])
@@ -374,6 +365,14 @@ class _Reader:
             near = close_match(name, self._family_parameters)
             problem = f"unknown parameter; family {self._family.name} has {allowed}{near}"
             raise self._error(key, problem)
+
+    @contextmanager
+    def _at(self, *key: str | int) -> Generator[None]:
+        """Name the file and the key in errors."""
+        try:
+            yield
+        except SpecError as error:
+            raise self._error(key, str(error)) from None
 
     def _error(self, key: Key, problem: str) -> SpecError:
         return spec_error(str(self._path), key, problem)

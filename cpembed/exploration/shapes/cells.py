@@ -375,7 +375,7 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CellSearch:
-    """The search of cells: the computation of each row and the shape of each column, under a
+    """The parameters of searches: the computation of each row and the shape of each column, under a
     constraint set, by a cost; ``report`` is called with the number of cells searched."""
 
     workloads: Sequence[Computation]
@@ -386,40 +386,12 @@ class CellSearch:
     clock: Clock
     report: Callable[[int], None]
 
-    @property
-    def is_late(self) -> bool:
-        """True if the time is over."""
-        left = self.clock.left()
-        return left is not None and left <= 0
-
-    def run(
-        self, places: Sequence[tuple[int, int]]
-    ) -> Iterator[tuple[tuple[int, int], CellResult]]:
-        """Yield results of a batch of the first cells, which may make the rest unnecessary."""
-        left = self.clock.left()
-        seconds = None if left is None else max(left, MIN_SECONDS)
-        tasks: dict[tuple[int, int], Task] = {}
-        for row, column in places[: _BATCH * self.workers.count]:
-            cell = Cell(self.workloads[row], self.constraints, self.shape(column))
-            arguments = cell, self.cost, seconds
-            key = f"cell {row} {column}"
-            tasks[row, column] = Task(key, search_cell, arguments, f"embedding {cell}")
-        return keyed_results(self.workers, tasks)
-
 
 class CellTable:
     """Lower bounds and costs of cells, a row per computation and a column per shape.
 
-    Parameters
-    ----------
-    bounds
-        Lower bounds of costs, which searches raise.
-    exact
-        The rows that need no search, because their bounds are costs.
-    weights
-        How often the network has each row.
-    search
-        The search of cells.
+    Searches raise the ``bounds``; those of ``exact`` rows are costs, which need no search.
+    ``weights`` say how often the network has each row.
     """
 
     def __init__(
@@ -451,7 +423,7 @@ class CellTable:
                 places = places or self._open_places(columns)
             if not places and all(map(self._is_settled, choice.sets)):
                 return choice
-            if not places or self._search.is_late:
+            if not places or self._is_late():
                 break
             self._run(places)
         by_costs = choose(self.weighted_costs)
@@ -468,7 +440,7 @@ class CellTable:
             places = list(dict.fromkeys(place for s in sets for place in self._open_places(s)))
             if not places and all(map(self._is_settled, sets)):
                 return near
-            if not places or self._search.is_late:
+            if not places or self._is_late():
                 return replace(choose(self.weighted_costs), complete=False)
             self._run(places)
 
@@ -484,11 +456,25 @@ class CellTable:
         least = self._bounds[:, columns].min(axis=1)
         return bool((self._costs[:, columns].min(axis=1) <= least).all())
 
+    def _is_late(self) -> bool:
+        left = self._search.clock.left()
+        return left is not None and left <= 0
+
     def _run(self, places: Sequence[tuple[int, int]]) -> None:
-        for place, result in self._search.run(places):
+        """Search a batch of the first cells, which may make the rest unnecessary."""
+        search = self._search
+        left = search.clock.left()
+        seconds = None if left is None else max(left, MIN_SECONDS)
+        tasks: dict[tuple[int, int], Task] = {}
+        for row, column in places[: _BATCH * search.workers.count]:
+            cell = Cell(search.workloads[row], search.constraints, search.shape(column))
+            arguments = cell, search.cost, seconds
+            key = f"cell {row} {column}"
+            tasks[row, column] = Task(key, search_cell, arguments, f"embedding {cell}")
+        for place, result in keyed_results(search.workers, tasks):
             self.results[place] = result
             self._bounds[place] = max(self._bounds[place], result.bound)
-            self._costs[place] = result.cost(self._search.cost)
+            self._costs[place] = result.cost(search.cost)
             if math.isfinite(self._costs[place]):
                 self._bounds[place] = min(self._bounds[place], self._costs[place])
-            self._search.report(len(self.results))
+            search.report(len(self.results))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -90,23 +90,28 @@ def layer_executions(
     scope
         The shapes.
     """
-    nowhere = np.zeros(len(scope.shapes), np.bool_)
-    unfit = f"no shape fits under {constraints.name}"
     table = _tabulated(workload, constraints, scope)
     if table.reason is not None:
-        return LayerExecutions(table.executions, nowhere, table.reason)
+        return table
     if table.obstacle is not None:
-        bounds = _lower_bounds(workload, constraints, scope)
-        if np.isinf(bounds).all():
-            return LayerExecutions(bounds, nowhere, unfit)
-        return LayerExecutions(bounds, nowhere, None, table.obstacle)
-    executions, commuted = table.executions, nowhere
-    may_commute = constraints.get("dataflow") and not constraints.exchanges_factors
-    if may_commute and np.isinf(executions).any():
-        second = _tabulated(workload, constraints.with_exchanged_factors(), scope)
-        commuted = np.isinf(executions) & np.isfinite(second.executions)
-        executions = np.where(commuted, second.executions, executions)
-    return LayerExecutions(executions, commuted, unfit if np.isinf(executions).all() else None)
+        table = replace(table, executions=_lower_bounds(workload, constraints, scope))
+    elif constraints.get("dataflow") and not constraints.exchanges_factors:
+        table = _with_commuted(table, workload, constraints, scope)
+    if np.isinf(table.executions).all():
+        return replace(table, reason=f"no shape fits under {constraints.name}", obstacle=None)
+    return table
+
+
+def _with_commuted(
+    table: LayerExecutions, workload: Computation, constraints: ConstraintSet, scope: Scope
+) -> LayerExecutions:
+    """Add the executions with commuted factors of shapes that do not fit without."""
+    if not np.isinf(table.executions).any():
+        return table
+    second = _tabulated(workload, constraints.with_exchanged_factors(), scope)
+    commuted = np.isinf(table.executions) & np.isfinite(second.executions)
+    executions = np.where(commuted, second.executions, table.executions)
+    return replace(table, executions=executions, commuted=commuted)
 
 
 def _lower_bounds(
@@ -123,31 +128,25 @@ def _lower_bounds(
     return ideal if table.reason or table.obstacle else np.maximum(ideal, table.executions)
 
 
-@dataclass(frozen=True)
-class _Tabulated:
-    """Executions in one assignment of roles, infinite where there is a ``reason`` why no embedding
-    can exist, or an ``obstacle`` to tables."""
-
-    executions: NDArray[np.float64]
-    reason: str | None = None
-    obstacle: str | None = None
-
-
-def _tabulated(workload: Computation, constraints: ConstraintSet, scope: Scope) -> _Tabulated:
-    nowhere = np.full(len(scope.shapes), np.inf)
+def _tabulated(workload: Computation, constraints: ConstraintSet, scope: Scope) -> LayerExecutions:
+    """Return the executions with the factors in one assignment of roles, infinite where tables do
+    not hold them."""
+    count = len(scope.shapes)
+    unfit = LayerExecutions(np.full(count, np.inf), np.zeros(count, np.bool_))
     try:
         problems = alternative_problems(workload, representative(), constraints)
     except WorkloadError as error:
-        return _Tabulated(nowhere, reason=str(error))
+        return replace(unfit, reason=str(error))
     if isinstance(problems, LabelMismatch):
-        return _Tabulated(nowhere, reason=problems.reason)
+        return replace(unfit, reason=problems.reason)
     for problem in problems:
         obstacle = tabulation_obstacle(problem, constraints)
         if obstacle is not None:
-            return _Tabulated(nowhere, obstacle=obstacle)
+            return replace(unfit, obstacle=obstacle)
     feed_tables = _feed_tables(constraints, scope.largest)
     tables = [_layer_table(p, feed_tables.feeds(p), scope.largest) for p in problems]
-    return _Tabulated(np.minimum.reduce([table.executions(scope.shapes) for table in tables]))
+    least = np.minimum.reduce([table.executions(scope.shapes) for table in tables])
+    return replace(unfit, executions=least)
 
 
 # What depends on extents alone is shared by the layers of a suite.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,10 +69,9 @@ def find_shapes(model: Model, question: Question, workers: Workers, report: Repo
     CpembedError
         If the model cannot be read or a worker's task ends with an error.
     """
-    started = time.perf_counter()
     finder = _Finder(model, question, workers, report)
     if question.layouts:
-        return _with_layouts(finder, started)
+        return _with_layouts(finder)
     answer = finder.answer()
     try:
         rows = finder.rows(answer)
@@ -79,20 +79,14 @@ def find_shapes(model: Model, question: Question, workers: Workers, report: Repo
         # The tables count an embedding without a program: they are lower bounds only.
         answer = finder.by_search(exact=False)
         rows = finder.rows(answer)
-    return ShapeResult(
-        suite=finder.layers.suite,
-        question=question,
-        sets=Sets.of(answer.choice, [finder.shape(int(n)) for n in answer.columns]),
-        layers=tuple(rows),
-        left_out=finder.left_out(),
-        counts=Counts(len(finder.columns), answer.not_dominated, answer.searched),
-        equal=tuple(finder.shape(column) for column in answer.equal),
-        seconds=time.perf_counter() - started,
-        near=answer.near,
-    )
+    counts = Counts(len(finder.columns), answer.not_dominated, answer.searched)
+    sets = Sets.of(answer.choice, [finder.shape(int(n)) for n in answer.columns])
+    equal = tuple(finder.shape(column) for column in answer.equal)
+    result = finder.result(sets, rows, counts)
+    return replace(result, equal=equal, near=answer.near)
 
 
-def _with_layouts(finder: _Finder, started: float) -> ShapeResult:
+def _with_layouts(finder: _Finder) -> ShapeResult:
     network = network_of(finder.layers, frozenset(finder.computations))
     shapes = [finder.shape(int(column)) for column in finder.columns]
     executions = np.empty((0, 0))
@@ -108,19 +102,11 @@ def _with_layouts(finder: _Finder, started: float) -> ShapeResult:
         answer.bound,
         answer.runner_up_proven,
     )
-    layers = search.rows(answer.best, finder.layers)
-    return ShapeResult(
-        suite=finder.layers.suite,
-        question=finder.question,
-        sets=Sets.of(sets, shapes),
-        layers=tuple(layers),
-        left_out=finder.left_out(),
-        counts=Counts(len(shapes), None if shapes else 0, answer.searched),
-        equal=(),
-        seconds=time.perf_counter() - started,
-        copies=answer.best.copies,
-        near=None if answer.near is None else NearShapes.of(answer.near, shapes),
-    )
+    counts = Counts(len(shapes), None if shapes else 0, answer.searched)
+    near = None if answer.near is None else NearShapes.of(answer.near, shapes)
+    rows = search.rows(answer.best, finder.layers)
+    result = finder.result(Sets.of(sets, shapes), rows, counts)
+    return replace(result, copies=answer.best.copies, near=near)
 
 
 def choose_undominated(
@@ -188,7 +174,7 @@ class _Finder:
 
     def __init__(self, model: Model, question: Question, workers: Workers, report: Report) -> None:
         self.question, self.workers, self.report = question, workers, report
-        self.clock = Clock(question.timeout)
+        self.clock, self._started = Clock(question.timeout), time.perf_counter()
         self.layers = read_layers(model)
         self.tables = tabulate(self.layers, question, workers, report)
         self.computations = [n for n, table in enumerate(self.tables) if table.reason is None]
@@ -311,10 +297,16 @@ class _Finder:
             self.report("embedding the best shapes", len(embedded), len(tasks))
         return embedded
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Return the layers that no shape embeds."""
-        return tuple(
-            LeftOut(layer, reason)
-            for layer in self.layers.layers
-            if (reason := self.tables[layer.computation].reason) is not None
+    def result(self, sets: Sets, rows: Sequence[LayerRow], counts: Counts) -> ShapeResult:
+        """Return the result with the rows of layers, and with those that no shape embeds."""
+        reasons = {n: t.reason for n, t in enumerate(self.tables) if t.reason is not None}
+        layers = (layer for layer in self.layers.layers if layer.computation in reasons)
+        return ShapeResult(
+            suite=self.layers.suite,
+            question=self.question,
+            sets=sets,
+            layers=tuple(rows),
+            left_out=tuple(LeftOut(layer, reasons[layer.computation]) for layer in layers),
+            counts=counts,
+            seconds=time.perf_counter() - self._started,
         )

@@ -101,7 +101,7 @@ class LayoutSearch:
         self._bounds = executions * self._unit
         self._uses = range(len(network.uses))
         self._weights = np.array([network.weight(use) for use in self._uses], np.float64)
-        self._known: dict[tuple[int, int], LayerMappings] = {}
+        self._searched: dict[tuple[int, int], LayerMappings] = {}
         self._macs = [shape.macs for shape in shapes]
 
     def run(self, workers: Workers, report: Report) -> LayoutAnswer:
@@ -113,7 +113,7 @@ class LayoutSearch:
             return self._single_shapes()
         first = self._best_excluding(())
         if not first.options:
-            return LayoutAnswer(first, None, first.bound, False, len(self._known))
+            return LayoutAnswer(first, None, first.bound, False, len(self._searched))
         second = self._best_excluding(first.columns)
         # A search that was stopped may find the better choice second.
         best, next_best = (second, first) if second.cost < first.cost else (first, second)
@@ -122,7 +122,7 @@ class LayoutSearch:
             runner_up=next_best if next_best.options else None,
             bound=min(first.bound, best.cost),
             runner_up_proven=best.cost <= first.bound and next_best.cost <= next_best.bound,
-            searched=len(self._known),
+            searched=len(self._searched),
         )
 
     # ------------------------------------------------------------------------------ one shape
@@ -166,7 +166,7 @@ class LayoutSearch:
             runner_up=second,
             bound=min(unsettled, first.cost),
             runner_up_proven=(math.inf if second is None else second.cost) <= unsettled,
-            searched=len(self._known),
+            searched=len(self._searched),
             near=near,
         )
 
@@ -222,7 +222,7 @@ class LayoutSearch:
             reach = self._bounds.min(axis=1, keepdims=True) * self._question.count + 1
             bounds = self._weights @ np.minimum(self._bounds, reach)
         order = np.argsort(bounds, kind="stable")[:_FEW_SHAPES]
-        return frozenset(map(int, order)) | {column for _, column in self._known}
+        return frozenset(map(int, order)) | {column for _, column in self._searched}
 
     def _starts(self) -> Sequence[Columns]:
         """Return the best set and the runner-up where layouts do not matter."""
@@ -239,7 +239,7 @@ class LayoutSearch:
 
     def _best_known(self, best: LayoutChoice, excluded: Columns) -> LayoutChoice:
         """Return the best choice of known mappings, or ``best`` if that is as good."""
-        columns = sorted({column for _, column in self._known})
+        columns = sorted({column for _, column in self._searched})
         limits = replace(self._limits(excluded), seconds=_FINAL_SECONDS)
         choice = choose_layouts(self._network, self._known_options(columns), limits)
         return choice if choice.cost < best.cost else best
@@ -292,7 +292,7 @@ class LayoutSearch:
         return [[o for o in of if o.mapping is not None] for of in self._options(columns)]
 
     def _options_of(self, use: int, column: int) -> Iterator[Option]:
-        known = self._known.get((use, column))
+        known = self._searched.get((use, column))
         if known is None:
             yield Option(column, int(self._bounds[use, column]))
             return
@@ -305,7 +305,7 @@ class LayoutSearch:
         """True if a choice rests on a shape in a layer that was not searched."""
         pairs = zip(self._network.products, choice.options, strict=False)
         return any(
-            option.mapping is None and (node.use, option.column) not in self._known
+            option.mapping is None and (node.use, option.column) not in self._searched
             for node, option in pairs
         )
 
@@ -320,7 +320,7 @@ class LayoutSearch:
         tasks: dict[tuple[int, int], Task] = {}
         for column in columns:
             for use in self._uses:
-                if (use, column) in self._known or math.isinf(self._bounds[use, column]):
+                if (use, column) in self._searched or math.isinf(self._bounds[use, column]):
                     continue
                 shape, layer = self._shapes[column], self._network.uses[use]
                 arguments = layer, self._question.constraints, shape, self._unit, seconds
@@ -328,10 +328,10 @@ class LayoutSearch:
                 key = f"mappings {use} {column}"
                 tasks[use, column] = Task(key, mappings_of, arguments, doing)
         for place, mappings in keyed_results(self._workers, tasks):
-            self._known[place] = mappings
+            self._searched[place] = mappings
             if not mappings.mappings and math.isinf(mappings.bound):
                 self._bounds[place] = math.inf
-            self._report(f"searching: {len(self._known):,} shapes in layers", 0, 1)
+            self._report(f"searching: {len(self._searched):,} shapes in layers", 0, 1)
 
     # ------------------------------------------------------------------------------ rows
 

@@ -129,8 +129,8 @@ class ShapeResult:
     layers: tuple[LayerRow, ...]
     left_out: tuple[LeftOut, ...]
     counts: Counts
-    equal: tuple[Shape, ...]
     seconds: float
+    equal: tuple[Shape, ...] = ()
     copies: tuple[Copy, ...] | None = None
     near: NearShapes | None = None
 
