@@ -11,7 +11,7 @@ import pytest
 
 from cpembed.api.solve import workload
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
-from cpembed.embedding.regular import allowed_digits
+from cpembed.embedding.domains import allowed_digits
 from cpembed.embedding.search import alternative_problems
 from cpembed.exploration.shapes.executions import Scope, layer_executions
 from cpembed.exploration.shapes.shape import Shape, instruction_of, shapes_within, template
