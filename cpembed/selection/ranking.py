@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.space import spaces_of
+from cpembed.embedding.result import spaces_of
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation

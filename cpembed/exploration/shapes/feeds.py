@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.strides import Strides
 from cpembed.embedding.digit_model import DigitModel, DigitOption
+from cpembed.embedding.domains import digit_model_obstacle, joint_digits
 from cpembed.embedding.embedding import Digit
 from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.regular import digit_model_obstacle, joint_digits
 from cpembed.errors import InvariantError
 
 TABULATED = (

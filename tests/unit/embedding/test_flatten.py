@@ -22,10 +22,10 @@ from cpembed.embedding.constraints import (
     Strides,
 )
 from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.domains import padded_extents
 from cpembed.embedding.flatten import candidate_groups, flatten, is_plain_digit
 from cpembed.embedding.node_map import decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.regular import padded_extents
 from cpembed.embedding.search import search
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.parser import parse_computation

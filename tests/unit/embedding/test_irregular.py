@@ -24,9 +24,9 @@ from cpembed.embedding.constraints import (
     Padding,
 )
 from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.domains import digit_model_obstacle
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
-from cpembed.embedding.regular import digit_model_obstacle
 from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import search
 from cpembed.hw.instruction import Instruction, InstructionAxis, OperandMemory, TileDimension

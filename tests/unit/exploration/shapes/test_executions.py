@@ -11,7 +11,7 @@ import pytest
 
 from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
-from cpembed.embedding.regular import allowed_digits
+from cpembed.embedding.domains import allowed_digits
 from cpembed.embedding.search import alternative_problems
 from cpembed.exploration.shapes.executions import Scope, layer_executions
 from cpembed.exploration.shapes.feeds import FeedTables

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.embedding.model_builder import ModelBuilder
+from cpembed.embedding.model_builder import CompiledModel, Ids, ModelBuilder
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import CompiledModel, Ids
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from cpembed.embedding.cpsat import SearchLimits, enumerate_solutions
-from cpembed.embedding.model_builder import ModelBuilder
-from cpembed.embedding.proto_writer import Ids
+from cpembed.embedding.model_builder import Ids, ModelBuilder
 from cpembed.errors import SpecError
 
 
