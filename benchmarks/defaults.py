@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.worker import IN_PROCESS_VARIABLE
 from cpembed.workloads.suites import suite
@@ -48,7 +49,7 @@ def used(target: str, constraints: str | None) -> float:
     useful = executed = 0.0
     for layer in suite("resnet18"):
         given = workload(f"resnet18:{layer.index}", target=spec)
-        found = solve(given, spec, constraints, top=1)
+        found = solve(given, spec, constraints=constraints, top=1)
         useful += layer.count * given.macs
         executed += layer.count * given.macs / found.embeddings[0].overheads.utilisation
     return useful / executed

@@ -26,8 +26,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve import default_dtypes, hardware_spec, solve
 from cpembed.bulk import without_collection
+from cpembed.driver.named import default_dtypes, hardware_spec
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import HardwareSpec
@@ -90,7 +91,7 @@ def measure(pool: ProcessPoolExecutor, options: Mapping[str, Any], target: str, 
     found = [run.result() for run in runs]
     complete = time.perf_counter() - started
     started = time.perf_counter()
-    solve(workload_of(target, index), spec_of(target), constraints, top=10)
+    solve(workload_of(target, index), spec_of(target), constraints=constraints, top=10)
     best = time.perf_counter() - started
     return {
         "target": target,

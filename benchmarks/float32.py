@@ -90,7 +90,7 @@ def names_of(part: str) -> list[str]:
 
 
 def measured(part: str, target: str, kept: dict[int, Row]) -> Iterator[Row]:
-    from cpembed.api.solve import hardware_spec
+    from cpembed.driver.named import hardware_spec
     from cpembed.targets.registry import open_target
     from cpembed.workloads.suites import DEFAULT_LAYOUT, suite
 
@@ -120,14 +120,16 @@ def expanded(only: str) -> list[int]:
 
 
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
-    from cpembed.api.chosen import Request, choose
     from cpembed.baselines.base import NotCovered, Subject
+    from cpembed.driver.options import KernelOptions
+    from cpembed.driver.pipeline import choose
+    from cpembed.driver.request import Request
     from cpembed.ir.reference import random_inputs
 
     workload = layer.workload(("float32", "float32"), layout)
-    plan = choose(Request(workload, target, untuned=True)).plan
+    plan = choose(Request(workload, target, KernelOptions(untuned=True))).plan
     first = plan.choices[0]
-    kernel = plan.target.build(plan.target.lower(first.candidate.candidate.program), first.schedule)
+    kernel = plan.target.build(plan.target.lower(first.candidate.program), first.schedule)
     inputs = random_inputs(workload, 1)
     ours, sides = kernel.run(inputs), {"ours": timer(whole_call(kernel, inputs))}
     for library in libraries:
@@ -196,17 +198,20 @@ def chosen(target: str, count: int, most: int | None) -> Row:
 
 def choice_of(workload: Any, target: str, most: int | None) -> Row:
     """What is chosen untuned, beside each of the schedules of its candidates."""
-    from cpembed.api.chosen import Chosen, Request, choose
+    from cpembed.driver.options import KernelOptions
+    from cpembed.driver.pipeline import choose
+    from cpembed.driver.plan import Selection
+    from cpembed.driver.request import Request
     from cpembed.ir.reference import random_inputs
     from cpembed.targets.choice import compared
 
     started = time.perf_counter()
-    asked = choose(Request(workload, target, untuned=True))
-    if not isinstance(asked, Chosen):
+    asked = choose(Request(workload, target, KernelOptions(untuned=True)))
+    if not isinstance(asked, Selection):
         raise SystemExit(f"{workload.name}: {target} has no embedding of it")
     plan = asked.plan
     first = plan.choices[0]
-    built = plan.target.build(plan.target.lower(first.candidate.candidate.program), first.schedule)
+    built = plan.target.build(plan.target.lower(first.candidate.program), first.schedule)
     chosen_s = time.perf_counter() - started
     inputs = random_inputs(workload, 1)
     incumbent = whole_call(built, inputs)

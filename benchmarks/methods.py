@@ -86,9 +86,12 @@ def layers(suites: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 def measured(layer: Any, target: str, rounds: int) -> Row:
     """Errors, times and ratios of one layer."""
-    from cpembed.api.chosen import Chosen, Request, choose
-    from cpembed.api.methods import fastest
     from cpembed.baselines.base import NotCovered, Subject
+    from cpembed.driver.methods import fastest
+    from cpembed.driver.options import KernelOptions
+    from cpembed.driver.pipeline import choose
+    from cpembed.driver.plan import Selection
+    from cpembed.driver.request import Request
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
     from cpembed.measure.interleaved import OUR_POOL, Work, time_interleaved
@@ -98,9 +101,9 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     workload = layer.workload("float32", LAYOUT)
     spec = load_hardware_spec(target)
     library = open_target(spec).baselines["onednn"](spec, None)
-    asked = Request(workload, target, untuned=True)
+    asked = Request(workload, target, KernelOptions(untuned=True))
     implicit = choose(asked)
-    assert isinstance(implicit, Chosen)
+    assert isinstance(implicit, Selection)
     compared = fastest(asked, implicit)
     inputs = random_inputs(workload, seed=0)
     sides: dict[str, Work] = {}
@@ -135,8 +138,8 @@ def prepared(
     """One call from image to output, and the error of the method; None where it is refused."""
     import numpy as np
 
-    from cpembed.api.methods import choose_method
-    from cpembed.api.run_method import built, judged
+    from cpembed.driver.methods import choose_method
+    from cpembed.driver.run_method import built, judged
     from cpembed.errors import LoweringError, WorkloadError
     from cpembed.ir.reference import reference
     from cpembed.methods.im2col import explicit

@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cpembed.api.explain import explain as explain
-    from cpembed.api.run import run as run
-    from cpembed.api.solve import SolveResult as SolveResult
-    from cpembed.api.solve import hardware_spec as hardware_spec
-    from cpembed.api.solve import solve as solve
-    from cpembed.api.solve import workload as workload
+    from cpembed.driver.explain import explain as explain
+    from cpembed.driver.named import hardware_spec as hardware_spec
+    from cpembed.driver.named import workload as workload
+    from cpembed.driver.result import SolveResult as SolveResult
+    from cpembed.driver.run import run as run
+    from cpembed.driver.solve import solve as solve
 
 _HOME = {
-    "SolveResult": "cpembed.api.solve",
-    "explain": "cpembed.api.explain",
-    "hardware_spec": "cpembed.api.solve",
-    "run": "cpembed.api.run",
-    "solve": "cpembed.api.solve",
-    "workload": "cpembed.api.solve",
+    "SolveResult": "cpembed.driver.result",
+    "explain": "cpembed.driver.explain",
+    "hardware_spec": "cpembed.driver.named",
+    "run": "cpembed.driver.run",
+    "solve": "cpembed.driver.solve",
+    "workload": "cpembed.driver.named",
 }
 __all__ = ["SolveResult", "explain", "hardware_spec", "run", "solve", "workload"]
 

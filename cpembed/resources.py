@@ -6,6 +6,7 @@ same folders under ``cpembed/_data``. The functions here work in both and return
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -34,13 +35,15 @@ def data_directory(kind: DataKind) -> Path:
 
 def constraint_files() -> dict[str, Path]:
     """Shipped constraint sets: name (the file name without ``.toml``) to path, by name."""
-    return _toml_files("constraints")
+    return dict(_toml_files(data_directory("constraints")))
 
 
 def hardware_spec_files() -> dict[str, Path]:
     """Shipped hardware specifications: target name to path, by name."""
-    return _toml_files("hw_specs")
+    return dict(_toml_files(data_directory("hw_specs")))
 
 
-def _toml_files(kind: DataKind) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(data_directory(kind).glob("*.toml"))}
+# What ships with the package stays as it is while a process runs; one command asks several times.
+@cache
+def _toml_files(directory: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(directory.glob("*.toml"))}

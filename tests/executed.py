@@ -11,8 +11,14 @@ from cpembed.ir.computation import Axis, AxisKind, Computation, Operand, changed
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret_all
-from cpembed.transform.data import accessed, iterators, pack, unpack
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import (
+    DerivedProgram,
+    PackedOperand,
+    accessed,
+    iterators,
+    pack,
+    unpack,
+)
 
 Array = NDArray[Any]
 
@@ -89,7 +95,7 @@ def packed_computation(program: DerivedProgram) -> Computation:
         shape = program.operand(operand.name).shape
         if operand in workload.outputs:
             shape = (*again.values(), *shape)
-        return replace(operand, shape=shape, zero_outside=False, of=None)
+        return replace(operand, shape=shape, zero_outside=False, port_of=None)
 
     return Computation(
         f"{workload.name}.packed",

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.domains import padded_extents
 from cpembed.embedding.node_map import NodeMap, from_points
 from cpembed.embedding.problem import EmbeddingProblem, point_grid
-from cpembed.embedding.regular import padded_extents
 
 
 class TooLarge(Exception):

@@ -9,8 +9,8 @@ import re
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.family import OperatorFamily, Parameter, ParameterKind
-from cpembed.operators.registry import OPERATORS
+from cpembed.workloads.family import OperatorFamily, Parameter, ParameterKind
+from cpembed.workloads.operators import OPERATORS
 
 LARGEST = 40_000
 """Points of a workload at most: small enough for the interpreter."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
@@ -57,7 +58,9 @@ def check_candidates(words: str, spec: HardwareSpec, backend: str) -> None:
     given = workload(words, target=spec)
     inputs = random_inputs(given, 5)
     expected, ahead = Expected(given, inputs), packed_before(given)
-    for ranked in with_variants(solve(given, spec, "in_place_padded", top=2).embeddings, spec):
+    for ranked in with_variants(
+        solve(given, spec, constraints="in_place_padded", top=2).embeddings, spec
+    ):
         kernel = build(ranked.candidate.program, spec, backend="native")
         assert kernel.backend == backend
         assert expected.judge(kernel.run(inputs)).verified
@@ -71,7 +74,9 @@ def check_schedules(words: str, spec: HardwareSpec, rng: random.Random, count: i
     inputs = exact_inputs(given, rng.randrange(1 << 30))
     expected, ahead = Expected(given, inputs), packed_before(given)
     sums = reference(given, inputs)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     ranked = schedule_space(program, spec).ranked()
     for _, knobs in [ranked[0], *rng.sample(ranked, min(count, len(ranked)))]:
         kernel = build(program, spec, backend="native", knobs=knobs)

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.gpu.choosing import Selected
 from benchmarks.gpu.suites import PackedLayer
-from cpembed.api.solve import hardware_spec, workload
+from cpembed.driver.named import hardware_spec, workload
 from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.targets.cuda.execute import CudaKernels

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.api.solve import hardware_spec, solve
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.solve import solve
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
@@ -150,7 +151,7 @@ def _options(workload: Computation, target_name: str, stored: str) -> list[_Opti
     found: list[_Option] = []
     spaces: dict[tuple[Any, ...], Space[Any]] = {}
     refused = "nothing embeds"
-    for ranked in solve(workload, spec, CONSTRAINTS, top=MOST_EMBEDDINGS).embeddings:
+    for ranked in solve(workload, spec, constraints=CONSTRAINTS, top=MOST_EMBEDDINGS).embeddings:
         try:
             lowered = target.lower(ranked.candidate.program, epilogue)
         except LoweringError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,30 +14,22 @@ from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.match import shapes_option
 from cpembed.cli.options import (
     Subcommand,
-    backend_option,
-    constraints_option,
     distinct,
     file_option,
-    folder_option,
     json_option,
-    method_option,
-    output_option,
-    seed_option,
-    steps_options,
+    library_options,
+    options_from,
     targets_option,
     threads_option,
-    timeout_option,
-    untuned_option,
     use_threads,
 )
 from cpembed.cli.output import Bar, message, print_json, print_text
 from cpembed.cli.terminal import write
+from cpembed.driver.options import BenchOptions
 
 if TYPE_CHECKING:
-    from cpembed.api.bench import Bench
-    from cpembed.api.chosen import BackendChoice
-    from cpembed.api.methods import MethodName
     from cpembed.cluster import Workers
+    from cpembed.driver.bench import Bench
     from cpembed.workloads.suites import Layer
 
 
@@ -52,13 +44,16 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 @click.command(cls=Subcommand)
 @click.argument("suite", shell_complete=suites)
 @targets_option
-@constraints_option(
-    "Constraint set of the best candidate, beside `strict`, which is always tried. "
-    "Default: in_place_padded."
+@library_options(
+    BenchOptions,
+    leave_out=["weights", "search", "rank", "identifier", "shift", "layout"],
+    texts={
+        "seed": "Seed of the data and of the search.",
+        "backend": "native: the target's instruction, executed or simulated; generic: portable "
+        "code; auto: native, and solve only where this machine can do neither.",
+    },
 )
 @shapes_option
-@click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
-@backend_option("native, and solve only where this machine can do neither.")
 @click.option("--no-run", is_flag=True, help="Solve only.")
 @click.option(
     "--layout",
@@ -69,18 +64,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     help="Channels before or after the image (NDHWC of planes, NWC of rows), or in blocks of any "
     "number; not every operator has layouts.",
 )
-@timeout_option("Stop each search after S seconds.")
-@seed_option("Seed of the data and of the search.")
 @threads_option("the kernels")
-@output_option(
-    ["int32", "int8", "uint8", "float32", "bfloat16", "float16"],
-    "What is stored of the sums: this type, integers saturated (not on a simulated target).  "
-    "[default: the sums; beside a library what its fastest form stores, and to be said with the "
-    "steps below]",
-)
-@steps_options
-@method_option("implicit")
-@untuned_option
 @click.option(
     "--baseline",
     "baselines",
@@ -90,34 +74,19 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     "or a comma list.",
 )
 @file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
-@click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
-@folder_option("--results", "Folder that keeps completed rows.  [default: the user's cache folder]")
 @workers_options
 @json_option
 def command(
     *,
     suite: str,
     targets: tuple[str, ...],
-    constraints: str | None,
     shapes: dict[str, tuple[int, ...]],
-    layers: str | None,
-    backend: BackendChoice,
     no_run: bool,
-    layout: str,
-    timeout: float | None,
-    seed: int,
     threads: int | None,
-    output: str | None,
-    bias: bool,
-    scale: bool,
-    relu: bool,
-    method: MethodName,
-    untuned: bool,
     baselines: tuple[str, ...],
     plot: Path | None,
-    fresh: bool,
-    results: Path | None,
     as_json: bool,
+    **values: Any,
 ) -> int:
     """Run SUITE: search, verify and time each layer.
 
@@ -135,6 +104,15 @@ def command(
     cpembed bench layers.csv --target avx512_vnni --target vta_1x16x16
     """
     use_threads(threads)
+    options = options_from(
+        BenchOptions,
+        {
+            **values,
+            "shapes": shapes or None,
+            "execute": not no_run,
+            "baselines": [name.strip() for part in baselines for name in part.split(",")],
+        },
+    )
     if plot is not None:
         _check_plot(baselines)
     names = distinct(targets)
@@ -143,32 +121,9 @@ def command(
         raise click.UsageError(several, click.get_current_context())
     # Processes start while this one loads what it needs.
     with workers_of(compiles=not no_run) as executing:
-        from cpembed.api.bench import open_bench
+        from cpembed.driver.bench import open_bench
 
-        benches = [
-            open_bench(
-                suite,
-                target,
-                constraints=constraints,
-                shapes=shapes or None,
-                layers=layers,
-                backend=backend,
-                execute=not no_run,
-                layout=layout,
-                timeout=timeout,
-                seed=seed,
-                results=results,
-                fresh=fresh,
-                output=output,
-                relu=relu,
-                bias=bias,
-                scale=scale,
-                untuned=untuned,
-                method=method,
-                baselines=[name.strip() for names in baselines for name in names.split(",")],
-            )
-            for target in names
-        ]
+        benches = [open_bench(suite, name, options) for name in names]
 
         if any(bench.measures and bench.pending for bench in benches):
             executing.require_measuring()
@@ -178,7 +133,9 @@ def command(
                 f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
                 for bench in benches
             )
-            return f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes"
+            return (
+                f"interrupted: {done}; the same command{' without --fresh' * options.fresh} resumes"
+            )
 
         with Stop("row", interrupted) as stop:
             for bench in benches:
@@ -208,7 +165,7 @@ def command(
 
 def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
     """Several targets beside each other."""
-    from cpembed.api.bench_across import across
+    from cpembed.driver.bench_across import across
 
     with Bar("", None) as bar:
 

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from cpembed.cli.build_network import build_model, is_model
-from cpembed.cli.kernel_options import KernelAsked, kernel, kernel_options
 from cpembed.cli.match import shapes_option
 from cpembed.cli.options import (
     Subcommand,
     json_option,
-    method_option,
+    library_options,
+    options_from,
+    require_one,
+    subject,
+    target_option,
     threads_option,
     use_threads,
+    verbose_option,
+    workload_argument,
 )
 from cpembed.cli.outcome import print_notes, print_solved, say_missing
 from cpembed.cli.output import ProgressLine, print_json, print_text
-
-if TYPE_CHECKING:
-    from cpembed.api.methods import MethodName
+from cpembed.driver.options import BuildOptions
 
 
 @click.command(cls=Subcommand)
-@kernel_options
+@workload_argument()
+@target_option()
 @click.option(
     "-o",
     "--directory",
@@ -36,26 +40,29 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Where it goes; files of the same names are replaced.",
 )
-@click.option(
-    "--name",
-    metavar="NAME",
-    help="Of the library, and what its functions begin with.  [default: kernel, or the model's]",
+@library_options(
+    BuildOptions,
+    leave_out=["search", "seed", "threads"],
+    defaults={"name": None},
+    texts={
+        "name": "Of the library, and what its functions begin with.  [default: kernel, or the "
+        "model's]"
+    },
 )
 @shapes_option
-@method_option("implicit")
 @threads_option("the library, where whoever opens it does not say")
-@click.option("--torch", is_flag=True, help="With an operator of PyTorch.")
+@verbose_option
 @json_option
 def command(
     *,
+    words: tuple[str, ...],
+    target: str,
     folder: Path,
-    name: str | None,
     shapes: dict[str, tuple[int, ...]],
-    method: MethodName,
     threads: int | None,
-    torch: bool,
+    verbose: bool,
     as_json: bool,
-    **asked: Unpack[KernelAsked],
+    **values: Any,
 ) -> int:
     """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2): plain C, Python
     with numpy, or PyTorch call it, and it needs nothing of what made it.
@@ -70,39 +77,34 @@ def command(
     cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
     """
     use_threads(threads)
-    if is_model(asked["words"]):
+    if is_model(words):
         _require_options_of_models(click.get_current_context())
         return build_model(
-            Path(asked["words"][0]),
-            asked["target"],
+            Path(words[0]),
+            target,
             folder,
-            name,
+            values["name"],
             shapes,
-            torch=torch,
-            timeout=asked["timeout"],
+            torch=values["torch"],
+            timeout=values["timeout"],
             as_json=as_json,
         )
     if shapes:
         raise click.UsageError("--shape is of a model, not of a workload: leave it out")
-    from cpembed.api.build import build
-    from cpembed.api.solve import SolveResult
+    from cpembed.driver.build import build
+    from cpembed.driver.result import SolveResult
 
-    given = kernel(asked)
+    name = values["name"] or "kernel"
+    options = options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
+    require_one(rank=options.rank is not None, id=options.identifier is not None)
+    asked = subject(words, target, options)
     with ProgressLine() as progress:
-        result = build(
-            **given,
-            folder=folder,
-            name=name or "kernel",
-            progress=progress,
-            threads=threads or 0,
-            torch=torch,
-            method=method,
-        )
+        result = build(asked.workload, asked.target, folder, asked.options, progress=progress)
     if isinstance(result, SolveResult):
-        return print_solved(result, as_json=as_json, verbose=asked["verbose"])
+        return print_solved(result, as_json=as_json, verbose=verbose)
     print_notes(result.chosen.solved)
     stood_in = "the library is portable code, and slow"
-    code = say_missing(result.missing, given["backend"], stood_in)
+    code = say_missing(result.missing, options.backend, stood_in)
     if as_json:
         print_json(result.to_json())
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import require_one, together
+from cpembed.cli.options import combined, require_one
 from cpembed.cli.output import message
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _option(name: str, **attributes: Any) -> Callable[[Any], Any]:
     return click.option(name, callback=_keep, expose_value=False, **attributes)
 
 
-tls_options: Callable[[Any], Any] = together(
+tls_options: Callable[[Any], Any] = combined(
     _option(
         "--tls-ca-file",
         metavar="FILE",
@@ -49,7 +49,7 @@ tls_options: Callable[[Any], Any] = together(
 )
 """Certificates for the connection to a scheduler."""
 
-workers_options: Callable[[Any], Any] = together(
+workers_options: Callable[[Any], Any] = combined(
     _option(
         "--workers",
         type=click.IntRange(min=1),

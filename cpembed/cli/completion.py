@@ -50,8 +50,8 @@ def workloads(ctx: click.Context, param: click.Parameter, incomplete: str) -> It
 
 
 def _operators() -> list[str]:
-    from cpembed.operators.registry import OPERATORS
     from cpembed.plugins import plugin_names
+    from cpembed.workloads.operators import OPERATORS
 
     return [*OPERATORS, *plugin_names("cpembed.operators")]
 
@@ -87,7 +87,7 @@ def _suite_layers(incomplete: str) -> Items:
 def _settings(words: tuple[str, ...]) -> list[str]:
     """``n=``, or ``layout=NHWC``, of the operator that is named; the choices alone after an equals
     sign that the shell takes for a word, as bash does."""
-    from cpembed.operators.registry import OPERATORS
+    from cpembed.workloads.operators import OPERATORS
 
     family = OPERATORS.get(words[0])
     if family is None:

@@ -3,60 +3,57 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpembed.cli.options import (
-    Asked,
     Subcommand,
-    embedding_options,
     file_option,
-    id_option,
     json_option,
-    method_option,
-    problem,
-    rank_option,
+    library_options,
+    options_from,
     require_one,
+    subject,
+    target_option,
     threads_option,
-    untuned_option,
     use_threads,
+    verbose_option,
+    workload_argument,
 )
 from cpembed.cli.outcome import print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
+from cpembed.driver.options import CandidateOptions, ExplainOptions, KernelOptions, shared
 
 if TYPE_CHECKING:
-    from cpembed.api.explain import Explanation
-    from cpembed.api.methods import MethodName
+    from cpembed.driver.explain import Explanation
 
 
 @click.command(cls=Subcommand)
-@embedding_options
-@rank_option("Which candidate, 1 being the best.  [default: 1]")
-@id_option
+@workload_argument()
+@target_option()
+@library_options(ExplainOptions, leave_out=["search", "seed"])
 @click.option(
     "--chosen",
     is_flag=True,
     help="The candidate that `cpembed run` runs on this machine, and why.",
 )
-@method_option("auto")
-@untuned_option
 @threads_option()
 @file_option("--svg", "Draw the candidate to an SVG file.")
 @file_option("--html", "Write the candidate to an HTML page with the drawing in it.")
+@verbose_option
 @json_option
 def command(
     *,
-    rank: int | None,
-    identifier: str | None,
+    words: tuple[str, ...],
+    target: str,
     chosen: bool,
-    method: MethodName,
-    untuned: bool,
     threads: int | None,
     svg: Path | None,
     html: Path | None,
+    verbose: bool,
     as_json: bool,
-    **asked: Unpack[Asked],
+    **values: Any,
 ) -> int:
     """Show one candidate in full (axes, layouts, each rewrite, the loop nest, why its rank), or
     why nothing fits.
@@ -65,27 +62,31 @@ def command(
     cpembed explain deepbench:11 --target amx_int8
     cpembed explain deepbench:11 --target amx_int8 --chosen --html layer11.html
     """
-    require_one(rank=rank is not None, id=identifier is not None, chosen=chosen)
-    if not chosen and (untuned or threads is not None or method != "auto"):
+    options = options_from(ExplainOptions, values)
+    require_one(rank=options.rank is not None, id=options.identifier is not None, chosen=chosen)
+    if not chosen and (options.untuned or threads is not None or options.method != "auto"):
         only = "--method, --untuned and --threads change what `run` chooses: add --chosen"
         raise click.UsageError(only, click.get_current_context())
     use_threads(threads)
-    from cpembed.api import explain as api
+    from cpembed.driver.explain import Explanation, explain, explain_chosen
+    from cpembed.driver.request import Request
 
-    given = problem(asked)
+    asked = subject(words, target, options)
     with ProgressLine() as progress:
+        candidate = shared(asked.options, CandidateOptions)
         if chosen:
-            from cpembed.api.chosen import Request
-
-            request = Request(**given, progress=progress, untuned=untuned)
-            result = api.explain_chosen(request, method)
+            kernel = KernelOptions(**candidate)
+            request = Request(asked.workload, asked.target, kernel, progress=progress)
+            result = explain_chosen(request, options.method)
         else:
-            result = api.explain(**given, rank=rank or 1, identifier=identifier, progress=progress)
-    if not isinstance(result, api.Explanation):
+            result = explain(
+                asked.workload, asked.target, CandidateOptions(**candidate), progress=progress
+            )
+    if not isinstance(result, Explanation):
         for path in (svg, html):
             if path is not None:
                 message(f"{path} is not written: there is nothing to draw")
-        return print_solved(result, as_json=as_json, verbose=asked["verbose"])
+        return print_solved(result, as_json=as_json, verbose=verbose)
     print_notes(result.solved)
     _draw(result, svg, html)
     if as_json:
@@ -93,7 +94,7 @@ def command(
     else:
         from cpembed.report.explain import report
 
-        print_text(*report(result, verbose=asked["verbose"]))
+        print_text(*report(result, verbose=verbose))
     return 0
 
 

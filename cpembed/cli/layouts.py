@@ -46,7 +46,7 @@ def command(
     cpembed layouts gemm m=64 n=64 k=256 --target avx512_vnni --measure
     """
     use_threads(threads)
-    from cpembed.api.layouts import compare_layouts
+    from cpembed.driver.layouts import compare_layouts
 
     with Bar("", None) as bar:
 

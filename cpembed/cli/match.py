@@ -8,11 +8,11 @@ import click
 
 from cpembed.cli.options import (
     Subcommand,
+    combined,
     distinct,
     json_option,
     targets_option,
     timeout_option,
-    together,
 )
 from cpembed.cli.output import Bar, print_json, print_text
 
@@ -49,7 +49,7 @@ shapes_option = click.option(
     help="Sizes of an input that the model leaves open, as in input=1,3,224,224. May be repeated.",
 )
 
-model_options = together(
+model_options = combined(
     click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
     shapes_option,
 )

@@ -1,32 +1,27 @@
 """Arguments and options that several subcommands share, each defined once.
 
 A name is a decorator; where the words differ between commands, a function makes one. Of several
-put together, :func:`together`, the first is listed first in the help.
+put together, :func:`combined`, the first is listed first in the help.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cpembed.cli.completion import constraint_sets, targets, workloads
+from cpembed.driver.options import LARGEST_SEED, LONGEST_TIMEOUT, Options, SearchOptions
 
 if TYPE_CHECKING:
-    from cpembed.embedding.constraint_set import ConstraintSet, Weights
     from cpembed.hw.instruction import HardwareSpec
     from cpembed.ir.computation import Computation
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_LONGEST_TIMEOUT = 1e8
-"""Seconds: three years. Systems wait for no more than a few hundred."""
-
-LARGEST_SEED = 2**31 - 1
-"""The solver's seeds are 32-bit."""
 
 
 class Subcommand(click.Command):
@@ -42,7 +37,7 @@ class Subcommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+def combined(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     """Several arguments and options as one decorator."""
 
     def add(function: F) -> F:
@@ -86,12 +81,6 @@ targets_option = click.option(
 )
 
 
-def constraints_option(words: str) -> Callable[[F], F]:
-    return click.option(
-        "--constraints", shell_complete=constraint_sets, metavar="NAME|FILE", help=words
-    )
-
-
 # -- how to search --------------------------------------------------------------------------------
 
 
@@ -111,98 +100,148 @@ def _weights(
     return mac, data
 
 
-def _number(
+def _seconds(
     context: click.Context, parameter: click.Parameter, value: float | None
 ) -> float | None:
-    if value is not None and not value <= _LONGEST_TIMEOUT:
-        raise click.BadParameter(f"{value:g} is not a number of seconds up to {_LONGEST_TIMEOUT:g}")
+    # A range admits what is not a number.
+    if value is not None and not value <= LONGEST_TIMEOUT:
+        raise click.BadParameter(f"{value:g} is not a number of seconds up to {LONGEST_TIMEOUT:g}")
     return value
 
 
-def timeout_option(words: str, default: float | None = None) -> Callable[[F], F]:
+def timeout_option(text: str, default: float | None = None) -> Callable[[F], F]:
+    """Return the option ``--timeout`` of a command that has no options dataclass."""
     return click.option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
-        callback=_number,
+        callback=_seconds,
         default=default,
         metavar="S",
         show_default=default is not None,
-        help=words,
+        help=text,
     )
 
 
-def seed_option(words: str, default: int | None = 0) -> Callable[[F], F]:
+def seed_option(text: str) -> Callable[[F], F]:
+    """Return the option ``--seed`` of a command that has no options dataclass."""
     return click.option(
         "--seed",
         type=click.IntRange(0, LARGEST_SEED),
-        default=default,
+        default=0,
         metavar="N",
-        show_default=default is not None,
-        help=words,
+        show_default=True,
+        help=text,
     )
 
 
-def rank_option(words: str) -> Callable[[F], F]:
-    return click.option("--rank", type=click.IntRange(min=1), metavar="K", help=words)
+def constraints_option(text: str) -> Callable[[F], F]:
+    """Return the option ``--constraints`` of a command that has no options dataclass."""
+    return click.option(
+        "--constraints", shell_complete=constraint_sets, metavar="NAME|FILE", help=text
+    )
 
 
-id_option = click.option(
-    "--id",
-    "identifier",
-    metavar="ID",
-    help="The candidate with this id, or the only one that begins so, wherever it was printed: "
-    "by solve, run, explain, tune or bench.",
+def library_options(
+    kind: type[SearchOptions],
+    *,
+    leave_out: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    texts: Mapping[str, str] | None = None,
+) -> Callable[[F], F]:
+    """Return a decorator that adds the options of a dataclass to a command.
+
+    Parameters
+    ----------
+    kind : type
+        Class of the options; its fields say names, types, limits and help texts.
+    leave_out : sequence of str
+        Fields that the command has no option for.
+    defaults, texts : mapping of str to value, optional
+        Defaults and help texts that differ on the command line.
+    """
+    decorators = [
+        _click_option(field, (defaults or {}).get(field.name, field.default), texts or {})
+        for field in dataclasses.fields(kind)
+        if not field.metadata["hidden"] and field.name not in leave_out
+    ]
+    return combined(*decorators)
+
+
+def _click_option(
+    field: dataclasses.Field[Any], default: Any, texts: Mapping[str, str]
+) -> Callable[[Any], Any]:
+    about = field.metadata
+    flag = about["flag"] or f"--{field.name.replace('_', '-')}"
+    text = texts.get(field.name, about["text"])
+    if field.type == "bool":
+        return click.option(flag, field.name, is_flag=True, help=text)
+    shows_default = default is not None and "[default" not in text
+    return click.option(
+        flag,
+        field.name,
+        type=_click_type(field),
+        callback=_CALLBACKS.get(field.name),
+        shell_complete=constraint_sets if field.name == "constraints" else None,
+        default=default,
+        show_default=shows_default,
+        metavar=about["metavar"],
+        help=text,
+    )
+
+
+def _click_type(field: dataclasses.Field[Any]) -> Any:
+    choices, metavar = field.metadata["choices"], field.metadata["metavar"]
+    smallest, largest = field.metadata["limits"] or (None, None)
+    types = str(field.type).split(" | ")
+    if choices is not None:
+        return click.Choice(choices)
+    if "Path" in types:
+        # PROGRAM is a folder or an archive.
+        folder, file = metavar in ("DIR", "PROGRAM"), metavar in ("FILE", "PROGRAM")
+        return click.Path(dir_okay=folder, file_okay=file, path_type=Path)
+    if "float" in types:
+        return click.FloatRange(min=smallest, min_open=True)
+    if "int" in types:
+        return click.IntRange(smallest, largest)
+    return None
+
+
+_CALLBACKS: Mapping[str, Callable[..., Any]] = {"weights": _weights, "timeout": _seconds}
+"""Functions that check the value of an option, by field."""
+
+
+def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:
+    """Return the options dataclass of a command from the values that click parsed.
+
+    Parameters
+    ----------
+    kind : type
+        Class of the options.
+    values : mapping of str to Any
+        Parameters of the command; those that are no fields of the class are ignored.
+    """
+    from cpembed.embedding.constraint_set import Weights
+
+    names = {field.name for field in dataclasses.fields(kind)}
+    fields = {name: value for name, value in values.items() if name in names}
+    if fields.get("weights") is not None:
+        fields["weights"] = Weights(*fields["weights"])
+    return kind(**fields)
+
+
+verbose_option = click.option(
+    "--verbose", is_flag=True, help="Print the solver's status, times and effort."
 )
-
-
-class Asked(TypedDict):
-    """The parameters of :data:`embedding_options`."""
-
-    words: tuple[str, ...]
-    target: str
-    constraints: str | None
-    weights: tuple[float, float] | None
-    timeout: float | None
-    verbose: bool
-
-
-class Problem(TypedDict):
-    """What is to be searched, as functions of the library take it."""
-
-    workload: Computation
-    target: HardwareSpec
-    constraints: ConstraintSet | None
-    weights: Weights | None
-    timeout: float | None
-
-
-embedding_options = together(
-    workload_argument(),
-    target_option(),
-    constraints_option(
-        "Constraint set: a shipped name or a TOML file. Default: in_place_padded, and "
-        "fused too where that uses the instruction badly."
-    ),
-    click.option(
-        "--weights",
-        callback=_weights,
-        metavar="MAC,DATA",
-        help="Weights of the MAC and the data overhead in the score.",
-    ),
-    timeout_option("Stop searching after S seconds and use what was found."),
-    click.option("--verbose", is_flag=True, help="Print the solver's status, times and effort."),
-)
-"""A workload, a target, and how to search: the parameters of :class:`Asked`."""
 
 # -- how to run -----------------------------------------------------------------------------------
 
 
-def threads_option(of: str = "the kernel") -> Callable[[F], F]:
+def threads_option(subject: str = "the kernel") -> Callable[[F], F]:
     return click.option(
         "--threads",
         type=click.IntRange(min=1),
         metavar="N",
-        help=f"Threads of {of}.  [default: the cores of the process]",
+        help=f"Threads of {subject}.  [default: the cores of the process]",
     )
 
 
@@ -211,59 +250,6 @@ def use_threads(threads: int | None) -> None:
     if threads is not None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
 
-
-def backend_option(auto: str) -> Callable[[F], F]:
-    """The choice of the code that runs; ``auto`` says what is taken where nobody asks."""
-    return click.option(
-        "--backend",
-        type=click.Choice(["auto", "native", "generic"]),
-        default="auto",
-        show_default=True,
-        help="native: the target's instruction, executed or simulated; generic: portable code; "
-        f"auto: {auto}",
-    )
-
-
-def method_option(default: str) -> Callable[[F], F]:
-    """The choice of the method for convolutions."""
-    return click.option(
-        "--method",
-        type=click.Choice(["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]),
-        default=default,
-        show_default=True,
-        help="How a convolution is computed.  implicit: its windows are walked by the kernel; "
-        "explicit: im2col, then a product of matrices; winograd: transforms of tiles of so many "
-        "outputs around a product; auto: the fastest by estimate of floats, implicit of integers.",
-    )
-
-
-def output_option(forms: Sequence[str], words: str) -> Callable[[F], F]:
-    """The choice of what is stored of the sums."""
-    return click.option("--output", type=click.Choice(forms), help=words)
-
-
-steps_options = together(
-    click.option(
-        "--bias",
-        is_flag=True,
-        help="Adds a vector, an element a channel: random, or given with a library's weights (not "
-        "on a simulated target).",
-    ),
-    click.option(
-        "--scale",
-        is_flag=True,
-        help="Multiplies by a float32 vector likewise, as requantization does (not on a simulated "
-        "target).",
-    ),
-    click.option(
-        "--relu", is_flag=True, help="Negative results are stored as 0 (not on a simulated target)."
-    ),
-)
-"""What happens to the sums before they are stored."""
-
-untuned_option = click.option(
-    "--untuned", is_flag=True, help="Do not use what `cpembed tune` has found."
-)
 
 # -- what is printed and written ------------------------------------------------------------------
 
@@ -287,7 +273,7 @@ def folder_option(name: str, words: str) -> Callable[[F], F]:
 
 def distinct(targets: Sequence[str]) -> list[str]:
     """Targets in the order given; a usage error where one is given twice."""
-    from cpembed.api.solve import hardware_specs
+    from cpembed.driver.named import hardware_specs
 
     for number, target in enumerate(targets):
         if target in targets[:number]:
@@ -297,27 +283,43 @@ def distinct(targets: Sequence[str]) -> list[str]:
     return list(targets)
 
 
-def require_one(**given: bool) -> None:
-    """Refuse options, of which is told whether each is given, that exclude each other."""
-    names = [f"--{name}" for name, there in given.items() if there]
+def require_one(**present: bool) -> None:
+    """Reject more than one of several options, by whether each is present."""
+    names = [f"--{name}" for name, is_present in present.items() if is_present]
     if len(names) > 1:
         excluded = f"of {', '.join(names[:-1])} and {names[-1]} only one can be given"
         raise click.UsageError(excluded, click.get_current_context())
 
 
-def problem(asked: Asked) -> Problem:
-    """The workload on the target's element types, the target, the set if one is asked for, the
-    weights."""
-    from cpembed.api.choice import types_by_role
-    from cpembed.api.solve import hardware_spec, is_typed, workload
-    from cpembed.embedding.constraint_set import Weights, load_constraint_set
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A workload on a target's element types, with the options of the command."""
 
-    spec = hardware_spec(asked["target"])
-    weights = None if asked["weights"] is None else Weights(*asked["weights"])
-    chosen, named = None, workload(asked["words"], spec)
-    if asked["constraints"] is not None:
-        chosen = load_constraint_set(asked["constraints"])
-        named = named if is_typed(asked["words"]) else types_by_role(named, chosen)
-    return Problem(
-        workload=named, target=spec, constraints=chosen, weights=weights, timeout=asked["timeout"]
-    )
+    workload: Computation
+    target: HardwareSpec
+    options: Any
+
+
+def subject(words: Sequence[str], target: str, options: SearchOptions) -> Subject:
+    """Resolve the workload, the target and the constraint set that a command names.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Words of the workload.
+    target : str
+        Name or file of the target.
+    options : SearchOptions
+        Options of the command; a constraint set is loaded into them.
+    """
+    from cpembed.driver.named import hardware_spec, is_typed, types_for_window, workload
+    from cpembed.driver.solve import constraint_set
+
+    spec = hardware_spec(target)
+    computation = workload(words, spec)
+    if options.constraints is not None:
+        constraints = constraint_set(options.constraints)
+        options = dataclasses.replace(options, constraints=constraints)
+        if not is_typed(words):
+            computation = types_for_window(computation, constraints)
+    return Subject(computation, spec, options)

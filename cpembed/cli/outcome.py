@@ -10,8 +10,8 @@ from cpembed.cli.output import message, print_json, print_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cpembed.api.chosen import BackendChoice
-    from cpembed.api.solve import SolveResult
+    from cpembed.driver.options import BackendName
+    from cpembed.driver.result import SolveResult
 
 
 class _Document(Protocol):
@@ -49,7 +49,7 @@ def print_result(
 ) -> int:
     """As :func:`print_solved`, of a result that is made from a search; ``report`` makes the text,
     and loads what that needs."""
-    from cpembed.api.choice import pick
+    from cpembed.driver.advice import pick
 
     code = _say(solved)
     if as_json:
@@ -63,7 +63,7 @@ def print_result(
 
 def _say(result: SolveResult) -> int:
     """Lines on stderr about a search; the exit code."""
-    from cpembed.api.choice import better_order
+    from cpembed.driver.advice import better_order
     from cpembed.embedding.cpsat import Status
 
     print_notes(result)
@@ -88,14 +88,14 @@ def _say(result: SolveResult) -> int:
 def print_notes(result: SolveResult) -> None:
     """What in the constraint set has no effect on this workload, and what would have one if the
     target's file said it, on stderr."""
-    from cpembed.api.choice import idle_padding, undeclared_stride
+    from cpembed.driver.advice import idle_padding, undeclared_stride
 
     for note in (idle_padding(result), undeclared_stride(result)):
         if note is not None:
             message(note)
 
 
-def say_missing(missing: Sequence[str], backend: BackendChoice, stood_in: str) -> int:
+def say_missing(missing: Sequence[str], backend: BackendName, stood_in: str) -> int:
     """Where portable code stands in for the instruction and was not asked for, say on stderr what
     is missing and what that means (``stood_in``); the exit code."""
     if not missing or backend == "generic":

@@ -75,7 +75,7 @@ def message(text: str) -> None:
 class ProgressLine:
     """A line on the terminal with the phase and its count, once patience runs out.
 
-    A context manager; calling it reports, as :data:`cpembed.api.solve.Progress` does.
+    A context manager; calling it reports, as :data:`cpembed.driver.solve.Progress` does.
     """
 
     def __init__(self) -> None:

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpembed.cli.options import (
-    Asked,
     Subcommand,
-    embedding_options,
     json_option,
-    problem,
+    library_options,
+    options_from,
     require_one,
-    seed_option,
+    subject,
+    target_option,
+    verbose_option,
+    workload_argument,
 )
 from cpembed.cli.outcome import print_result, print_solved
 from cpembed.cli.output import ProgressLine
+from cpembed.driver.options import EstimateOptions, SearchOptions, SolveOptions, shared
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cpembed.api.estimate import EstimateResult, RankBy
-    from cpembed.api.pareto import ParetoResult
+    from cpembed.cli.options import Subject
+    from cpembed.driver.estimate import EstimateResult
+    from cpembed.driver.pareto import ParetoResult
 
 TOP = 5
 
-SEARCHES = ("auto", "digits", "scalar", "portfolio")
-"""The values of :class:`~cpembed.embedding.result.Formulation`, without loading the solver."""
-
 
 @click.command(cls=Subcommand)
-@embedding_options
+@workload_argument()
+@target_option()
+@library_options(EstimateOptions, leave_out=["top"], texts={"seed": "Seed of the search."})
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -51,40 +54,19 @@ SEARCHES = ("auto", "digits", "scalar", "portfolio")
     is_flag=True,
     help="Print the time of each candidate by the description of a machine in the target's file.",
 )
-@click.option(
-    "--machine",
-    metavar="NAME",
-    help="The machine to estimate for.  [default: the first one of the target]",
-)
-@click.option(
-    "--rank-by",
-    type=click.Choice(("overheads", "estimate")),
-    default="overheads",
-    show_default=True,
-    help="What orders the candidates; with estimate those of the least time come first.",
-)
-@seed_option("Seed of the search.")
-@click.option(
-    "--search",
-    type=click.Choice(SEARCHES),
-    default=SEARCHES[0],
-    show_default=True,
-    help="The model to search: over digits, or over scalar operations in one order of axes, or in "
-    "several at a time. The answer is the same.",
-)
+@verbose_option
 @json_option
 def command(
     *,
+    words: tuple[str, ...],
+    target: str,
     top: int | None,
     every: bool,
     pareto: bool,
     estimated: bool,
-    machine: str | None,
-    rank_by: RankBy,
-    seed: int,
-    search: str,
+    verbose: bool,
     as_json: bool,
-    **asked: Unpack[Asked],
+    **values: Any,
 ) -> int:
     """Rank the candidate embeddings of the target's instruction in WORKLOAD.
 
@@ -93,26 +75,28 @@ def command(
     cpembed solve "C[x,y] += A[x,z] * B[z,y]" x=64 y=64 z=64 --target vta_1x16x16 --all
     """
     require_one(top=top is not None, all=every, pareto=pareto)
-    if estimated or machine is not None or rank_by == "estimate":
+    count = None if every or pareto else top or TOP
+    options = options_from(EstimateOptions, {**values, "top": count})
+    if estimated or options.machine is not None or options.rank_by == "estimate":
         if pareto:
             excluded = "--pareto weighs no times: leave out --estimate, --machine and --rank-by"
             raise click.UsageError(excluded, click.get_current_context())
-        limit = None if every else top or TOP
-        return _estimated(asked, limit, machine, rank_by, (seed, search), as_json=as_json)
-    from cpembed.api.pareto import ParetoResult
-    from cpembed.api.solve import solve
+        asked = subject(words, target, options)
+        return _estimated(asked, as_json=as_json, verbose=verbose)
+    from cpembed.driver.pareto import ParetoResult
+    from cpembed.driver.solve import solve
     from cpembed.selection.pareto import front
 
+    search = SolveOptions(top=count, **shared(options, SearchOptions))
+    asked = subject(words, target, search)
     with ProgressLine() as progress:
         result = solve(
-            **problem(asked),
-            top=None if every or pareto else top or TOP,
+            asked.workload,
+            asked.target,
+            asked.options,
             keep=front if pareto else None,
-            seed=seed,
-            search=search,
             progress=progress,
         )
-    verbose = asked["verbose"]
     if not pareto or not (result.embeddings or as_json):
         return print_solved(result, as_json=as_json, verbose=verbose)
 
@@ -124,34 +108,18 @@ def command(
     return print_result(ParetoResult(result), result, report, as_json=as_json)
 
 
-def _estimated(
-    asked: Asked,
-    top: int | None,
-    machine: str | None,
-    rank_by: RankBy,
-    how: tuple[int, str],
-    *,
-    as_json: bool,
-) -> int:
-    """The candidates with their times."""
-    from cpembed.api.estimate import estimate
+def _estimated(asked: Subject, *, as_json: bool, verbose: bool) -> int:
+    """Print the candidates with their times."""
+    from cpembed.driver.estimate import estimate
 
     with ProgressLine() as progress:
-        result = estimate(
-            **problem(asked),
-            machine=machine,
-            rank_by=rank_by,
-            top=top,
-            seed=how[0],
-            search=how[1],
-            progress=progress,
-        )
+        result = estimate(asked.workload, asked.target, asked.options, progress=progress)
     if not result.solved.embeddings and not as_json:
-        return print_solved(result.solved, as_json=False, verbose=asked["verbose"])
+        return print_solved(result.solved, as_json=False, verbose=verbose)
 
     def report(result: EstimateResult) -> Iterable[RenderableType]:
         from cpembed.report.solve import estimate_report
 
-        return estimate_report(result, verbose=asked["verbose"])
+        return estimate_report(result, verbose=verbose)
 
     return print_result(result, result.solved, report, as_json=as_json)

@@ -2,79 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpembed.cli.cluster_options import workers_of, workers_options
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
-    Asked,
-    Problem,
     Subcommand,
-    constraints_option,
-    folder_option,
+    Subject,
     json_option,
-    output_option,
-    problem,
-    seed_option,
+    library_options,
+    options_from,
+    subject,
     target_option,
     threads_option,
-    timeout_option,
     use_threads,
     workload_argument,
 )
 from cpembed.cli.outcome import print_solved
 from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_text
+from cpembed.driver.options import TuneOptions
 
 if TYPE_CHECKING:
-    from cpembed.api.tune import OpenTuning, TuneOptions
     from cpembed.cluster import Workers
+    from cpembed.driver.tune import OpenTuning
 
 
 @click.command(cls=Subcommand)
 @workload_argument(required=False)
 @target_option(required=False)
-@constraints_option(
-    "Constraint set of the embeddings.  [default: complete, and the best of in_place_padded]"
-)
-@click.option(
-    "--trials",
-    type=click.IntRange(min=1),
-    default=64,
-    metavar="N",
-    show_default=True,
-    help="Schedules to measure, those that are kept from earlier calls included.",
-)
-@click.option(
-    "--candidates",
-    type=click.IntRange(min=1),
-    default=32,
-    metavar="K",
-    show_default=True,
-    help="How many of the best embeddings take part.",
-)
-@timeout_option("Stop after S seconds, the search for embeddings included, and use what was found.")
-@output_option(
-    ["requantized", "int32", "int8"],
-    "Where times depend on it: what is stored of the sums, as for `run`; each is tuned by "
-    "itself.  "
-    "[default: requantized; int8 where that is the output's type]",
-)
-@click.option(
-    "--objective",
-    type=click.Choice(["total", "kernel"]),
-    help="CPU: what is to be short: latency, packing and unpacking together, or latency alone.  "
-    "[default: total]",
+@library_options(
+    TuneOptions, leave_out=["weights", "search"], texts={"seed": "Seed of the search."}
 )
 @threads_option()
-@seed_option("Seed of the search.")
-@folder_option(
-    "--database",
-    "Folder that keeps what is measured; `run` and `bench` look in the default one.  "
-    "[default: $CPEMBED_TUNE_DIR, else a folder of the user's data]",
-)
 @workers_options
 @click.option("--show", is_flag=True, help="Tune nothing: list what is kept, of WORKLOAD or all.")
 @json_option
@@ -85,7 +48,7 @@ def command(
     threads: int | None,
     show: bool,
     as_json: bool,
-    **options: Unpack[TuneOptions],
+    **values: Any,
 ) -> int:
     """Find the fastest embedding and schedule, and keep them: by simulated cycles, or by times
     that are measured here.
@@ -99,31 +62,34 @@ def command(
     cpembed tune --show
     """
     use_threads(threads)
+    options = options_from(TuneOptions, values)
     if show:
-        return _show(words, target, options.get("database"), as_json=as_json)
+        return _show(words, target, options.database, as_json=as_json)
     if not words or target is None:
         missing = "'WORKLOAD...'" if not words else "'--target'"
         raise click.UsageError(
             f"Missing {missing}: only --show goes without", click.get_current_context()
         )
-    from cpembed.api.tune import require_tunable
+    from cpembed.driver.tune import require_tunable
     from cpembed.tuning.records import WIDEST
 
-    named = options.get("constraints")
-    given = _problem(words, target, named or WIDEST)
-    require_tunable(given["target"])
-    options["constraints"] = given["constraints"] if named else None
+    # The widest set decides the element types where none is named; it stays unnamed.
+    asked = subject(words, target, replace(options, constraints=options.constraints or WIDEST))
+    require_tunable(asked.target)
+    if options.constraints is None:
+        asked = replace(asked, options=options)
     with workers_of() as executing:
-        return _tune(given, executing, options, as_json=as_json)
+        return _tune(asked, executing, as_json=as_json)
 
 
-def _tune(given: Problem, workers: Workers, options: TuneOptions, *, as_json: bool) -> int:
-    from cpembed.api.solve import SolveResult
-    from cpembed.api.tune import open_tuning
+def _tune(asked: Subject, workers: Workers, *, as_json: bool) -> int:
+    from cpembed.driver.result import SolveResult
+    from cpembed.driver.tune import open_tuning
 
     with ProgressLine() as progress:
-        options["progress"] = progress
-        opened = open_tuning(given["workload"], given["target"], workers=workers, **options)
+        opened = open_tuning(
+            asked.workload, asked.target, asked.options, workers=workers, progress=progress
+        )
     if isinstance(opened, SolveResult):
         return print_solved(opened, as_json=as_json)
     tuning = opened.tuning
@@ -149,29 +115,17 @@ def _tune(given: Problem, workers: Workers, options: TuneOptions, *, as_json: bo
     return INTERRUPTED if stop.asked else 0
 
 
-def _problem(words: tuple[str, ...], target: str, constraints: Any) -> Problem:
-    asked = Asked(
-        words=words,
-        target=target,
-        constraints=constraints,
-        weights=None,
-        timeout=None,
-        verbose=False,
-    )
-    return problem(asked)
-
-
 def _show(
     words: tuple[str, ...], target: str | None, database: Path | None, *, as_json: bool
 ) -> int:
     """Print what is kept; of a workload where one is named."""
-    from cpembed.api.solve import hardware_spec
-    from cpembed.api.tune import known
+    from cpembed.driver.named import hardware_spec
     from cpembed.report import tune as report
+    from cpembed.targets.registry import stored_tunings
     from cpembed.tuning.database import default_directory, workload_key
     from cpembed.tuning.records import WIDEST
 
-    found = known(database)
+    found = stored_tunings(database)
     if target is not None:
         spec = hardware_spec(target)
         # What another target runs in its place is kept under that one's name.
@@ -181,7 +135,7 @@ def _show(
         if target is None:
             context = click.get_current_context()
             raise click.UsageError("Missing '--target': it types the WORKLOAD", context)
-        wanted = workload_key(_problem(words, target, WIDEST)["workload"])
+        wanted = workload_key(subject(words, target, TuneOptions(constraints=WIDEST)).workload)
         found = [file for file in found if file.key["workload"] == wanted]
     if as_json:
         print_json(report.stored_json(found))

@@ -14,7 +14,7 @@ ATTEMPTS = 2
 """How often a task is begun whose process is killed: once may be somebody else's doing, such as
 that of a neighbour who took the memory."""
 
-WITHOUT_COMPILER = ("cpembed.api.run:run",)
+WITHOUT_COMPILER = ("cpembed.driver.run:run",)
 """What a process loads ahead for tasks that only solve."""
 
 ONE_THREAD: Mapping[str, str] = dict.fromkeys(

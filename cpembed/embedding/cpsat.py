@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model_helper as cmh
 
-from cpembed.embedding.proto_writer import CompiledModel, Ids
+from cpembed.embedding.model_builder import CompiledModel, Ids
 from cpembed.time_limit import check_time, seconds_left
 
 _PATIENCE = 0.1

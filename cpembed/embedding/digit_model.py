@@ -17,9 +17,8 @@ import numpy as np
 
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import adds_tiles, candidate_groups
-from cpembed.embedding.model_builder import ModelBuilder
+from cpembed.embedding.model_builder import CompiledModel, Ids, ModelBuilder
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import CompiledModel, Ids
 from cpembed.time_limit import check_time
 
 

@@ -8,19 +8,90 @@ expanded to nodes, and those that a constraint refuses are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.commute import orders_left_out
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.cpsat import (
+    SearchControl,
+    SearchLimits,
+    SearchStatistics,
+    Status,
+    enumerate_solutions,
+)
 from cpembed.embedding.digit_model import AxisMaps, DigitModel, DigitOption, combine
+from cpembed.embedding.domains import JointDigits, allowed_digits
+from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.model_builder import CompiledModel, Ids
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import Ids
-from cpembed.embedding.regular import JointDigits, allowed_digits
-from cpembed.embedding.result import Effort, Progress, SearchResult
-from cpembed.embedding.space import Component, EmbeddingSpace
+from cpembed.embedding.result import (
+    AssetEffort,
+    Component,
+    EmbeddingSpace,
+    Formulation,
+    Progress,
+    SearchEffort,
+    SearchResult,
+    Seconds,
+)
+
+_OUTPUTS_FIRST = "outputs_first"
+"""Name of the digit model's only decision order."""
+
+
+class _Effort:
+    """Accumulates the solver's work over the digit models of one search: one per component."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.solving = 0.0
+        self.statuses: list[Status] = []
+        self.statistics = SearchStatistics()
+
+    def enumerate(
+        self,
+        model: CompiledModel,
+        receive: Callable[[Ids], bool],
+        limits: SearchLimits,
+        others: int = 0,
+    ) -> Status:
+        """Every solution of a component, which leaves ``others`` more an equal share of the time.
+
+        The models are of Booleans: neither presolve nor a linear relaxation earns its cost.
+        """
+        started = time.perf_counter()
+        left = limits.after(started - self.started).share(others + 1)
+        control = SearchControl(presolve=False, relaxation=False)
+        status, _, statistics = enumerate_solutions(model, receive, left, control)
+        self.statuses.append(status)
+        self.statistics = self.statistics.plus(statistics)
+        self.solving += time.perf_counter() - started
+        return status
+
+    def result(self, problem: EmbeddingProblem, embeddings: Sequence[Embedding]) -> SearchResult:
+        status = self._status()
+        complete = status in (Status.OPTIMAL, Status.INFEASIBLE)
+        asset = AssetEffort(_OUTPUTS_FIRST, status, self.statistics)
+        return SearchResult(
+            status,
+            complete,
+            embeddings,
+            (),
+            Seconds(time.perf_counter() - self.started - self.solving, self.solving),
+            SearchEffort(Formulation.DIGITS, asset.name if complete else None, (asset,)),
+            problem,
+        )
+
+    def _status(self) -> Status:
+        """Components must all have solutions."""
+        if Status.INFEASIBLE in self.statuses:
+            return Status.INFEASIBLE
+        if all(status is Status.OPTIMAL for status in self.statuses):
+            return Status.OPTIMAL
+        return Status.UNKNOWN if Status.UNKNOWN in self.statuses else Status.FEASIBLE
 
 
 class DigitSearch:
@@ -52,7 +123,7 @@ class DigitSearch:
         Components with the fewest options come first: what they leave of a time limit is for the
         others.
         """
-        effort = Effort()
+        effort = _Effort()
         roles = orders_left_out(self.problem.original, self.constraints.exchanges_factors)
         models = self.models()
         bound(models)

@@ -1,21 +1,311 @@
-"""The constraint model under construction.
+"""The constraint model under construction, and its CP-SAT protocol buffer.
 
 Constraints record what they mean (variables, equalities, bounds, linear rows, Boolean clauses) in
 arrays; :meth:`ModelBuilder.build` merges variables that were equated, drops rows that became
 trivial or duplicate, and has the CP-SAT model written. Merging before posting is what lets every
 scalar operation keep a variable tuple of its own while CP-SAT sees each equality class once.
+
+The protocol buffer classes come from ``cp_model_helper``, the layer below ``cp_model``: importing
+that one instead saves half a second of start-up, which ``cp_model`` spends on importing pandas.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model_helper as cmh
 
-from cpembed.embedding.proto_writer import CompiledModel, Ids, ProtoWriter, Rows
+from cpembed.errors import SpecError
 from cpembed.time_limit import check_time
+
+Ids = NDArray[np.int64]
+INFINITY = 2**62
+_COMPARED = 256
+"""Tuples at most that are compared two by two where their numbers would not fit."""
+
+
+class TooLargeDomain(SpecError):
+    """A set makes the scalar model compare more points than can be numbered."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Linear rows ``low <= coefficients . variables <= high`` with equally many terms each."""
+
+    variables: Ids
+    coefficients: Ids
+    low: Ids
+    high: Ids
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A CP-SAT model with the map from recorded variables to its variables or constants."""
+
+    proto: Any
+    representative: Ids
+    fixed: NDArray[np.bool_]
+    value: Ids
+    proto_index: Ids
+    contradiction: bool
+
+    def values(self, solution: Ids) -> Ids:
+        """Value of every recorded variable from a CP-SAT solution vector."""
+        result = self.value.copy()
+        free = ~self.fixed
+        if solution.size:
+            result[free] = solution[self.proto_index[free]]
+        return result
+
+
+class ProtoWriter:
+    """Writes classes and rows into a ``CpModelProto``; a variable appears once it is used."""
+
+    def __init__(
+        self, representative: Ids, low: Ids, high: Ids, domains: dict[int, tuple[int, ...]]
+    ) -> None:
+        self.representative, self.low, self.high = representative, low, high
+        self.fixed = low == high
+        self.contradiction = bool(np.any(low > high))
+        self.proto = cmh.CpModelProto()
+        self.index = np.full(len(representative), -1, np.int64)
+        self.domains: dict[int, tuple[int, ...]] = {}
+        for variable, values in domains.items():
+            root = int(representative[variable])
+            known = self.domains.get(root)
+            self.domains[root] = values if known is None else tuple(set(known) & set(values))
+            reachable = [v for v in self.domains[root] if low[root] <= v <= high[root]]
+            self.contradiction |= not reachable
+
+    def variable(self, root: int) -> int:
+        index = int(self.index[root])
+        if index < 0:
+            domain = self.proto.variables.add().domain
+            values = self.domains.get(root)
+            if values is None:
+                domain.extend([int(self.low[root]), int(self.high[root])])
+            else:
+                domain.extend(_intervals(values, int(self.low[root]), int(self.high[root])))
+            index = len(self.proto.variables) - 1
+            self.index[root] = index
+        return index
+
+    def rows(self, rows: Rows) -> None:
+        roots = self.representative[rows.variables]
+        fixed = self.fixed[roots]
+        shift = np.sum(np.where(fixed, rows.coefficients * self.low[roots], 0), axis=1)
+        low, high = rows.low - shift, rows.high - shift
+        coefficients = np.where(fixed, 0, rows.coefficients)
+        roots = np.where(fixed, -1, roots)
+        table = np.concatenate([roots, coefficients, low[:, None], high[:, None]], axis=1)
+        width = roots.shape[1]
+        # Hashing rows beats sorting them by far: most models repeat each row many times.
+        for row in dict.fromkeys(map(tuple, table.tolist())):
+            check_time()
+            terms: dict[int, int] = {}
+            for root, coefficient in zip(row[:width], row[width : 2 * width], strict=True):
+                if root >= 0:
+                    terms[root] = terms.get(root, 0) + coefficient
+            self._row({root: c for root, c in terms.items() if c}, row[-2], row[-1])
+
+    def _row(self, terms: dict[int, int], low: int, high: int) -> None:
+        if terms:
+            self._linear(terms, [low, high])
+        else:
+            self.contradiction |= not low <= 0 <= high
+
+    def _linear(
+        self, terms: dict[int, int], domain: list[int], enforced_by: int | None = None
+    ) -> None:
+        """A weighted sum of classes within intervals, where a literal is true if one is given."""
+        constraint = self.proto.constraints.add()
+        if enforced_by is not None:
+            constraint.enforcement_literal.extend([enforced_by])
+        constraint.linear.vars.extend([self.variable(root) for root in terms])
+        constraint.linear.coeffs.extend(list(terms.values()))
+        constraint.linear.domain.extend(domain)
+
+    def exactly_one(self, variables: list[int]) -> None:
+        check_time()
+        literals = self._free_literals(variables)
+        if literals is not None:
+            self.contradiction |= not literals
+            self.proto.constraints.add().exactly_one.literals.extend(literals)
+
+    def at_most_one(self, variables: list[int]) -> None:
+        check_time()
+        literals = self._free_literals(variables)
+        if literals is not None and len(literals) > 1:
+            self.proto.constraints.add().at_most_one.literals.extend(literals)
+
+    def _free_literals(self, variables: list[int]) -> list[int] | None:
+        """The literals of which one can be true; None where one is, and the others are made false
+        here."""
+        roots = [int(self.representative[v]) for v in variables]
+        free = [root for root in roots if not self.fixed[root]]
+        true = sum(1 for root in roots if self.fixed[root] and self.low[root] == 1)
+        if not true:
+            return [self.variable(root) for root in free]
+        self.contradiction |= true > 1
+        for root in free:
+            self._linear({root: 1}, [0, 0])
+        return None
+
+    def active_iff_positive(self, literal: int, variable: int) -> None:
+        root, active = int(self.representative[variable]), int(self.representative[literal])
+        if self.fixed[active]:
+            positive = bool(self.low[active])
+            self._row_or_check(root, 1 if positive else 0, INFINITY if positive else 0)
+            return
+        index = self.variable(active)
+        for enforced, low, high in ((index, 1, INFINITY), (-index - 1, 0, 0)):
+            if self.fixed[root]:
+                if not low <= int(self.low[root]) <= high:
+                    self.proto.constraints.add().bool_or.literals.extend([-enforced - 1])
+                continue
+            self._linear({root: 1}, [low, high], enforced)
+
+    def restrict_unless(self, literal: int, variable: int, values: tuple[int, ...]) -> None:
+        check_time()
+        root, excuse = int(self.representative[variable]), int(self.representative[literal])
+        if self.fixed[excuse] and self.low[excuse] == 1:
+            return
+        if self.fixed[root]:
+            if int(self.low[root]) not in values:
+                self._row_or_check(excuse, 1, 1)
+            return
+        enforced = None if self.fixed[excuse] else -self.variable(excuse) - 1
+        self._linear({root: 1}, _intervals(values, -INFINITY, INFINITY), enforced)
+
+    def _row_or_check(self, root: int, low: int, high: int) -> None:
+        if self.fixed[root]:
+            self.contradiction |= not low <= int(self.low[root]) <= high
+        else:
+            self._row({root: 1}, low, high)
+
+    def _tuple_weights(self, tuples: Ids) -> Ids | None:
+        """Mixed-radix weights that make the weighted sum of a row unique; None where 64 bits do
+        not hold the sums of all rows together, as CP-SAT wants it of the domains of a model."""
+        roots = self.representative[tuples]
+        spans = self.high[roots].max(axis=0) - self.low[roots].min(axis=0) + 1
+        weights = [1]
+        for span in reversed(spans.tolist()):
+            weights.append(weights[-1] * max(1, span))
+        if weights.pop() * len(tuples) >= INFINITY:
+            return None
+        return np.array(weights[::-1], np.int64)
+
+    def _weighted(self, tuple_ids: Ids, weights: Ids) -> tuple[dict[int, int], int]:
+        terms: dict[int, int] = {}
+        offset = 0
+        for root, weight in zip(
+            self.representative[tuple_ids].tolist(), weights.tolist(), strict=True
+        ):
+            if self.fixed[root]:
+                offset += weight * int(self.low[root])
+            else:
+                terms[root] = terms.get(root, 0) + weight
+        return terms, offset
+
+    def all_different(self, tuples: Ids) -> None:
+        weights = self._tuple_weights(tuples)
+        if weights is None:
+            if len(tuples) > _COMPARED:
+                raise _too_large()
+            for one, other in itertools.combinations(tuples, 2):
+                check_time()
+                self.differ(one, other)
+            return
+        constraint = self.proto.constraints.add().all_diff
+        for row in tuples:
+            check_time()
+            terms, offset = self._weighted(row, weights)
+            expression = constraint.exprs.add()
+            expression.offset = offset
+            if len(terms) > 1:
+                # Of a sum within an expression, presolve would list the values one by one: for
+                # several small domains more than fit in memory.
+                expression.vars.append(self._sum(terms))
+                expression.coeffs.append(1)
+            else:
+                expression.vars.extend([self.variable(root) for root in terms])
+                expression.coeffs.extend(list(terms.values()))
+
+    def _sum(self, terms: dict[int, int]) -> int:
+        """A variable that is the weighted sum; weights are positive."""
+        low = sum(weight * int(self.low[root]) for root, weight in terms.items())
+        high = sum(weight * int(self.high[root]) for root, weight in terms.items())
+        self.proto.variables.add().domain.extend([low, high])
+        total = len(self.proto.variables) - 1
+        linear = self.proto.constraints.add().linear
+        linear.vars.extend([*(self.variable(root) for root in terms), total])
+        linear.coeffs.extend([*terms.values(), -1])
+        linear.domain.extend([0, 0])
+        return total
+
+    def differ(self, left: Ids, right: Ids) -> None:
+        weights = self._tuple_weights(np.stack([left, right]))
+        if weights is None:
+            raise _too_large()
+        terms, offset = self._weighted(left, weights)
+        other, other_offset = self._weighted(right, weights)
+        for root, weight in other.items():
+            terms[root] = terms.get(root, 0) - weight
+        terms = {root: weight for root, weight in terms.items() if weight}
+        gap = other_offset - offset
+        if not terms:
+            self.contradiction |= gap == 0
+            return
+        self._linear(terms, [-INFINITY, gap - 1, gap + 1, INFINITY])
+
+    def decision(self, ids: Ids, *, largest_first: bool) -> None:
+        roots = dict.fromkeys(self.representative[ids.ravel()].tolist())
+        used = [int(self.index[r]) for r in roots if not self.fixed[r] and self.index[r] >= 0]
+        if not used:
+            return
+        strategy = self.proto.search_strategy.add()
+        strategy.variables.extend(used)
+        if largest_first:
+            order = cmh.DecisionStrategyProto.DomainReductionStrategy
+            strategy.domain_reduction_strategy = order.SELECT_MAX_VALUE
+
+    def finish(self) -> CompiledModel:
+        roots = self.representative
+        # Every class that no constraint mentions is still part of the solution.
+        for root in np.unique(roots[~self.fixed[roots]]).tolist():
+            check_time()
+            self.variable(root)
+        return CompiledModel(
+            self.proto,
+            roots,
+            self.fixed[roots],
+            self.low[roots].copy(),
+            self.index[roots],
+            self.contradiction,
+        )
+
+
+def _intervals(values: Sequence[int], low: int, high: int) -> list[int]:
+    """Sorted values within bounds as CP-SAT's flattened closed intervals."""
+    result: list[int] = []
+    for value in sorted(v for v in set(values) if low <= v <= high):
+        if result and result[-1] == value - 1:
+            result[-1] = value
+        else:
+            result += [value, value]
+    return result or [1, 0]
+
+
+def _too_large() -> SpecError:
+    return TooLargeDomain("points of a domain beyond 64 bits would be compared one by one")
 
 
 @dataclass

@@ -330,7 +330,7 @@ def _in_ports(
 
     def operand(name: str) -> Operand:
         whole = workload.operand(owners[name])
-        return whole if name == whole.name else replace(whole, name=name, of=whole.tensor)
+        return whole if name == whole.name else replace(whole, name=name, port_of=whole.tensor)
 
     reads = dict.fromkeys(read.operand for s in statements for read in s.reads)
     stores = dict.fromkeys(s.store.operand for s in statements)

@@ -13,9 +13,9 @@ from cpembed.embedding.commute import (
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_search import DigitSearch
+from cpembed.embedding.domains import digit_model_obstacle, unfused_groups
 from cpembed.embedding.portfolio import make_assets, own_order, solve_portfolio
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
-from cpembed.embedding.regular import digit_model_obstacle, unfused_groups
 from cpembed.embedding.result import (
     Formulation,
     Progress,

@@ -1,4 +1,4 @@
-"""Costs of layers at points: what is known, what has to be computed for it, and by which task."""
+"""Costs of layers at points: the answers known so far, and the tasks that find out further ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """The software of a layer at a point, and what it costs each time."""
+    """The software of a layer at a point, with the costs of one execution of the layer."""
 
     layer: LayerWork
     choice: Choice
@@ -38,8 +38,10 @@ class LayerCosts:
 
 @dataclass(frozen=True)
 class Request:
-    """Something that is not known yet: an analysis where there is no choice, else an evaluation.
-    Equal where one answer serves both."""
+    """A request for the analysis of a layer, or for the evaluation of a choice of software.
+
+    Requests are equal where one answer serves both.
+    """
 
     group: str
     layer: str
@@ -47,9 +49,11 @@ class Request:
 
 
 class Costing:
-    """What is known of a family's machines and some layers; new knowledge is kept at once.
+    """The costs of some layers on a family's machines; new answers are stored at once.
 
-    ``failed`` are requests that were not answered: by whom or what, in words.
+    ``answers`` holds analyses, activities, and the errors that say why there is none; ``failed``
+    the errors of requests that were not answered; ``stored_answers`` is the number of answers that
+    an earlier exploration had put into the ``store``, which may be None.
     """
 
     def __init__(
@@ -57,43 +61,41 @@ class Costing:
     ) -> None:
         self.family = family
         self.layers = tuple(layers)
-        self.failed: dict[Request, CpembedError] = {}
-        self.taken = 0
-        """Answers that were in the store."""
-        self._store = store
         self.answers: dict[Request, Any] = {}
+        self.failed: dict[Request, CpembedError] = {}
+        self._store = store
         self._choices: dict[str, tuple[str, tuple[Choice, ...]]] = {}
         for row in [] if store is None else store.load():
             self.answers.setdefault(*_answer(family, row))
-        self.taken = len(self.answers)
-        self._stored = frozenset(self.answers)
+        self.stored_answers = len(self.answers)
 
     def group(self, point: Point) -> str:
+        """Return the name of the group of points that share their analyses with this one."""
         return repr(self.family.group(point))
 
-    # -- what is known ------------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------
 
     def bound(self, point: Point, layer: LayerWork) -> Costs | None:
-        """Lower bounds of a layer that is analysed, of one execution; None where it has no
-        software at the point."""
+        """Return lower bounds of one execution of an analysed layer; None where it has no software
+        at the point."""
         analysis = self.answers[Request(self.group(point), layer.digest)]
         if isinstance(analysis, CpembedError):
             return None
-        with self._damage_named():
+        with self._naming_the_file():
             return self.family.bound(point, analysis)
 
     def why_none(self, point: Point, layer: LayerWork) -> str:
-        """Why a layer has no software at a point."""
+        """Return the reason why a layer has no software at a point."""
         answer = self.answers.get(Request(self.group(point), layer.digest))
         return str(answer) if isinstance(answer, CpembedError) else "nothing fits the machine"
 
     def analysis(self, point: Point, layer: LayerWork) -> Request | None:
-        """The analysis that a layer lacks."""
+        """Return the request for the analysis that a layer lacks; None where it lacks none."""
         request = Request(self.group(point), layer.digest)
         return None if request in self.answers or request in self.failed else request
 
     def evaluations(self, point: Point, layer: LayerWork) -> list[Request]:
-        """All that an analysed layer's costs at the point depend on, known or not."""
+        """Return all requests on which an analysed layer's costs depend, answered or not."""
         group = self.group(point)
         return [
             Request(group, layer.digest, choice.key)
@@ -102,30 +104,32 @@ class Costing:
         ]
 
     def is_known(self, request: Request) -> bool:
+        """True if a request is answered or failed."""
         return request in self.answers or request in self.failed
 
     def is_failed(self, point: Point, layer: LayerWork) -> bool:
+        """True if a request for a layer failed."""
         group = self.group(point)
         return bool(self.failed) and any(
             (request.group, request.layer) == (group, layer.digest) for request in self.failed
         )
 
     def choices(self, point: Point, layer: LayerWork) -> tuple[Choice, ...]:
-        """Of an analysed layer; empty where it has no software."""
+        """Return the choices of software of an analysed layer; empty where it has none."""
         analysis = self.answers[Request(self.group(point), layer.digest)]
         if isinstance(analysis, CpembedError):
             return ()
-        # Of each layer the last point's are remembered: they are asked for several times in a row.
-        here, last = repr(sorted(point.items())), self._choices.get(layer.digest)
-        if last is None or last[0] != here:
-            with self._damage_named():
-                last = here, self.family.choices(point, analysis)
-            self._choices[layer.digest] = last
-        return last[1]
+        # A search asks for the choices of a layer several times in a row for the same point.
+        name, cached = repr(sorted(point.items())), self._choices.get(layer.digest)
+        if cached is None or cached[0] != name:
+            with self._naming_the_file():
+                cached = name, self.family.choices(point, analysis)
+            self._choices[layer.digest] = cached
+        return cached[1]
 
     def costs(self, point: Point, layer: LayerWork) -> LayerCosts | None:
-        """Of a layer whose evaluations are known, of one execution; None where it has no
-        software."""
+        """Return the costs of one execution of a layer whose evaluations are known; None where it
+        has no software."""
         group = self.group(point)
         best: LayerCosts | None = None
         for choice in self.choices(point, layer):
@@ -139,9 +143,9 @@ class Costing:
                 best = LayerCosts(layer, choice, activity, costs)
         return best
 
-    # -- what is to be found out ----------------------------------------------------------------
+    # -- tasks ----------------------------------------------------------------------------------
 
-    def task(self, point: Point, layer: LayerWork, request: Request) -> Task:
+    def _task(self, point: Point, layer: LayerWork, request: Request) -> Task:
         key = f"{request.group}/{layer.digest}/{request.choice or ''}"
         if request.choice is None:
             doing = f"analysing layer {layer.index} ({layer.label}) for {request.group}"
@@ -151,14 +155,12 @@ class Costing:
         arguments = (self.family, dict(point), layer.workload, choice)
         return Task(key, _evaluated, arguments, doing)
 
-    def tell(self, request: Request, outcome: Outcome) -> None:
-        """Take in what became of a task, and keep it; not that a process was killed, which says
-        nothing of the layer.
-
-        Raises :class:`BackendUnavailable` where something is missing that all tasks need.
-        """
+    def _enter(self, request: Request, outcome: Outcome) -> None:
+        """Enter the outcome of a task and store it, unless its process was killed, which says
+        nothing about the layer."""
         error = outcome.error
         if isinstance(error, BackendUnavailable):
+            # Something is missing that all tasks need.
             raise error
         if isinstance(error, CrashError | InvariantError):
             self.failed[request] = error
@@ -168,41 +170,46 @@ class Costing:
             self._store.append(Row(_row(request, outcome.result, error)))
 
     def find_out(
-        self, wanted: Iterable[tuple[Point, LayerWork, Request]], workers: Workers
+        self, requests: Iterable[tuple[Point, LayerWork, Request]], workers: Workers
     ) -> Iterator[Request]:
-        """Have requests answered, those of which the answer is known left out; each is told, and
-        kept, when it is yielded."""
-        asked: dict[str, Request] = {}
+        """Have requests answered that are not answered yet, and yield each once it is stored.
+
+        Raises :class:`BackendUnavailable` where something is missing that all tasks need.
+        """
+        running: dict[str, Request] = {}
 
         def tasks() -> Iterator[Task]:
-            for point, layer, request in wanted:
-                if self.is_known(request) or request in asked.values():
+            for point, layer, request in requests:
+                if self.is_known(request) or request in running.values():
                     continue
-                task = self.task(point, layer, request)
-                asked[task.key] = request
+                task = self._task(point, layer, request)
+                running[task.key] = request
                 yield task
 
         outcomes = workers.outcomes(tasks())
         try:
             while True:
-                with self._damage_named():
+                with self._naming_the_file():
                     outcome = next(outcomes, None)
                 if outcome is None:
                     return
-                request = asked.pop(outcome.task.key)
-                self.tell(request, outcome)
+                request = running.pop(outcome.task.key)
+                self._enter(request, outcome)
                 yield request
         finally:
             outcomes.close()
 
     @contextmanager
-    def _damage_named(self) -> Generator[None]:
-        """In which analyses are used. A file has types that are right; that the figures in it fit
-        each other and the layer shows here."""
+    def _naming_the_file(self) -> Generator[None]:
+        """Name the store in errors of code that uses analyses.
+
+        The types of a file's analyses are checked when it is read; whether the numbers in it fit
+        each other and the layer shows only when they are used.
+        """
         try:
             yield
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            if self._store is None or not self._stored:
+            if self._store is None or not self.stored_answers:
                 raise
             raise CpembedError(
                 f"{self._store.path}: an analysis of it cannot be used ({type(error).__name__}: "
@@ -223,22 +230,27 @@ def _evaluated(family: Family, point: Point, workload: Computation, choice: Choi
 
 
 def _answer(family: Family, row: Row) -> tuple[Request, Any]:
-    found = row.found
-    error = None if found.error is None else CpembedError(found.error)
-    if isinstance(found, AnalysisRow):
-        value = error if found.value is None else unpacked(family, found.value)
-        return Request(found.group, found.layer), value
-    return Request(found.group, found.layer, found.choice), error or found.activity()
+    answer = row.answer
+    error = None if answer.error is None else CpembedError(answer.error)
+    if isinstance(answer, AnalysisRow):
+        value = error if answer.value is None else unpacked(family, answer.value)
+        return Request(answer.group, answer.layer), value
+    return Request(answer.group, answer.layer, answer.choice), error or answer.activity()
 
 
 def _row(request: Request, result: Any, error: CpembedError | None) -> AnalysisRow | ActivityRow:
     text = None if error is None else str(error)
+    group, layer = request.group, request.layer
     if request.choice is None:
         value = None if error else packed(result)
-        return AnalysisRow(request.group, request.layer, value, text)
-    place = (request.group, request.layer, request.choice)
-    if error is not None:
-        return ActivityRow(*place, None, None, {}, text)
-    activity: Activity = result
-    counts = dict(activity.counts)
-    return ActivityRow(*place, activity.cycles, activity.provenance, counts, None)
+        return AnalysisRow(group=group, layer=layer, value=value, error=text)
+    activity: Activity | None = None if error else result
+    return ActivityRow(
+        group=group,
+        layer=layer,
+        choice=request.choice,
+        cycles=activity and activity.cycles,
+        provenance=activity and activity.provenance,
+        counts=dict(activity.counts) if activity else {},
+        error=text,
+    )

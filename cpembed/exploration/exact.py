@@ -8,8 +8,8 @@ the largest first: each layer's costs replace its bound, and the point may be di
 of them are evaluated.
 
 What is discarded, and by what, depends on nothing but the space: tasks are started ahead where
-several can be executed at once, and their answers are used in the order in which one worker would
-have found them out.
+several can be executed at once, and their answers are used in the order in which a single worker
+would have produced them.
 """
 
 from __future__ import annotations
@@ -25,41 +25,45 @@ import numpy as np
 from cpembed.cluster import Workers
 from cpembed.errors import InvariantError, SpecError
 from cpembed.exploration.costing import Costing, LayerWork, Request
-from cpembed.exploration.front import Vector, covers
 from cpembed.exploration.objectives import Limit, Machine, Objective, exceeded
-from cpembed.exploration.points import EvaluatedPoint, Step, evaluated, total
+from cpembed.exploration.points import EvaluatedPoint, Step, Vector, covers, evaluated, total
 from cpembed.exploration.space import Place, Space
 from cpembed.targets.family import Costs, Point
 
-MOST_POINTS = 200_000
-"""Combinations that are enumerated."""
+MAX_POINTS = 200_000
+"""Maximum number of combinations of a space that is enumerated."""
 
 _AHEAD = 32
-"""Points whose evaluations may be begun before they are needed, where there are workers for it."""
+"""Maximum number of points whose evaluations idle workers begin before they are needed."""
 
 _ROUNDING = 1e-9
-"""Of a bound, relative."""
+"""Relative tolerance of a lower bound, which is a sum in floating point."""
 
 Fate = Literal["evaluated", "dominated", "limit", "no_machine", "no_software", "failed"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a point. ``by`` is the number of the point that is at least as good as its
-    bounds, a limit, or the layer without software; ``layers``: how many of its layers were
-    evaluated for it."""
+    """The fate of a point.
+
+    ``cause`` is the number of the point that is at least as good as its bounds, a limit, or the
+    layer without software; ``layers`` is the number of its layers that were evaluated for it.
+    """
 
     number: int
     fate: Fate
-    by: int | str | None = None
+    cause: int | str | None = None
     bound: Vector | None = None
     layers: int = 0
 
 
 @dataclass
 class _Candidate:
-    """A machine that is neither evaluated nor discarded, with the bounds of its layers, each as
-    often as the network has it."""
+    """A machine that is neither evaluated nor discarded.
+
+    ``layers`` are lower bounds of its layers' costs, each as often as the network has it, or the
+    costs themselves for those that are ``resolved``; ``row`` is its row in the table of bounds.
+    """
 
     number: int
     place: Place
@@ -71,7 +75,21 @@ class _Candidate:
 
 
 class ExactSearch:
-    """``bounds`` False evaluates every machine: brute force, to compare with."""
+    """The search of a whole space, whose front is proven once it is finished.
+
+    Parameters
+    ----------
+    space
+        The space, of at most :data:`MAX_POINTS` combinations.
+    costing
+        The costs of the layers.
+    objectives
+        The objectives to minimize.
+    limits
+        Limits that a point of the front has to satisfy.
+    bounds
+        False evaluates every machine: brute force, to compare with.
+    """
 
     def __init__(
         self,
@@ -82,10 +100,10 @@ class ExactSearch:
         *,
         bounds: bool = True,
     ) -> None:
-        if space.combinations > MOST_POINTS:
+        if space.combinations > MAX_POINTS:
             raise SpecError(
                 f"{space.name} has {space.combinations:,} combinations, more than the "
-                f"{MOST_POINTS:,} that are enumerated: narrow it, or let a method sample it"
+                f"{MAX_POINTS:,} that are enumerated: narrow it, or let a method sample it"
             )
         self.space = space
         self.costing = costing
@@ -96,9 +114,9 @@ class ExactSearch:
         self.points = 0
         self.machines = 0
         self.bounded = False
-        """Whether all points that are left have bounds."""
+        """True once all points that are not decided have bounds."""
         self._use_bounds = bounds
-        # Both are used up by as many calls as it takes.
+        # Both are iterators that a search which is ended and continued goes on with.
         self._places = space.places()
         self._unbounded: list[_Candidate] | None = None
         self._candidates: dict[int, _Candidate] = {}
@@ -110,38 +128,39 @@ class ExactSearch:
         self._current: _Candidate | None = None
         self._applied: set[Request] = set()
 
-    # -- what is known ------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
+        """True if all points are decided."""
         return self.bounded and self._current is None and not self._candidates
 
     @property
     def open(self) -> list[tuple[int, Vector]]:
-        """Points that are neither evaluated nor discarded, with their bounds."""
-        return [(one.number, self._bound(one)) for one in self._candidates.values()]
+        """Numbers of the points that are neither evaluated nor discarded, with their bounds."""
+        return [(c.number, self._bound(c)) for c in self._candidates.values()]
 
     @property
     def is_proven(self) -> bool:
-        """Whether the front is that of the space; not where evaluations failed."""
+        """True if the front is that of the space, which is not known where evaluations failed."""
         return self.finished and not any(v.fate == "failed" for v in self.verdicts.values())
 
     # -- the search ---------------------------------------------------------------------------
 
     def run(self, workers: Workers) -> Iterator[Step]:
-        """Search until all points are decided; whoever iterates may stop at any step, and go on
-        later."""
+        """Search until all points are decided. The caller may stop at any step and continue later
+        with another call."""
         yield from self._enumerate()
         if not self.bounded:
             yield from self._analyse(workers)
             yield from self._bound_all()
         self._advance()
         while not self.finished:
-            for _ in self.costing.find_out(self._wanted(), workers):
+            for _ in self.costing.find_out(self._requests(), workers):
                 self._advance()
-                yield self._standing()
+                yield self._progress()
 
-    def _standing(self) -> Step:
+    def _progress(self) -> Step:
         decided = self.machines - len(self._candidates)
         return Step(f"{len(self.evaluated)} evaluated", decided, self.machines)
 
@@ -158,7 +177,7 @@ class ExactSearch:
             machine = Machine.of(space.family, point)
             candidate = _Candidate(number, place, point, machine)
             self._candidates[number] = candidate
-            # What does not depend on software may be above a limit already.
+            # Area or leakage, which do not depend on software, may be above a limit already.
             candidate.layers = [Costs(0.0, 0.0)] * len(self.costing.layers)
             self._discard_by_limit(candidate)
             if self.points % 1000 == 0:
@@ -168,14 +187,14 @@ class ExactSearch:
         groups: dict[str, Point] = {}
         for candidate in self._candidates.values():
             groups.setdefault(self.costing.group(candidate.point), candidate.point)
-        wanted = [
+        requests = [
             (point, layer, request)
             for point in groups.values()
             for layer in self.costing.layers
             if (request := self.costing.analysis(point, layer)) is not None
         ]
-        distinct = len({request for _, _, request in wanted})
-        for number, _ in enumerate(self.costing.find_out(wanted, workers), 1):
+        distinct = len({request for _, _, request in requests})
+        for number, _ in enumerate(self.costing.find_out(requests, workers), 1):
             yield Step("analysing", number, distinct)
 
     def _bound_all(self) -> Iterator[Step]:
@@ -189,7 +208,7 @@ class ExactSearch:
                 yield Step("bounding", self.machines - len(self._unbounded), self.machines)
         self._bounded = list(self._candidates.values())
         size = len(self._bounded), len(self.objectives)
-        self._bounds = np.array([self._bound(one) for one in self._bounded]).reshape(size)
+        self._bounds = np.array([self._bound(c) for c in self._bounded]).reshape(size)
         self._undecided = np.ones(len(self._bounded), dtype=np.bool_)
         for row, candidate in enumerate(self._bounded):
             candidate.row = row
@@ -197,8 +216,8 @@ class ExactSearch:
         self.bounded = True
 
     def _bound_layers(self, candidate: _Candidate) -> bool:
-        """Take in lower bounds; False where the point is decided by that."""
-        found: list[Costs] = []
+        """Compute lower bounds; False where the point is decided by that."""
+        bounds: list[Costs] = []
         for layer in self.costing.layers:
             if self.costing.is_failed(candidate.point, layer):
                 self._decide(candidate, "failed", layer.label)
@@ -207,16 +226,16 @@ class ExactSearch:
             if bound is None:
                 self._decide(candidate, "no_software", layer.label)
                 return False
-            found.append(bound.times(layer.count) if self._use_bounds else Costs(0.0, 0.0))
-        candidate.layers = found
+            bounds.append(bound.times(layer.count) if self._use_bounds else Costs(0.0, 0.0))
+        candidate.layers = bounds
         return True
 
     # -- evaluating the most promising point ------------------------------------------------------
 
     def _advance(self) -> None:
-        """Use answers as far as they are there, in the order of one worker."""
+        """Use the answers that are there, in the order in which one worker would have them."""
         while self._current is not None or self._heap:
-            if self._current is None and not self._take():
+            if self._current is None and not self._take_next():
                 continue
             candidate = self._current
             assert candidate is not None
@@ -230,9 +249,11 @@ class ExactSearch:
             if not self._resolve(candidate, place, needed):
                 self._current = None
 
-    def _take(self) -> bool:
-        """The next point as the current one; False where the first in line is decided, or comes
-        later, by what has been evaluated since it was put there."""
+    def _take_next(self) -> bool:
+        """Make the most promising point the current one.
+
+        False where evaluations since it was queued have decided it or worsened its rank.
+        """
         rank, number = heapq.heappop(self._heap)
         candidate = self._candidates.get(number)
         if candidate is None:
@@ -252,30 +273,33 @@ class ExactSearch:
         return True
 
     def _next_layer(self, candidate: _Candidate) -> int | None:
-        """The unresolved layer with the most cycles."""
-        left = (n for n in range(len(candidate.layers)) if n not in candidate.resolved)
-        return max(left, key=lambda n: (candidate.layers[n].cycles, -n), default=None)
+        """Return the unresolved layer with the most cycles."""
+        unresolved = (n for n in range(len(candidate.layers)) if n not in candidate.resolved)
+        return max(unresolved, key=lambda n: (candidate.layers[n].cycles, -n), default=None)
 
     def _resolve(self, candidate: _Candidate, place: int, needed: Sequence[Request]) -> bool:
-        """Put a layer's costs in the place of its bound; False where that decides the point."""
+        """Replace a layer's bound by its costs; False where that decides the point."""
         self._applied.update(needed)
         layer = self.costing.layers[place]
         if any(request in self.costing.failed for request in needed):
             self._decide(candidate, "failed", layer.label)
             return False
-        found = self.costing.costs(candidate.point, layer)
-        if found is None:
+        layer_costs = self.costing.costs(candidate.point, layer)
+        if layer_costs is None:
             self._decide(candidate, "no_software", layer.label)
             return False
-        self._check_bound(candidate.layers[place], found.costs.times(layer.count), layer)
-        candidate.layers[place] = found.costs.times(layer.count)
+        costs = layer_costs.costs.times(layer.count)
+        self._check_bound(candidate.layers[place], costs, layer)
+        candidate.layers[place] = costs
         candidate.resolved.add(place)
         if len(candidate.resolved) == len(candidate.layers):
             # Its values are exact from here on.
             return True
         bound = self._bound(candidate)
         self._bounds[candidate.row] = bound
-        return not (self._discard_by_limit(candidate) or self._discard_by_others(candidate, bound))
+        return not (
+            self._discard_by_limit(candidate) or self._discard_by_evaluated(candidate, bound)
+        )
 
     def _check_bound(self, bound: Costs, costs: Costs, layer: LayerWork) -> None:
         pairs = (bound.cycles, costs.cycles), (bound.energy_pj, costs.energy_pj)
@@ -286,53 +310,57 @@ class ExactSearch:
             )
 
     def _complete(self, candidate: _Candidate) -> None:
-        """All layers of the current point are resolved."""
+        """Evaluate the current point, all of whose layers are resolved."""
         self._current = None
-        found = evaluated(self.space, candidate.place, self.costing, self.limits)
-        assert found is not None, "its layers have costs"
-        self.evaluated.append(found)
-        self._decide(candidate, "evaluated", found.beyond and found.beyond.text)
-        if found.beyond is not None or not self._use_bounds:
+        point = evaluated(self.space, candidate.place, self.costing, self.limits)
+        assert point is not None, "its layers have costs"
+        self.evaluated.append(point)
+        self._decide(candidate, "evaluated", point.beyond and point.beyond.text)
+        if point.beyond is not None or not self._use_bounds:
             return
-        vector = found.vector(self.objectives)
+        vector = point.vector(self.objectives)
         for row in np.flatnonzero(covers(vector, self._bounds) & self._undecided):
-            self._discard(self._bounded[row], found.number, vector)
+            self._discard(self._bounded[row], point.number, vector)
 
     # -- discarding -------------------------------------------------------------------------------
 
-    def _discard_by_others(self, candidate: _Candidate, bound: Vector) -> bool:
+    def _discard_by_evaluated(self, candidate: _Candidate, bound: Vector) -> bool:
         if not self._use_bounds:
             return False
-        for other in self.evaluated:
-            if other.beyond is None:
-                vector = other.vector(self.objectives)
+        for point in self.evaluated:
+            if point.beyond is None:
+                vector = point.vector(self.objectives)
                 if all(a <= b for a, b in zip(vector, bound, strict=True)) and self._discard(
-                    candidate, other.number, vector
+                    candidate, point.number, vector
                 ):
                     return True
         return False
 
-    def _discard(self, candidate: _Candidate, by: int, vector: Vector) -> bool:
-        """By a point that is at least as good as its bounds. Of points that may be equal the one
-        with the smaller number stays, whichever is evaluated first."""
-        bound = self._bound(candidate)
-        if vector == bound and by > candidate.number:
+    def _discard(self, candidate: _Candidate, number: int, vector: Vector) -> bool:
+        """Discard a candidate whose bounds are no better than an evaluated point.
+
+        Of points that may be equal the one with the smaller number remains, whichever is evaluated
+        first, so that the front does not depend on the order.
+        """
+        if vector == self._bound(candidate) and number > candidate.number:
             return False
-        self._decide(candidate, "dominated", by)
+        self._decide(candidate, "dominated", number)
         return True
 
     def _discard_by_limit(self, candidate: _Candidate) -> bool:
         costs = total(candidate.layers)
-        limit = exceeded(self.limits, lambda one: one.bound(candidate.machine, costs))
+        limit = exceeded(self.limits, lambda objective: objective.bound(candidate.machine, costs))
         if limit is not None and self._use_bounds:
             self._decide(candidate, "limit", limit.text)
             return True
         return False
 
-    def _decide(self, candidate: _Candidate, fate: Fate, by: int | str | None) -> None:
+    def _decide(self, candidate: _Candidate, fate: Fate, cause: int | str | None) -> None:
         bound = None if fate == "evaluated" else self._bound(candidate)
         resolved = len(candidate.resolved)
-        verdict = Verdict(candidate.number, fate, by, bound, resolved)
+        verdict = Verdict(
+            number=candidate.number, fate=fate, cause=cause, bound=bound, layers=resolved
+        )
         self.verdicts[candidate.number] = verdict
         del self._candidates[candidate.number]
         if candidate.row is not None:
@@ -340,10 +368,10 @@ class ExactSearch:
 
     def _bound(self, candidate: _Candidate) -> Vector:
         costs = total(candidate.layers)
-        return tuple(one.bound(candidate.machine, costs) for one in self.objectives)
+        return tuple(o.bound(candidate.machine, costs) for o in self.objectives)
 
     def _rank(self, candidate: _Candidate) -> float:
-        """Least for the most promising: the logarithm of the bounds' product."""
+        """Return the logarithm of the bounds' product, least for the most promising point."""
         return sum(math.log(max(value, 1e-30)) for value in self._bound(candidate))
 
     def _push(self, candidate: _Candidate) -> None:
@@ -351,22 +379,24 @@ class ExactSearch:
 
     # -- ahead of the search ----------------------------------------------------------------------
 
-    def _wanted(self) -> Iterator[tuple[Point, LayerWork, Request]]:
-        """What the search waits for; then, where there is room for more, what it will probably
-        need. Each is said once, by the state at the time it is asked for."""
-        said: set[Request] = set()
-        while not self.finished:
-            found = next((one for one in self._likely() if one[2] not in said), None)
-            if found is None:
-                return
-            said.add(found[2])
-            yield found
+    def _requests(self) -> Iterator[tuple[Point, LayerWork, Request]]:
+        """Yield the requests that the search waits for, then those that it will probably make.
 
-    def _likely(self) -> Iterator[tuple[Point, LayerWork, Request]]:
-        for candidate in self._in_line():
+        Each is yielded once, by the state of the search at the time when a worker is free.
+        """
+        yielded: set[Request] = set()
+        while not self.finished:
+            likely = next((r for r in self._likely_requests() if r[2] not in yielded), None)
+            if likely is None:
+                return
+            yielded.add(likely[2])
+            yield likely
+
+    def _likely_requests(self) -> Iterator[tuple[Point, LayerWork, Request]]:
+        for candidate in self._queue():
             order = sorted(
                 (n for n in range(len(candidate.layers)) if n not in candidate.resolved),
-                key=lambda n, one=candidate: (-one.layers[n].cycles, n),
+                key=lambda n, layers=candidate.layers: (-layers[n].cycles, n),
             )
             for place in order:
                 layer = self.costing.layers[place]
@@ -374,8 +404,8 @@ class ExactSearch:
                     if not self.costing.is_known(request):
                         yield candidate.point, layer, request
 
-    def _in_line(self) -> Iterator[_Candidate]:
-        """The current point, then the next ones."""
+    def _queue(self) -> Iterator[_Candidate]:
+        """Yield the current point, then the next ones."""
         if self._current is not None:
             yield self._current
         for _, number in heapq.nsmallest(_AHEAD, self._heap):

@@ -1,4 +1,4 @@
-"""Which machines of a space are the best for a suite's layers: an exploration, ready to run.
+"""Explorations: the search of a space for the machines that are the best for a suite's layers.
 
 >>> from cpembed.exploration.objectives import read_limit
 >>> str(read_limit("area=1.5mm2"))
@@ -13,9 +13,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpembed.api.bench import select_layers
-from cpembed.api.bench_layers import NamedSuite, prepared_suite
 from cpembed.cluster import Workers
+from cpembed.driver.bench import select_layers
+from cpembed.driver.bench_layers import NamedSuite, prepared_suite
 from cpembed.errors import WorkloadError
 from cpembed.exploration.costing import Costing, LayerWork
 from cpembed.exploration.exact import ExactSearch
@@ -33,8 +33,11 @@ from cpembed.tuning.database import digest, workload_key
 
 @dataclass
 class Exploration:
-    """A search of a space with the file in which its costs are kept. ``stopped``: the time was
-    over before the search was."""
+    """A search of a space, with the file in which its costs are stored.
+
+    ``started`` is the time of its beginning by ``time.perf_counter``, ``timeout`` the limit in
+    seconds after that. ``stopped``: the time was over before the search was.
+    """
 
     space: Space
     suite: str
@@ -48,11 +51,14 @@ class Exploration:
 
     @property
     def costing(self) -> Costing:
+        """The costs of the layers."""
         return self.search.costing
 
     def run(self, workers: Workers) -> Generator[Step, None, None]:
-        """Search; what each step has found out is kept when it is yielded. The same call goes on
-        where another one was ended."""
+        """Search step by step; the answers of each step are stored when it is yielded.
+
+        A second call continues a search that was ended.
+        """
         for step in self.search.run(workers):
             yield step
             if self.timeout is not None and time.perf_counter() > self.started + self.timeout:
@@ -61,13 +67,13 @@ class Exploration:
 
     @property
     def evaluated(self) -> list[EvaluatedPoint]:
-        """So far, in the order of their evaluation."""
+        """The points that were evaluated so far, in the order of evaluation."""
         if isinstance(self.search, ExactSearch):
             return self.search.evaluated
         return [t.point for t in self.search.trials if t.point is not None and not t.repeated]
 
     def result(self) -> ExploreResult:
-        """Also of a search that was ended."""
+        """Return the result, also of a search that was ended."""
         return ExploreResult(
             space=self.space,
             suite=self.suite,
@@ -99,64 +105,119 @@ def open_exploration(
     results: Path | None = None,
     fresh: bool = False,
 ) -> Exploration:
-    """An exploration with what earlier ones have found out of the same layers.
+    """Return an exploration, with the costs that earlier ones have stored for the same layers.
 
-    ``suite`` is a shipped one, a table of layers as CSV, or a model; ``layers`` picks some
-    (``0,3,10-20``), and the objectives are of these, each as often as the network has it.
-    ``objectives`` None and limits that are not given are those of the space. ``trials``,
-    ``population`` and ``distinct`` are of the methods that sample; ``bounds`` False makes ``exact``
-    evaluate every machine. ``results`` is the folder of the store, ``fresh`` forgets what it holds
-    of the family and the suite.
+    Parameters
+    ----------
+    space
+        The space or its file.
+    suite
+        The name of a shipped suite, a table of layers as CSV, or a model.
+    method
+        ``exact`` for the proven front, or a method that samples.
+    trials, population, distinct
+        Number of trials, population of ``nsga2``, and whether trials are distinct points, of a
+        method that samples.
+    objectives, limits
+        Objectives by their names, and limits such as ``power=2W``; those of the space where None or
+        not named. Objectives are of the selected layers, each as often as the network has it.
+    layers
+        Numbers of layers, such as ``0,3,10-20``; None for all.
+    shapes
+        Shapes of a model's inputs.
+    bounds
+        False makes ``exact`` evaluate every machine.
+    seed
+        Seed of a method that samples.
+    timeout
+        Time limit in seconds.
+    results, fresh
+        The folder of the store, and whether it forgets the answers for the family and the suite.
 
-    Raises :class:`SpecError` for a wrong space, objective or limit, :class:`WorkloadError` for a
-    wrong suite, :class:`BackendUnavailable` where the method's packages are not installed.
+    Raises
+    ------
+    SpecError
+        For a wrong space, objective or limit.
+    WorkloadError
+        For a wrong suite.
+    BackendUnavailable
+        If the method's packages are not installed.
     """
     started = time.perf_counter()
     space = space if isinstance(space, Space) else read_space(space)
-    wanted = space.objectives if objectives is None else read_objectives(objectives)
-    bounded = _limits(space, read_limits(limits))
+    minimized = space.objectives if objectives is None else read_objectives(objectives)
+    all_limits = _limits(space, read_limits(limits))
     first, second = space.family.inputs
-    named = prepared_suite(suite, lambda graph: prepare(graph, first=first, second=second), shapes)
-    works = layer_works(space.family, named, layers)
-    store = store_for(space.family, named.name, named.digest, results)
+    layer_suite = prepared_suite(
+        suite, lambda graph: prepare(graph, first=first, second=second), shapes
+    )
+    works = layer_works(space.family, layer_suite, layers)
+    store = store_for(space.family, layer_suite.name, layer_suite.digest, results)
     store.open(fresh=fresh)
     costing = Costing(space.family, works, store)
     if method == "exact":
-        search = ExactSearch(space, costing, wanted, bounded, bounds=bounds)
+        search = ExactSearch(space, costing, minimized, all_limits, bounds=bounds)
     else:
         search = SampledSearch(
             space,
             costing,
-            wanted,
-            bounded,
+            minimized,
+            all_limits,
             method=method,
             trials=trials,
             seed=seed,
             population=population,
             distinct=distinct,
         )
-    return Exploration(space, named.name, search, store, method, seed, started, timeout)
+    return Exploration(
+        space=space,
+        suite=layer_suite.name,
+        search=search,
+        store=store,
+        method=method,
+        seed=seed,
+        started=started,
+        timeout=timeout,
+    )
 
 
-def layer_works(family: Family, named: NamedSuite, layers: str | None) -> tuple[LayerWork, ...]:
-    """The layers of a suite that are picked, on the family's element types.
+def layer_works(family: Family, suite: NamedSuite, layers: str | None) -> tuple[LayerWork, ...]:
+    """Return the selected layers of a suite, on the family's element types.
 
-    Raises :class:`WorkloadError` for a layer that the suite has not, and one that the family's
-    machines do not compute.
+    Parameters
+    ----------
+    family
+        The family of machines.
+    suite
+        The suite.
+    layers
+        Numbers of layers, such as ``0,3,10-20``; None for all.
+
+    Raises
+    ------
+    WorkloadError
+        If the suite does not have a layer, or the family's machines do not compute it.
     """
-    found: list[LayerWork] = []
-    for layer in select_layers(named, layers):
+    works: list[LayerWork] = []
+    for layer in select_layers(suite, layers):
         try:
             workload = family.typed(layer)
         except WorkloadError as error:
-            place = f"{named.name}:{layer.index} ({layer.label})"
+            place = f"{suite.name}:{layer.index} ({layer.label})"
             raise WorkloadError(f"{place}: {error}; pick others by --layers (layers=)") from None
-        said = digest(json.dumps(workload_key(workload), sort_keys=True))
-        found.append(LayerWork(layer.index, layer.label, layer.count, workload, said))
-    return tuple(found)
+        works.append(
+            LayerWork(
+                index=layer.index,
+                label=layer.label,
+                count=layer.count,
+                workload=workload,
+                digest=digest(json.dumps(workload_key(workload), sort_keys=True)),
+            )
+        )
+    return tuple(works)
 
 
-def _limits(space: Space, given: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Those of the space, but for objectives that have another one."""
-    named = {limit.objective.name: limit for limit in (*space.limits, *given)}
-    return tuple(named.values())
+def _limits(space: Space, limits: Sequence[Limit]) -> tuple[Limit, ...]:
+    """Return the limits of the space, replaced by those of the same objectives in ``limits``."""
+    by_objective = {limit.objective.name: limit for limit in (*space.limits, *limits)}
+    return tuple(by_objective.values())

@@ -1,4 +1,4 @@
-"""What an exploration came to: the front, every point that was evaluated, and the certificate."""
+"""The result of an exploration: the front, all evaluated points, and the certificate."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cpembed.exploration.exact import ExactSearch, Verdict
-from cpembed.exploration.front import Vector, can_measure, hypervolume, worst
 from cpembed.exploration.objectives import Limit, Objective
-from cpembed.exploration.points import EvaluatedPoint, front_of, keyed
+from cpembed.exploration.points import (
+    EvaluatedPoint,
+    Vector,
+    can_measure,
+    front_of,
+    hypervolume,
+    keyed,
+    worst,
+)
 from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Space
 from cpembed.exploration.store import Method
@@ -40,7 +47,11 @@ COUNTED = {
 
 @dataclass(frozen=True)
 class ExploreResult:
-    """``evaluated`` in the order of evaluation."""
+    """An exploration of a space, which may have been stopped before its end.
+
+    The points are ``evaluated`` in this order. ``stopped``: the time limit ended the search, after
+    ``seconds``; ``seed`` is that of a method that samples, ``store`` the file of the costs.
+    """
 
     space: Space
     suite: str
@@ -62,13 +73,13 @@ class ExploreResult:
 
     @cached_property
     def front(self) -> list[EvaluatedPoint]:
-        """By the first objective."""
+        """The front, ordered by the first objective."""
         return front_of(self.evaluated, self.objectives)
 
     @property
     def status(self) -> Status:
-        """``proven``: the front is that of the space; ``infeasible``: no point of the space holds
-        the limits; ``unknown``: no point that was evaluated does."""
+        """``proven``: the front is that of the space; ``infeasible``: no point of the space is
+        within the limits; ``unknown``: no point that was evaluated is."""
         if isinstance(self.search, ExactSearch):
             if self.search.is_proven:
                 return "proven" if self.front else "infeasible"
@@ -77,10 +88,11 @@ class ExploreResult:
 
     @property
     def failures(self) -> list[str]:
-        """Evaluations without an answer, in words."""
+        """The errors of evaluations that failed."""
         return [str(error) for error in self.search.costing.failed.values()]
 
     def exit_code(self) -> int:
+        """Return the exit code of ``cpembed explore``."""
         if self.failures:
             return 1
         return {"infeasible": 3, "unknown": 4}.get(self.status, 0)
@@ -89,54 +101,56 @@ class ExploreResult:
         return point.vector(self.objectives)
 
     def picked(self, number: int) -> EvaluatedPoint | None:
-        """The evaluated point of a number."""
+        """Return the evaluated point with a number."""
         return next((point for point in self.evaluated if point.number == number), None)
 
     # -- hypervolumes -----------------------------------------------------------------------------
 
     @cached_property
     def reference(self) -> Vector | None:
-        """The largest value of each objective within the limits, or bound of a point that others
-        within the limits discarded: what bounds leave to be evaluated are the better ones only.
-        None where nothing is within the limits."""
-        within = [self.vector(point) for point in self.evaluated if point.beyond is None]
-        if within and isinstance(self.search, ExactSearch):
-            found = self.search.verdicts.values()
-            within += [v.bound for v in found if v.fate == "dominated" and v.bound is not None]
-        return worst(within) if within else None
+        """The largest value of each objective within the limits; None where no point is.
+
+        The bounds of points that others within the limits discarded take part too, because bounds
+        leave only the better points to be evaluated.
+        """
+        vectors = [self.vector(point) for point in self.evaluated if point.beyond is None]
+        if vectors and isinstance(self.search, ExactSearch):
+            verdicts = self.search.verdicts.values()
+            vectors += [v.bound for v in verdicts if v.fate == "dominated" and v.bound is not None]
+        return worst(vectors) if vectors else None
 
     def hypervolume(self) -> dict[str, Any] | None:
-        """None where it cannot be computed here, or there is no front."""
+        """Return the document of hypervolumes; None where they cannot be computed."""
         if self.reference is None or not can_measure():
             return None
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "reference": keyed(self.objectives, self.reference),
             "value": hypervolume([self.vector(point) for point in self.front], self.reference),
         }
         if isinstance(self.search, SampledSearch):
-            found["over_trials"] = self._over_trials(self.search, self.reference)
+            document["over_trials"] = self._over_trials(self.search, self.reference)
         else:
-            left = [bound for _, bound in self.search.open] if self.search.bounded else []
-            vectors = [*map(self.vector, self.front), *left]
-            found["optimistic"] = hypervolume(vectors, self.reference)
-        return found
+            bounds = [bound for _, bound in self.search.open] if self.search.bounded else []
+            vectors = [*map(self.vector, self.front), *bounds]
+            document["optimistic"] = hypervolume(vectors, self.reference)
+        return document
 
     def _over_trials(self, search: SampledSearch, reference: Vector) -> list[float]:
         vectors: list[Vector] = []
-        found: list[float] = []
+        volumes: list[float] = []
         for trial in search.trials:
             if trial.point is not None and trial.point.beyond is None and not trial.repeated:
                 vectors.append(self.vector(trial.point))
-            elif found:
-                found.append(found[-1])
+            elif volumes:
+                volumes.append(volumes[-1])
                 continue
-            found.append(hypervolume(vectors, reference))
-        return found
+            volumes.append(hypervolume(vectors, reference))
+        return volumes
 
     # -- documents --------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``explore --json``."""
+        """Return the document of ``explore --json``."""
         space, search = self.space, self.search
         document: dict[str, Any] = {
             "space": {
@@ -155,7 +169,7 @@ class ExploreResult:
                 for layer in search.costing.layers
             ],
             "method": self.method,
-            "objectives": [one.key for one in self.objectives],
+            "objectives": [objective.key for objective in self.objectives],
             "limits": {limit.objective.key: limit.value for limit in self.limits},
             "status": self.status,
             "front": [point.number for point in self.front],
@@ -173,12 +187,12 @@ class ExploreResult:
             "seconds": self.seconds,
             "counted": COUNTED,
             **provenance(),
-            "taken_from_store": search.costing.taken,
+            "taken_from_store": search.costing.stored_answers,
             "store": str(self.store),
         }
 
     def certificate(self) -> dict[str, Any]:
-        """What became of each point of the space, by counts and one by one."""
+        """Return the fate of each point of the space, by counts and one by one."""
         assert isinstance(self.search, ExactSearch)
         search = self.search
         verdicts = [search.verdicts[number] for number in sorted(search.verdicts)]
@@ -195,7 +209,7 @@ class ExploreResult:
         return {
             "number": verdict.number,
             "fate": verdict.fate,
-            "by": verdict.by,
+            "by": verdict.cause,
             "bound": bound,
             "layers_evaluated": verdict.layers,
         }
@@ -225,13 +239,13 @@ class ExploreResult:
             "provenance": list(point.provenances),
             "layers": [
                 {
-                    "index": one.layer.index,
-                    "cycles": one.costs.cycles,
-                    "energy_pj": one.costs.energy_pj,
-                    "provenance": one.activity.provenance.value,
-                    "choice": one.choice.key,
-                    "software": one.choice.words,
+                    "index": item.layer.index,
+                    "cycles": item.costs.cycles,
+                    "energy_pj": item.costs.energy_pj,
+                    "provenance": item.activity.provenance.value,
+                    "choice": item.choice.key,
+                    "software": item.choice.words,
                 }
-                for one in point.layers
+                for item in point.layers
             ],
         }

@@ -1,10 +1,10 @@
-"""Methods that propose points one after the other, by optuna: gp, tpe, nsga2, random.
+"""Searches that sample a space by one of optuna's methods: gp, tpe, nsga2, random.
 
-A trial is a point that is evaluated. What a method proposes a second time costs nothing: it is
-told the values again. After :data:`REPEATS` of these in a row, and for ``gp`` at once, whose model
-learns nothing from them, the nearest point that has not been evaluated is taken. Proposals that are
-no machines are told as infeasible and are no trials either. With ``distinct`` False every proposal
-of a machine is a trial, as in publications that count so.
+A trial is a point that is evaluated. A point that a method proposes again is no trial: the method
+is told the values again. After :data:`REPEATS` of these in a row, the nearest point that has not
+been evaluated is evaluated instead; for ``gp`` at once, as its model learns nothing from values
+that it knows. Proposals that are no machines are told as infeasible and are no trials either. With
+``distinct`` False every proposal of a machine is a trial, as some publications count.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ if TYPE_CHECKING:
     from optuna.trial import Trial as OptunaTrial
 
 REPEATS = 20
-"""Proposals in a row that are no new machine, until the nearest one is taken."""
+"""Maximum number of proposals in a row that are no new machine."""
 
 STARTUP = 10
-"""Points at random before a model is made of them (HASCO, VII-C: its sample of 10)."""
+"""Number of random points before the first model (HASCO, VII-C: its sample of 10)."""
 
 POPULATION = 10
-"""Of nsga2, unless told otherwise. HASCO's comparison has 5."""
+"""Default population of nsga2. HASCO's comparison has 5."""
 
-_FARTHEST = 20_000
-"""Points that are looked at for the nearest one that is new."""
+_MAX_VISITED = 20_000
+"""Minimum number of points visited before the search for the nearest new one gives up."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """``number`` is the point's in its space. ``point`` is None where a layer has no software
-    there, or an evaluation failed. ``repeated``: it was evaluated by an earlier trial; ``nearest``:
-    it was taken in the place of one that had been evaluated."""
+    """A point of a space, with its number there.
+
+    ``point`` is None where a layer has no software, or an evaluation failed, for a ``reason``.
+    ``repeated``: an earlier trial has evaluated it; ``nearest``: it replaces a proposal that had
+    been evaluated.
+    """
 
     number: int
     place: Place
@@ -71,10 +74,32 @@ def require_method(method: Method) -> None:
 
 
 class SampledSearch:
-    """A method's trials, from a seed: the same ones in the same order whoever evaluates them, so
-    that a search that was ended goes on by making them again from what is kept.
+    """The trials of a method, which depend on its seed alone.
 
-    ``known`` are points of an earlier search with the same layers and limits, taken as they are.
+    A search that was ended is continued by repeating its trials from stored answers.
+
+    Parameters
+    ----------
+    space
+        The space.
+    costing
+        The costs of the layers.
+    objectives
+        The objectives to minimize.
+    limits
+        Limits that a point of the front has to satisfy.
+    method
+        The method.
+    trials
+        Number of trials.
+    seed
+        Seed of the method.
+    population
+        Population of ``nsga2``.
+    distinct
+        False counts every proposal of a machine as a trial.
+    known
+        Points of an earlier search with the same layers and limits, which are not evaluated again.
     """
 
     def __init__(
@@ -99,48 +124,49 @@ class SampledSearch:
         self.method: Method = method
         self.trials: list[Trial] = []
         self.repeats = 0
-        """Proposals that had been evaluated."""
+        """Number of proposals that had been evaluated."""
         self.exhausted = False
-        """Whether no point is left that is new."""
-        self._wanted = trials
+        """True if all points are evaluated."""
+        self._trial_limit = trials
         self._distinct = distinct
-        self._known: dict[Place, Trial] = {}
-        self._given = known or {}
+        self._by_place: dict[Place, Trial] = {}
+        self._earlier = known or {}
         self._study = _study(method, len(self.objectives), seed, population)
         self._distributions = distributions(space)
 
     @property
     def finished(self) -> bool:
-        return self.exhausted or len(self.trials) >= self._wanted
+        """True if all trials are made, or no point is left."""
+        return self.exhausted or len(self.trials) >= self._trial_limit
 
     def run(self, workers: Workers) -> Iterator[Step]:
-        """Trial by trial; whoever iterates may stop at any step. Steps are answers of tasks, and
-        trials."""
+        """Search trial by trial; steps are answers of tasks, and trials. The caller may stop at any
+        step."""
         while not self.finished:
             proposed = self._proposal()
             if proposed is None:
                 self.exhausted = True
                 return
-            asked, place, nearest = proposed
-            known = self._known.get(place)
-            if known is None:
-                if place not in self._given:
+            proposal, place, nearest = proposed
+            trial = self._by_place.get(place)
+            if trial is None:
+                if place not in self._earlier:
                     yield from self._find_out(self.space.point(place), workers)
-                known = self._trial(place, nearest)
-                self._known[place] = known
-                self.trials.append(known)
+                trial = self._trial(place, nearest)
+                self._by_place[place] = trial
+                self.trials.append(trial)
             else:
-                self.trials.append(Trial(known.number, place, known.point, repeated=True))
-            self._tell(asked, known)
-            yield self._standing()
+                self.trials.append(Trial(trial.number, place, trial.point, repeated=True))
+            self._tell(proposal, trial)
+            yield self._progress()
 
-    def _standing(self) -> Step:
-        return Step(f"{self.method}: trials", len(self.trials), self._wanted)
+    def _progress(self) -> Step:
+        return Step(f"{self.method}: trials", len(self.trials), self._trial_limit)
 
     def _find_out(self, point: Point, workers: Workers) -> Iterator[Step]:
-        for wanted in (self._analyses(point), self._evaluations(point)):
-            for _ in self.costing.find_out(wanted, workers):
-                yield self._standing()
+        for requests in (self._analyses(point), self._evaluations(point)):
+            for _ in self.costing.find_out(requests, workers):
+                yield self._progress()
 
     def _analyses(self, point: Point) -> Iterator[tuple[Point, LayerWork, Request]]:
         for layer in self.costing.layers:
@@ -148,14 +174,14 @@ class SampledSearch:
                 yield point, layer, request
 
     def _evaluations(self, point: Point) -> Iterator[tuple[Point, LayerWork, Request]]:
-        """None where the point has no costs anyway."""
+        """Yield the requests for evaluations, if the point can have costs."""
         if self._reason(point) is None:
             for layer in self.costing.layers:
                 for request in self.costing.evaluations(point, layer):
                     yield point, layer, request
 
     def _reason(self, point: Point) -> str | None:
-        """Why a point that is analysed has no costs."""
+        """Return the reason why an analysed point has no costs, or None."""
         for layer in self.costing.layers:
             if self.costing.is_failed(point, layer):
                 return f"{layer.label}: failed"
@@ -164,72 +190,78 @@ class SampledSearch:
         return None
 
     def _trial(self, place: Place, nearest: bool) -> Trial:
-        if place in self._given:
-            return Trial(self.space.number(place), place, self._given[place], nearest=nearest)
-        reason = self._reason(self.space.point(place))
-        found = evaluated(self.space, place, self.costing, self.limits) if reason is None else None
-        if found is None and reason is None:
-            reason = "no choice of software has a program"
-        return Trial(self.space.number(place), place, found, nearest=nearest, reason=reason)
+        if place in self._earlier:
+            return Trial(self.space.number(place), place, self._earlier[place], nearest=nearest)
+        point, reason = None, self._reason(self.space.point(place))
+        if reason is None:
+            point = evaluated(self.space, place, self.costing, self.limits)
+            reason = "no choice of software has a program" if point is None else None
+        return Trial(self.space.number(place), place, point, nearest=nearest, reason=reason)
 
     # -- proposals --------------------------------------------------------------------------------
 
     def _proposal(self) -> tuple[OptunaTrial, Place, bool] | None:
-        """A machine, new or, where trials need not be distinct, evaluated before; True: the nearest
-        to what was proposed. None where none is left."""
+        """Return a machine that is new or, where trials need not be distinct, was evaluated before.
+
+        True says that it is the nearest one to a proposal. None where no machine is left.
+        """
         for attempt in range(1, REPEATS + 1):
-            asked = self._study.ask(self._distributions)
-            place = self._place(asked.params)
+            proposal = self._study.ask(self._distributions)
+            place = self._place(proposal.params)
             flaw = self.space.flaw(self.space.point(place))
-            known = self._known.get(place)
-            if flaw is None and (known is None or not self._distinct):
-                self.repeats += known is not None
-                return asked, place, False
-            if known is not None:
-                self.repeats += 1
-            at_once = known is not None and self.method == "gp"
+            trial = self._by_place.get(place)
+            self.repeats += trial is not None
+            if flaw is None and (trial is None or not self._distinct):
+                return proposal, place, False
+            at_once = trial is not None and self.method == "gp"
             if at_once or attempt == REPEATS:
-                return self._nearest(asked, place)
-            self._tell(asked, known)
+                return self._nearest(proposal, place)
+            self._tell(proposal, trial)
         raise AssertionError("the last attempt returns")
 
-    def _nearest(self, asked: OptunaTrial, place: Place) -> tuple[OptunaTrial, Place, bool] | None:
-        """What was asked for is left unanswered; the method is told of the other point."""
+    def _nearest(
+        self, proposal: OptunaTrial, place: Place
+    ) -> tuple[OptunaTrial, Place, bool] | None:
+        """Replace a proposal, which stays unanswered, by the nearest new machine."""
         import optuna
 
-        self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
-        found = self._nearest_new(place)
-        if found is None:
+        self._study.tell(proposal, state=optuna.trial.TrialState.FAIL)
+        nearest = self._nearest_new(place)
+        if nearest is None:
             return None
-        self._study.enqueue_trial(self._parameters(found))
-        return self._study.ask(self._distributions), found, True
+        self._study.enqueue_trial(self._parameters(nearest))
+        return self._study.ask(self._distributions), nearest, True
 
     def _nearest_new(self, place: Place) -> Place | None:
-        """By steps, one of which changes a number to its neighbour, or a word to any other."""
-        seen, line = {place}, [place]
-        while line:
-            reached: list[Place] = []
-            for one in line:
-                if one not in self._known and self.space.flaw(self.space.point(one)) is None:
-                    return one
-                for neighbour in self._neighbours(one):
+        """Return the new machine that is reached in the fewest steps.
+
+        A step changes a number to its neighbour, or a word to any other.
+        """
+        seen, frontier = {place}, [place]
+        while frontier:
+            following: list[Place] = []
+            for visited in frontier:
+                flaw = self.space.flaw(self.space.point(visited))
+                if visited not in self._by_place and flaw is None:
+                    return visited
+                for neighbour in self._neighbours(visited):
                     if neighbour not in seen:
                         seen.add(neighbour)
-                        reached.append(neighbour)
-            if len(seen) > max(_FARTHEST, 2 * self.space.combinations):
+                        following.append(neighbour)
+            if len(seen) > max(_MAX_VISITED, 2 * self.space.combinations):
                 return None
-            line = reached
+            frontier = following
         return None
 
     def _neighbours(self, place: Place) -> Iterator[Place]:
         for position, values in enumerate(self.space.parameters.values()):
-            here = place[position]
-            others = (here - 1, here + 1)
+            current = place[position]
+            neighbours = (current - 1, current + 1)
             if isinstance(values[0], str):
-                others = tuple(n for n in range(len(values)) if n != here)
-            for other in others:
-                if 0 <= other < len(values):
-                    yield (*place[:position], other, *place[position + 1 :])
+                neighbours = tuple(n for n in range(len(values)) if n != current)
+            for neighbour in neighbours:
+                if 0 <= neighbour < len(values):
+                    yield (*place[:position], neighbour, *place[position + 1 :])
 
     def _place(self, parameters: Mapping[str, Any]) -> Place:
         return tuple(
@@ -246,18 +278,20 @@ class SampledSearch:
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _tell(self, asked: OptunaTrial, trial: Trial | None) -> None:
-        """Logarithms of the objectives: what counts is by how many times a machine is better.
-        Of what has no values those of the worst point are said, as infeasible."""
-        found = None if trial is None else trial.point
-        asked.set_constraint("software", 0.0 if found is not None else 1.0)
+    def _tell(self, proposal: OptunaTrial, trial: Trial | None) -> None:
+        """Tell the method logarithms of the objectives, as ratios of machines are what counts.
+
+        A proposal without values is told as infeasible, with those of the worst point.
+        """
+        point = None if trial is None else trial.point
+        proposal.set_constraint("software", 0.0 if point is not None else 1.0)
         for limit in self.limits:
-            above = 0.0 if found is None else math.log(found.value(limit.objective) / limit.value)
-            asked.set_constraint(limit.objective.name, above)
-        if found is None:
-            self._study.tell(asked, self._worst())
+            above = 0.0 if point is None else math.log(point.value(limit.objective) / limit.value)
+            proposal.set_constraint(limit.objective.name, above)
+        if point is None:
+            self._study.tell(proposal, self._worst())
         else:
-            self._study.tell(asked, [_log(value) for value in found.vector(self.objectives)])
+            self._study.tell(proposal, [_log(value) for value in point.vector(self.objectives)])
 
     def _worst(self) -> list[float]:
         points = [trial.point for trial in self.trials if trial.point is not None]
@@ -268,8 +302,8 @@ class SampledSearch:
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """Numbers as their places in ascending order: sizes double from one value to the next, and a
-    step is a step. Words as categories."""
+    """Return numbers as their positions, so that sizes which double are evenly spaced, and words as
+    categories."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     return {
@@ -302,7 +336,7 @@ def _sampler(method: Method, seed: int, population: int) -> BaseSampler:
         "random": lambda: samplers.RandomSampler(seed=seed),
     }
     with warnings.catch_warnings():
-        # Of options that optuna calls experimental.
+        # Optuna warns of options that it calls experimental.
         warnings.simplefilter("ignore")
         return makers[method]()
 

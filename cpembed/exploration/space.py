@@ -1,38 +1,154 @@
-"""Spaces of machines as TOML files: a family, its parameters and their values.
+"""Spaces of machines as TOML files: a family, its parameters, their values and relations.
 
 The format is described in ``docs/exploration.md``.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from cpembed.errors import SpecError
 from cpembed.exploration.objectives import (
-    DEFAULT,
+    DEFAULT_OBJECTIVES,
     Limit,
     Objective,
     read_limits,
     read_objectives,
 )
-from cpembed.exploration.relations import Relation, read_relation
 from cpembed.hw.schema import Key, close_match, one_of, read_table, spec_error
 from cpembed.targets.families import open_family
 from cpembed.targets.family import Family, Point, Value
 
-MOST_VALUES = 4096
-"""Of a parameter."""
+MAX_VALUES = 4096
+"""Maximum number of values of a parameter."""
 
 Place = tuple[int, ...]
 """A point as the position of each parameter's value."""
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: lambda first, second: first // second,
+    ast.Mod: operator.mod,
+}
+_ALLOWED = (
+    "a relation compares (== != < <= > >=) sums, differences, products, // and % of parameters"
+)
+
+MAX_RELATION_LENGTH = 500
+"""Maximum number of characters of a relation, so that parsing it takes no time."""
+
+_MAX_VALUE = 10**30
+"""Maximum intermediate value: far beyond any size, and quick to compute with."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation between parameters of a space, as in ``pe_rows == pe_columns``.
+
+    It compares sums, products and floor quotients of parameters and constants. ``text`` is as it
+    was written, ``names`` are the parameters in it.
+    """
+
+    text: str
+    names: frozenset[str]
+    tree: ast.expr = field(compare=False, repr=False)
+
+    def holds(self, point: Mapping[str, Any]) -> bool:
+        """True if a point satisfies the relation.
+
+        Raises :class:`SpecError` where it has no value: types that do not compare, a quotient by 0.
+        """
+        try:
+            return bool(_value(self.tree, point))
+        except (TypeError, ZeroDivisionError, OverflowError) as error:
+            values = ", ".join(f"{name} = {point[name]!r}" for name in sorted(self.names))
+            raise SpecError(f"{self.text!r} has no value at {values}: {error}") from None
+
+
+def read_relation(text: str, parameters: Collection[str]) -> Relation:
+    """Parse a relation between some parameters.
+
+    What a person writes is parsed as an expression of Python and walked; nothing is evaluated by
+    Python itself. Raises :class:`SpecError` for what is no relation or has an unknown parameter.
+    """
+    if len(text) > MAX_RELATION_LENGTH:
+        raise SpecError(f"{text!r} is longer than {MAX_RELATION_LENGTH} characters")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpecError(f"{text!r} is no expression; {_ALLOWED}") from None
+    if not isinstance(tree, ast.Compare):
+        raise SpecError(f"{text!r} compares nothing; {_ALLOWED}")
+    if not all(type(op) in _COMPARISONS for op in tree.ops):
+        raise SpecError(f"{text!r}: this comparison is not allowed; {_ALLOWED}")
+    sides = (tree.left, *tree.comparators)
+    names = frozenset[str]().union(*(_names(side, text) for side in sides))
+    for name in sorted(names):
+        if name not in parameters:
+            raise SpecError(f"{text!r}: no parameter {name!r}{close_match(name, parameters)}")
+    return Relation(text, names, tree)
+
+
+def _names(node: ast.AST, text: str) -> set[str]:
+    """Return the parameters in a side of a comparison, all of whose parts are allowed."""
+    match node:
+        case ast.Name(id=name):
+            return {name}
+        case ast.Constant(value=int() | float() | str() as value) if not isinstance(value, bool):
+            return set()
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _names(left, text) | _names(right, text)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _names(operand, text)
+        case _:
+            part = ast.unparse(node)
+            raise SpecError(f"{text!r}: {part!r} is not allowed; {_ALLOWED}")
+
+
+def _value(node: ast.AST, point: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Name(id=name):
+            return point[name]
+        case ast.Constant(value=value):
+            return value
+        case ast.Compare(left=left, ops=ops, comparators=rest):
+            values = [_value(side, point) for side in (left, *rest)]
+            pairs = zip(ops, values, values[1:], strict=False)
+            return all(_COMPARISONS[type(op)](first, second) for op, first, second in pairs)
+        case ast.BinOp(left=left, op=op, right=right):
+            first, second = _value(left, point), _value(right, point)
+            if isinstance(first, str) or isinstance(second, str):
+                raise TypeError("text is compared, not computed with")
+            value = _OPERATIONS[type(op)](first, second)
+            if abs(value) > _MAX_VALUE:
+                raise OverflowError("a number beyond any size")
+            return value
+        case ast.UnaryOp(operand=operand):
+            return -_value(operand, point)
+        case _:
+            raise AssertionError("read_relation lets nothing else pass")
 
 
 class RangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +162,7 @@ class RangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SpaceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The whole file."""
+    """The contents of a file."""
 
     name: str
     description: str
@@ -56,13 +172,16 @@ class SpaceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     fixed: dict[str, int | float | str] = {}
     where: list[str] = []
     limits: dict[str, str | int | float] = {}
-    objectives: list[str] = msgspec.field(default_factory=lambda: list(DEFAULT))
+    objectives: list[str] = msgspec.field(default_factory=lambda: list(DEFAULT_OBJECTIVES))
 
 
 @dataclass(frozen=True)
 class Space:
-    """Points by the values of ``parameters``, in ascending order where they are numbers;
-    ``fixed`` has what all points share, the family's defaults included."""
+    """Machines of a family by the values of ``parameters``, ascending where they are numbers.
+
+    ``fixed`` has the values that all points share, with the family's defaults. Points have to
+    satisfy the ``relations``.
+    """
 
     name: str
     description: str
@@ -76,176 +195,184 @@ class Space:
 
     @property
     def combinations(self) -> int:
-        """Of values, those that relations exclude included."""
+        """Number of combinations of values, with those that relations exclude."""
         return math.prod(len(values) for values in self.parameters.values())
 
     def places(self) -> Iterator[Place]:
-        """Of all points that hold the relations."""
+        """Yield all points that satisfy the relations."""
         for place in itertools.product(*(range(len(v)) for v in self.parameters.values())):
-            if self.unrelated(self.point(place)) is None:
+            if self.violated(self.point(place)) is None:
                 yield place
 
     def number(self, place: Place) -> int:
-        """Of a combination among all of them, from 0; the last parameter changes the fastest."""
+        """Return the number of a combination, from 0; the last parameter changes the fastest."""
         number = 0
         for position, values in zip(place, self.parameters.values(), strict=True):
             number = number * len(values) + position
         return number
 
     def point(self, place: Place) -> Point:
+        """Return the values of all parameters, with those that are fixed."""
         pairs = zip(self.parameters.items(), place, strict=True)
         return {**self.fixed, **{name: values[position] for (name, values), position in pairs}}
 
-    def unrelated(self, point: Point) -> Relation | None:
-        """The first relation that a combination does not hold."""
-        return next((one for one in self.relations if not one.holds(point)), None)
+    def violated(self, point: Point) -> Relation | None:
+        """Return the first relation that a combination does not satisfy."""
+        return next((r for r in self.relations if not r.holds(point)), None)
 
     def flaw(self, point: Point) -> str | None:
-        """Why a combination is no machine of the space."""
-        relation = self.unrelated(point)
+        """Return the reason why a combination is no machine of the space, or None."""
+        relation = self.violated(point)
         if relation is not None:
             return f"{relation.text} does not hold"
         return self.family.flaw(point)
 
     def varied(self, point: Point) -> dict[str, Value]:
-        """What tells a point from others."""
+        """Return the values of the parameters that vary."""
         return {name: point[name] for name in self.parameters}
 
     def digest(self) -> str:
-        """Of the points that there are."""
-        said = {
+        """Return a digest of the points of the space."""
+        document = {
             "family": self.family.name,
             "fixed": dict(self.fixed),
             "parameters": {name: list(values) for name, values in self.parameters.items()},
             "where": [relation.text for relation in self.relations],
         }
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def read_space(path: Path) -> Space:
-    """Every fault is a one-line :class:`SpecError`: file, key, what is wrong, what is allowed."""
-    return _Reading(path).space()
+    """Read a space from a file.
+
+    Every fault is a one-line :class:`SpecError`: file, key, what is wrong, what is allowed.
+    """
+    return _Reader(path).space()
 
 
-class _Reading:
-    """A file on its way to a space."""
+class _Reader:
+    """Checks the contents of a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._table = read_table(path, SpaceTable)
-        try:
+        with self._at("family"):
             self._family = open_family(self._table.family)
-        except SpecError as error:
-            raise self._error(("family",), str(error)) from None
-        self._known = {parameter.name: parameter for parameter in self._family.parameters}
+        self._family_parameters = {
+            parameter.name: parameter for parameter in self._family.parameters
+        }
 
     def space(self) -> Space:
         table = self._table
         if not table.parameters:
-            raise self._error(("parameters",), f"is empty; allowed: {one_of(self._known)}")
+            raise self._error(
+                ("parameters",), f"is empty; allowed: {one_of(self._family_parameters)}"
+            )
         parameters = {
-            name: self._values(("parameters", name), given)
-            for name, given in table.parameters.items()
+            name: self._values(("parameters", name), values)
+            for name, values in table.parameters.items()
         }
         fixed = self._fixed()
         names = {*parameters, *fixed}
-        relations = [self._relation(n, text, names) for n, text in enumerate(table.where)]
+        relations: list[Relation] = []
+        for position, text in enumerate(table.where):
+            with self._at("where", position):
+                relations.append(read_relation(text, names))
+        limits = self._limits()
+        with self._at("objectives"):
+            objectives = read_objectives(table.objectives)
         return Space(
-            table.name,
-            table.description,
-            table.source,
-            self._family,
-            fixed,
-            parameters,
-            tuple(relations),
-            self._limits(),
-            self._objectives(),
+            name=table.name,
+            description=table.description,
+            source=table.source,
+            family=self._family,
+            fixed=fixed,
+            parameters=parameters,
+            relations=tuple(relations),
+            limits=limits,
+            objectives=objectives,
         )
 
-    def _values(self, key: Key, given: list[int | float | str] | RangeTable) -> tuple[Value, ...]:
-        self._require_known(key)
-        if isinstance(given, RangeTable):
-            return self._range(key, given)
-        if not given:
+    def _values(self, key: Key, values: list[int | float | str] | RangeTable) -> tuple[Value, ...]:
+        self._require_parameter(key)
+        if isinstance(values, RangeTable):
+            return self._range(key, values)
+        if not values:
             raise self._error(key, "is empty: name at least one value")
-        if len(given) > MOST_VALUES:
-            raise self._error(key, f"has more than {MOST_VALUES:,} values")
-        texts = [value for value in given if isinstance(value, str)]
-        if texts and len(texts) != len(given):
+        if len(values) > MAX_VALUES:
+            raise self._error(key, f"has more than {MAX_VALUES:,} values")
+        texts = [value for value in values if isinstance(value, str)]
+        if texts and len(texts) != len(values):
             raise self._error(key, "has text and numbers: values are of one kind")
-        if any(isinstance(value, float) and not math.isfinite(value) for value in given):
+        if any(isinstance(value, float) and not math.isfinite(value) for value in values):
             raise self._error(key, "has a value that is no finite number")
-        if len(set(given)) != len(given):
-            twice = next(value for value in given if given.count(value) > 1)
+        if len(set(values)) != len(values):
+            twice = next(value for value in values if values.count(value) > 1)
             raise self._error(key, f"has {twice!r} twice: keep one")
-        return tuple(given) if texts else tuple(sorted(given))
+        return tuple(values) if texts else tuple(sorted(values))
 
-    def _range(self, key: Key, given: RangeTable) -> tuple[Value, ...]:
-        if given.first > given.last:
-            raise self._error(key, f"from {given.first} is above to {given.last}")
-        if given.powers_of_two:
-            if given.step != 1:
+    def _range(self, key: Key, table: RangeTable) -> tuple[Value, ...]:
+        if table.first > table.last:
+            raise self._error(key, f"from {table.first} is above to {table.last}")
+        if table.powers_of_two:
+            if table.step != 1:
                 raise self._error((*key, "step"), "powers of two have no step: leave one out")
-            for name, value in (("from", given.first), ("to", given.last)):
+            for name, value in (("from", table.first), ("to", table.last)):
                 if value < 1 or value & (value - 1) or value > 2**62:
                     raise self._error((*key, name), f"{value} is no power of two")
-            exponents = range(given.first.bit_length() - 1, given.last.bit_length())
+            exponents = range(table.first.bit_length() - 1, table.last.bit_length())
             return tuple(2**exponent for exponent in exponents)
-        if given.step < 1:
-            raise self._error((*key, "step"), f"{given.step} is no integer of at least 1")
-        if (given.last - given.first) % given.step:
-            problem = f"{given.last} is not reached from {given.first} in steps of {given.step}"
+        if table.step < 1:
+            raise self._error((*key, "step"), f"{table.step} is no integer of at least 1")
+        if (table.last - table.first) % table.step:
+            problem = f"{table.last} is not reached from {table.first} in steps of {table.step}"
             raise self._error((*key, "to"), problem)
-        if (given.last - given.first) // given.step >= MOST_VALUES:
-            raise self._error(key, f"has more than {MOST_VALUES:,} values")
-        return tuple(range(given.first, given.last + 1, given.step))
+        if (table.last - table.first) // table.step >= MAX_VALUES:
+            raise self._error(key, f"has more than {MAX_VALUES:,} values")
+        return tuple(range(table.first, table.last + 1, table.step))
 
     def _fixed(self) -> dict[str, Value]:
-        """With the family's defaults."""
+        """Return the fixed values, with the family's defaults."""
         table = self._table
-        found: dict[str, Value] = {}
+        fixed: dict[str, Value] = {}
         for name, value in table.fixed.items():
-            self._require_known(("fixed", name))
+            self._require_parameter(("fixed", name))
             if name in table.parameters:
                 raise self._error(("fixed", name), "is a parameter too: leave it out in one place")
             if isinstance(value, float) and not math.isfinite(value):
                 raise self._error(("fixed", name), "is no finite number")
-            found[name] = value
-        for name, parameter in self._known.items():
-            if name in found or name in table.parameters:
+            fixed[name] = value
+        for name, parameter in self._family_parameters.items():
+            if name in fixed or name in table.parameters:
                 continue
             if parameter.default is None:
                 problem = f"is missing; family {self._family.name} needs {parameter.words}"
                 raise self._error(("parameters", name), f"{problem} (here or under [fixed])")
-            found[name] = parameter.default
-        return found
-
-    def _relation(self, position: int, text: str, names: set[str]) -> Relation:
-        try:
-            return read_relation(text, names)
-        except SpecError as error:
-            raise self._error(("where", position), str(error)) from None
+            fixed[name] = parameter.default
+        return fixed
 
     def _limits(self) -> tuple[Limit, ...]:
-        found: list[Limit] = []
+        limits: list[Limit] = []
         for name, value in self._table.limits.items():
-            try:
-                found += read_limits([f"{name}={value}"])
-            except SpecError as error:
-                raise self._error(("limits", name), str(error)) from None
-        return tuple(found)
+            with self._at("limits", name):
+                limits += read_limits([f"{name}={value}"])
+        return tuple(limits)
 
-    def _objectives(self) -> tuple[Objective, ...]:
-        try:
-            return read_objectives(self._table.objectives)
-        except SpecError as error:
-            raise self._error(("objectives",), str(error)) from None
-
-    def _require_known(self, key: Key) -> None:
+    def _require_parameter(self, key: Key) -> None:
         name = str(key[-1])
-        if name not in self._known:
-            allowed = f"unknown parameter; family {self._family.name} has {one_of(self._known)}"
-            raise self._error(key, allowed + close_match(name, self._known))
+        if name not in self._family_parameters:
+            allowed = one_of(self._family_parameters)
+            near = close_match(name, self._family_parameters)
+            problem = f"unknown parameter; family {self._family.name} has {allowed}{near}"
+            raise self._error(key, problem)
+
+    @contextmanager
+    def _at(self, *key: str | int) -> Generator[None]:
+        """Name the file and the key in errors."""
+        try:
+            yield
+        except SpecError as error:
+            raise self._error(key, str(error)) from None
 
     def _error(self, key: Key, problem: str) -> SpecError:
         return spec_error(str(self._path), key, problem)

@@ -1,7 +1,8 @@
-"""What an exploration has found out, kept as soon as it is there: analyses and evaluations.
+"""The store of an exploration's analyses and evaluations, each written as soon as it is there.
 
-None of it depends on the space, the objectives or the method: other explorations of the same layers
-by the same family use it too. Rows are data and nothing else, so a file of anybody may be read.
+None of them depends on the space, the objectives or the method, so other explorations of the same
+layers by the same family use them too. Rows are data and nothing else, so that files from anybody
+may be read.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from cpembed.targets.family import Activity, Family
 
 
 class AnalysisRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="analysis"):
-    """Of a layer on a group of machines: the family's own value as :func:`packed` writes it, or why
-    there is none."""
+    """The analysis of a layer on a group of machines, as :func:`packed` writes it, or the reason
+    why there is none."""
 
     group: str
     layer: str
@@ -32,13 +33,15 @@ class AnalysisRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     error: str | None
 
     def flaw(self) -> str | None:
+        """Return the field whose value contradicts others, with the reason, or None."""
         if (self.value is None) == (self.error is None):
             return "error: there is a value or an error"
         return None
 
 
 class ActivityRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="activity"):
-    """Of a choice of software for a layer on a group of machines, or why it has no program."""
+    """The activity of a choice of software for a layer on a group of machines, or the reason why it
+    has no program."""
 
     group: str
     layer: str
@@ -49,6 +52,7 @@ class ActivityRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     error: str | None
 
     def flaw(self) -> str | None:
+        """Return the field whose value contradicts others, with the reason, or None."""
         if (self.cycles is None) == (self.error is None):
             return "error: there are cycles or an error"
         if (self.cycles is None) != (self.provenance is None):
@@ -56,6 +60,7 @@ class ActivityRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
         return None
 
     def activity(self) -> Activity | None:
+        """Return the activity, if there is one."""
         if self.cycles is None or self.provenance is None:
             return None
         return Activity(self.cycles, self.provenance, self.counts)
@@ -64,43 +69,43 @@ class ActivityRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A line of the file."""
 
-    found: AnalysisRow | ActivityRow
+    answer: AnalysisRow | ActivityRow = msgspec.field(name="found")
 
 
-LARGEST_ANALYSIS = 2**26
-"""Bytes of JSON; those of large layers have some 100,000."""
+MAX_ANALYSIS_BYTES = 2**26
+"""Maximum size of an analysis in bytes of JSON; those of large layers have some 100,000."""
 
 
 def packed(analysis: Any) -> str:
-    """An analysis as compressed JSON, in characters that need no escape."""
+    """Return an analysis as compressed JSON, in characters that need no escape."""
     document = msgspec.json.encode(analysis, enc_hook=_numbers)
     return base64.b85encode(zlib.compress(document)).decode("ascii")
 
 
 def unpacked(family: Family, text: str) -> Any:
-    """An analysis that :func:`packed` wrote.
+    """Return the analysis that :func:`packed` wrote.
 
     Raises :class:`NotARow` for any other text.
     """
     stream = zlib.decompressobj()
     try:
-        document = stream.decompress(base64.b85decode(text), LARGEST_ANALYSIS)
+        document = stream.decompress(base64.b85decode(text), MAX_ANALYSIS_BYTES)
     except (ValueError, zlib.error):
         raise NotARow("value: cannot be unpacked") from None
     if not stream.eof:
-        raise NotARow(f"value: more than {LARGEST_ANALYSIS:,} bytes, or cut off")
+        raise NotARow(f"value: more than {MAX_ANALYSIS_BYTES:,} bytes, or cut off")
     return decoded(document, family.analysis, hook=_vector)
 
 
 def _numbers(value: Any) -> Any:
-    """A vector as a list, which msgspec does not make by itself."""
+    """Return an array as a list, which msgspec does not do by itself."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise NotImplementedError(f"no JSON is made of {type(value).__name__}")
 
 
 def _vector(kind: Any, value: Any) -> Any:
-    """A vector of what :func:`_numbers` made of it."""
+    """Return the array that :func:`_numbers` made a list of."""
     if getattr(kind, "__origin__", kind) is not np.ndarray:
         raise NotImplementedError(f"no {kind} is made of JSON")
     numbers = msgspec.convert(value, list[float])
@@ -108,16 +113,25 @@ def _vector(kind: Any, value: Any) -> Any:
 
 
 Method = Literal["exact", "gp", "tpe", "nsga2", "random"]
-
-
-def default_directory() -> Path:
-    return platformdirs.user_cache_path("cpembed") / "explore"
+"""The proven search of a space, and the methods that sample it."""
 
 
 def store_for(
     family: Family, suite: str, layers: str | None, directory: Path | None
 ) -> ResultStore[Row]:
-    """The file of a family's costs for a suite; ``layers`` is the digest of a user's own."""
+    """Return the file of a family's costs for a suite.
+
+    Parameters
+    ----------
+    family
+        The family of machines.
+    suite
+        The name of the suite.
+    layers
+        The digest of a user's own layers; None for a shipped suite.
+    directory
+        The folder; None for the user's cache.
+    """
     key = {
         "family": family.name,
         "identity": family.identity(),
@@ -127,11 +141,12 @@ def store_for(
     }
 
     def flaw(row: Row) -> str | None:
-        if isinstance(row.found, AnalysisRow) and row.found.value is not None:
+        if isinstance(row.answer, AnalysisRow) and row.answer.value is not None:
             try:
-                unpacked(family, row.found.value)
+                unpacked(family, row.answer.value)
             except NotARow as error:
                 return str(error)
-        return row.found.flaw()
+        return row.answer.flaw()
 
-    return ResultStore(directory or default_directory(), (family.name, suite), key, Row, flaw)
+    folder = directory or platformdirs.user_cache_path("cpembed") / "explore"
+    return ResultStore(folder, (family.name, suite), key, Row, flaw)

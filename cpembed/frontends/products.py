@@ -26,7 +26,7 @@ from cpembed.graph.kinds.product import Product
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import accumulator
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.stencil import ImageAxis, spread_operand
+from cpembed.workloads.convolutions import ImageAxis, spread_operand
 
 _AXES = {1: (("q", "s"),), 2: (("p", "r"), ("q", "s")), 3: (("o", "t"), ("p", "r"), ("q", "s"))}
 """By the number of an image's axes: of each, the iterator of the output and that of the filter."""
@@ -169,7 +169,8 @@ def _convolution(
     varying: bool,
 ) -> Form:
     """The statement of a convolution, whose ``axes`` say what each image axis is read at."""
-    channels = _Channels.of(image[0], groups, image[1] // groups, filters // groups, axes[0].turned)
+    is_transposed = axes[0].flipped
+    channels = _Channels.of(image[0], groups, image[1] // groups, filters // groups, is_transposed)
     result, read, taps = [*channels.result], [*channels.image], [*channels.filter]
     extents = {name: channels.extents[name] for name in channels.result}
     reduced = {name: size for name, size in channels.extents.items() if name not in extents}
@@ -182,9 +183,9 @@ def _convolution(
         extents[output], reduced[tap] = axis.output_extent, axis.taps
         result.append(output)
         read.append(axis.index(output, tap))
-        taps.append(f"{axis.taps - 1} - {tap}" if axis.turned else tap)
+        taps.append(f"{axis.taps - 1} - {tap}" if axis.flipped else tap)
         sizes.append(axis.extent)
-    apart = [*(1 for _ in channels.image), *(axis.apart for axis in axes)]
+    apart = [*(1 for _ in channels.image), *(axis.pixel_step for axis in axes)]
     family = channels.family
     computation = parse_computation(
         f"O[{', '.join(result)}] += I[{', '.join(read)}] * W[{', '.join(taps)}]",
@@ -195,7 +196,7 @@ def _convolution(
         zero_outside=("I",) if any(_reads_outside(axis) for axis in axes) else (),
         varying=("W",) if varying else (),
     )
-    if axes[0].turned:
+    if is_transposed:
         computation = spread_operand(computation, "I", apart)
     return Form(computation, (image[0], filters, *(axis.output_extent for axis in axes)))
 

@@ -1,33 +1,37 @@
-"""Instructions and the memories that feed them: the hardware side of an embedding."""
+"""Instructions and the memories that feed them: the hardware side of an embedding.
+
+An :class:`Instruction` is a computation with, for each operand, the element types that it takes and
+the tile that its memory holds. :class:`HardwareSpec` adds what executes it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from cpembed.errors import SpecError
+from cpembed.hw.machine import Hierarchy, MemoryInterface
 from cpembed.ir.computation import Axis, Computation, Operand
 from cpembed.ir.ports import View, split_ports
-
-if TYPE_CHECKING:
-    from cpembed.hw.levels import Hierarchy
 
 
 @dataclass(frozen=True)
 class InstructionAxis:
     """An instruction axis: fixed (``minimum == maximum``) or configurable in steps.
 
-    The computation of the instruction is written at ``maximum``; AMX, for example, takes 1 to 16
-    rows, set by its tile configuration. One execution of a primitive of any size covers up to
-    ``largest`` points in whole multiples of ``maximum``, its granule, which is what is embedded
-    (swATOP 4.1); None: ``maximum`` is all that one execution covers.
+    The computation of the instruction is written at ``maximum``. AMX, for example, takes 1 to 16
+    rows, set by its tile configuration:
+
+    >>> InstructionAxis("x", 1, 16).describe_allowed()
+    '1..16'
+
+    A primitive of any size embeds its granule, ``maximum``: one execution covers up to ``largest``
+    points in whole multiples of it (swATOP 4.1). None means that one execution covers ``maximum``.
     """
 
     name: str
@@ -42,11 +46,11 @@ class InstructionAxis:
 
     @property
     def allowed(self) -> tuple[int, ...]:
-        """Extents the axis can be configured to, ascending."""
+        """Extents to which the axis can be configured, ascending."""
         return tuple(range(self.minimum, self.maximum + 1, self.step))
 
     def describe_allowed(self) -> str:
-        """``16``, ``1..16``, ``4..16 in steps of 4`` or ``multiples of 32 up to 4096``."""
+        """Return ``16``, ``1..16``, ``4..16 in steps of 4`` or ``multiples of 32 up to 4096``."""
         if self.largest is not None:
             return f"multiples of {self.maximum} up to {self.largest}"
         if self.is_fixed:
@@ -56,26 +60,30 @@ class InstructionAxis:
 
 
 class StrideRule(StrEnum):
-    """How far apart in memory consecutive elements along an instruction axis may lie."""
+    """Allowed distance in memory of consecutive elements along an instruction axis."""
 
     UNIT = "unit"
-    """Where the tile's own order puts them: the tile is dense in memory."""
+    """The distance in the tile itself: the tile is dense in memory."""
     ANY = "any"
-    """At any constant distance (a row stride that is a register of the instruction)."""
+    """Any constant distance (a row stride that is a register of the instruction)."""
 
 
 @dataclass(frozen=True)
 class TileDimension:
-    """One dimension of an operand's tile as memory holds it: ``(axis // divisor) % modulus``."""
+    """One dimension of an operand's tile as memory holds it: ``(axis // divisor) % modulus``.
+
+    >>> TileDimension("z", 4, 16).size(64), str(TileDimension("z", 4, 16))
+    (16, 'z/4%16')
+    """
 
     axis: str
     divisor: int = 1
     modulus: int | None = None
 
     def size(self, extent: int) -> int:
-        """Values the dimension takes when its axis has ``extent``."""
-        whole = -(-extent // self.divisor)
-        return whole if self.modulus is None else min(whole, self.modulus)
+        """Number of values of the dimension if its axis has ``extent``."""
+        quotients = -(-extent // self.divisor)
+        return quotients if self.modulus is None else min(quotients, self.modulus)
 
     def __str__(self) -> str:
         text = self.axis if self.divisor == 1 else f"{self.axis}/{self.divisor}"
@@ -86,10 +94,18 @@ class TileDimension:
 class OperandMemory:
     """The memory side of one operand (AMOS's memory abstraction).
 
-    ``tile`` lists the dimensions outermost first and holds one element for each combination of
-    values of its axes; ``strides`` gives the rule per instruction axis (unit where not named),
-    ``capacity_bytes`` the size of the whole scope, ``alignment_bytes`` what the address of a tile
-    in main memory must be a multiple of.
+    Attributes
+    ----------
+    scope : str
+        Name of the register file or buffer that holds the tile.
+    tile : tuple of TileDimension
+        Dimensions, outermost first; one element for each combination of values of its axes.
+    strides : mapping of str to StrideRule
+        Rule per instruction axis, ``UNIT`` for axes that are not listed.
+    alignment_bytes : int
+        The address of a tile in main memory must be a multiple of this.
+    capacity_bytes : int or None
+        Capacity of the scope; None where it is not limited.
     """
 
     scope: str
@@ -111,29 +127,45 @@ class OperandMemory:
         return tuple(dimension.size(extents[dimension.axis]) for dimension in self.tile)
 
     def reads_contiguously(self, axis: str, element_bytes: int, extents: Mapping[str, int]) -> bool:
-        """Whether an axis can walk neighbouring elements wherever they begin: it is the last of an
-        unaligned tile, and the other axes take any stride or, by ``extents``, one step."""
-        if not self.tile:
-            return False
-        last = self.tile[-1]
+        """Return True if an axis can walk neighbouring elements from any address.
+
+        It has to be the last dimension of an unaligned tile, and every other axis takes any stride
+        or has, by ``extents``, a single step.
+        """
         return (
-            (last.axis, last.divisor, last.modulus) == (axis, 1, None)
+            bool(self.tile)
+            and self.tile[-1] == TileDimension(axis)
             and self.alignment_bytes <= element_bytes
             and all(
-                self.stride_rule(other) is StrideRule.ANY or extents[other] == 1
-                for other in self.axes
-                if other != axis
+                self.stride_rule(outer) is StrideRule.ANY or extents[outer] == 1
+                for outer in self.axes
+                if outer != axis
             )
         )
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """What the hardware does in one go.
+    """One execution of the hardware, as a computation with the memories of its operands.
 
-    ``computation`` is written at the largest extents; ``dtypes`` lists, per operand, the element
-    types it takes (the computation holds the first of each). ``views`` says which elements of its
-    tensor the elements of a port are (:mod:`cpembed.ir.ports`); only :attr:`in_ports` has any.
+    >>> from cpembed.hw.loader import load_hardware_spec
+    >>> vnni = load_hardware_spec("avx512_vnni").instruction
+    >>> vnni.extents, vnni.macs, vnni.tile_shape("B")
+    ({'y': 16, 'z': 4}, 64, (16, 4))
+
+    Attributes
+    ----------
+    axes : tuple of InstructionAxis
+        The axes, in loop order.
+    computation : Computation
+        The computation at the largest extents, in the first element type of each operand.
+    dtypes : mapping of str to tuple of str
+        Element types that each operand takes.
+    memory : mapping of str to OperandMemory
+        Tile and scope of each operand.
+    views : mapping of str to View
+        For each port, its elements within the operand's tensor (:mod:`cpembed.ir.ports`); empty
+        unless the instruction is in port form (:attr:`in_ports`).
     """
 
     name: str
@@ -145,9 +177,9 @@ class Instruction:
 
     @cached_property
     def in_ports(self) -> Instruction:
-        """The instruction with an operand per access; itself where each operand has only one.
+        """The instruction in port form: one operand per access (itself if that holds already).
 
-        Every port is fed as its operand is, by a tile over the axes that it depends on.
+        A port is fed as its operand is, by a tile over the axes that it depends on.
         """
         ports = split_ports(self.computation)
         if not ports.views:
@@ -155,11 +187,12 @@ class Instruction:
         operands = ports.computation.operands
         memory: dict[str, OperandMemory] = {}
         for operand in operands:
-            own = {n for i in ports.computation.access(operand.name).index for n in i.iterators}
-            whole = self.memory[operand.tensor]
-            tile = tuple(part for part in whole.tile if part.axis in own)
-            strides = {axis: rule for axis, rule in whole.strides.items() if axis in own}
-            memory[operand.name] = replace(whole, tile=tile, strides=strides)
+            index = ports.computation.access(operand.name).index
+            axes = {name for expression in index for name in expression.iterators}
+            tensor = self.memory[operand.tensor]
+            tile = tuple(dimension for dimension in tensor.tile if dimension.axis in axes)
+            strides = {axis: rule for axis, rule in tensor.strides.items() if axis in axes}
+            memory[operand.name] = replace(tensor, tile=tile, strides=strides)
         return replace(
             self,
             computation=ports.computation,
@@ -175,7 +208,7 @@ class Instruction:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates one execution occupies the unit for: its largest extents."""
+        """Multiply-accumulates of one execution at its largest extents, which it is charged for."""
         return math.prod(axis.maximum for axis in self.axes)
 
     @property
@@ -184,29 +217,31 @@ class Instruction:
 
     @property
     def dtype_choices(self) -> tuple[dict[str, str], ...]:
-        """Every combination of operand dtypes; the first is the one of ``computation``."""
+        """Every combination of operand dtypes; the first one is that of ``computation``."""
         names = tuple(self.dtypes)
         combinations = itertools.product(*self.dtypes.values())
         return tuple(dict(zip(names, dtypes, strict=True)) for dtypes in combinations)
 
     def axis(self, name: str) -> InstructionAxis:
+        """Return an axis with the extents it can take; raise KeyError if there is none."""
         for axis in self.axes:
             if axis.name == name:
                 return axis
         raise KeyError(name)
 
     def loop_axis(self, name: str) -> Axis:
+        """Return an axis of the computation, with its role."""
         return self.computation.axis(name)
 
     def tile_shape(self, operand: str, extents: Mapping[str, int] | None = None) -> tuple[int, ...]:
-        """Shape of an operand's tile, outermost first; axes that are not named are at their
-        largest extent."""
+        """Shape of an operand's tile, outermost first, at the largest extents unless given."""
         return self.memory[operand].tile_shape({**self.extents, **(extents or {})})
 
-    def at(self, extents: Mapping[str, int]) -> Computation:
-        """The computation configured to other extents; axes that are not named keep theirs.
+    def with_extents(self, extents: Mapping[str, int]) -> Computation:
+        """Configure the computation to other extents; axes that are not listed keep theirs.
 
-        Raises :class:`SpecError` for an axis the instruction lacks or an extent it cannot take.
+        Raises :class:`SpecError` for an axis that the instruction lacks, or an extent that it
+        cannot take.
         """
         for name, extent in extents.items():
             if name not in self.extents:
@@ -226,13 +261,13 @@ class Instruction:
                 indices = [
                     access.index[dimension] for access in self.computation.access_maps[operand.name]
                 ]
-                # Sizes that no configured axis indexes stay as declared.
+                # A declared size may exceed what the indices reach: keep it where nothing changes.
                 if any(name in extents for index in indices for name in index.iterators):
                     shape[dimension] = 1 + max(index.bounds(sizes)[1] for index in indices)
             return replace(operand, shape=tuple(shape))
 
         axes = tuple(replace(a, extent=sizes[a.name]) for a in self.computation.axes)
-        # In one step: shapes that do not fit the extents are refused.
+        # In one step, since a computation rejects shapes that do not fit its extents.
         return replace(
             self.computation,
             axes=axes,
@@ -241,31 +276,31 @@ class Instruction:
         )
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[machine]``: the clock and the path to main memory of a unit that moves its own data.
-
-    A transfer moves ``bus_bits`` a cycle in bursts of up to ``burst_beats``; the first beat comes
-    ``dram_delay_cycles`` after the request.
-    """
-
-    clock_mhz: float
-    bus_bits: int
-    burst_beats: int
-    dram_delay_cycles: int
-
-
 @dataclass(frozen=True)
 class HardwareSpec:
     """A target: one instruction, its memories, and what executes it.
 
-    ``backend`` names what executes it (:mod:`cpembed.targets.known`) or is None while nothing does:
-    solving works, running takes portable code. ``cpu_features`` are the features that a machine
-    must report, as Linux spells them in ``/proc/cpuinfo``. ``alternatives`` are targets that may
-    run what this instruction cannot, or runs badly. ``constraints`` is the set that is searched
-    where none is named; None: those of every target. ``memories`` are the capacities in bytes of
-    all scopes (None: not limited), also of those that hold no operand; ``machine`` is None where
-    the processor moves the data. ``machines`` are those that have the instruction, the first of
-    them the default. ``path`` is the file it was read from.
+    Attributes
+    ----------
+    name, description, source : str
+        Identifier, one line for people, and the publication or manual behind the numbers.
+    backend : str or None
+        The back end that executes it (:mod:`cpembed.targets.known`). With None, solving works and
+        running uses portable code.
+    cpu_features : tuple of str
+        Features that a host must report, as Linux spells them in ``/proc/cpuinfo``.
+    alternatives : tuple of str
+        Targets that may run what this instruction cannot, or runs badly.
+    constraints : str or None
+        Constraint set to search by default; None for the presets of every target.
+    path : str
+        File of the specification.
+    memories : mapping of str to int or None
+        Capacity in bytes of every scope, including those without operands; None if not limited.
+    machine : MemoryInterface or None
+        The unit's path to main memory; None where the processor moves the data.
+    machines : mapping of str to Hierarchy
+        Machines that have the instruction; the first one is the default.
     """
 
     name: str
@@ -278,5 +313,103 @@ class HardwareSpec:
     constraints: str | None = None
     path: str = ""
     memories: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
-    machine: Machine | None = None
-    machines: Mapping[str, Hierarchy] = field(default_factory=dict[str, "Hierarchy"])
+    machine: MemoryInterface | None = None
+    machines: Mapping[str, Hierarchy] = field(default_factory=dict[str, Hierarchy])
+
+
+_DIMENSION = re.compile(r"([A-Za-z_]\w*)(?:/(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
+
+ErrorWith = Callable[[str], SpecError]
+"""Function from a problem to its error, with the file and the key."""
+
+
+def read_tile(
+    texts: Sequence[str],
+    operand_axes: Sequence[str],
+    axes: Mapping[str, InstructionAxis],
+    error: ErrorWith,
+) -> tuple[TileDimension, ...]:
+    """Parse the notation of a tile and check that it holds each axis exactly once.
+
+    >>> z = InstructionAxis("z", 64, 64)
+    >>> y = InstructionAxis("y", 16, 16)
+    >>> tile = read_tile(["z/4", "y", "z%4"], ["z", "y"], {"z": z, "y": y}, SpecError)
+    >>> [dimension.size({"z": 64, "y": 16}[dimension.axis]) for dimension in tile]
+    [16, 16, 4]
+
+    Parameters
+    ----------
+    texts : sequence of str
+        Dimensions as a specification writes them, outermost first.
+    operand_axes : sequence of str
+        Axes on which the operand depends.
+    axes : mapping of str to InstructionAxis
+        All axes of the instruction.
+    error : callable
+        Function from a problem to the error that is raised.
+
+    Returns
+    -------
+    tuple of TileDimension
+        The dimensions, outermost first, without a modulus that changes nothing.
+
+    Raises
+    ------
+    SpecError
+        For a dimension that cannot be read or belongs to another operand, and for an axis that is
+        missing, held twice, or split into parts whose sizes do not multiply to its extent.
+    """
+    tile = tuple(_read_dimension(text, operand_axes, error) for text in texts)
+    for axis in operand_axes:
+        _check_parts(axes[axis], [d for d in tile if d.axis == axis], error)
+    return tuple(_without_redundant_modulus(d, axes[d.axis].maximum) for d in tile)
+
+
+def _read_dimension(text: str, operand_axes: Sequence[str], error: ErrorWith) -> TileDimension:
+    match = _DIMENSION.fullmatch(text.replace(" ", ""))
+    if not match:
+        raise error(
+            f"{text!r} is not a tile dimension; allowed: an axis, axis/divisor, axis%modulus "
+            "or axis/divisor%modulus"
+        )
+    axis, divisor, modulus = match[1], int(match[2] or 1), int(match[3] or 0)
+    if divisor == 0 or (match[3] and modulus == 0):
+        raise error(f"{text!r} divides by zero")
+    if axis not in operand_axes:
+        raise error(
+            f"{axis} is not an axis of the operand; its axes: {', '.join(operand_axes) or 'none'}"
+        )
+    return TileDimension(axis, divisor, modulus or None)
+
+
+def _check_parts(axis: InstructionAxis, parts: Sequence[TileDimension], error: ErrorWith) -> None:
+    """Check that the parts of an axis are consecutive digits of it that cover its extent."""
+    if not parts:
+        raise error(f"lacks axis {axis.name}: a tile holds each axis of its operand exactly once")
+    if not axis.is_fixed and parts != [TileDimension(axis.name)]:
+        raise error(f"splits {axis.name}, which is configurable; allowed: {axis.name} whole")
+    # From the innermost digit outwards, each part has to begin where the previous ones end.
+    covered = 1
+    ordered = sorted(parts, key=lambda part: (part.divisor, part.modulus or math.inf))
+    for number, part in enumerate(ordered):
+        if part.divisor < covered or (number and covered == axis.maximum):
+            raise error(f"holds axis {axis.name} more than once, again in {part}")
+        if part.divisor > covered:
+            expected = axis.name if covered == 1 else f"{axis.name}/{covered}"
+            raise error(
+                f"{part} leaves a gap: the parts of {axis.name} inside it multiply to {covered}, "
+                f"the next one starts with {expected}"
+            )
+        size = part.modulus or axis.maximum // covered
+        if axis.maximum % (covered * size):
+            raise error(f"{part} does not divide the extent {axis.maximum} of {axis.name}")
+        covered *= size
+    if covered != axis.maximum:
+        raise error(f"the parts of {axis.name} multiply to {covered}, its extent is {axis.maximum}")
+
+
+def _without_redundant_modulus(dimension: TileDimension, extent: int) -> TileDimension:
+    """Turn ``z/4%16`` of extent 64 into ``z/4``, so that equal tiles are equal values."""
+    if dimension.modulus and dimension.divisor * dimension.modulus == extent:
+        return TileDimension(dimension.axis, dimension.divisor)
+    return dimension

@@ -1,4 +1,4 @@
-"""Load hardware specifications: TOML in, :class:`HardwareSpec` out, every fault named in one line.
+"""Load hardware specifications: TOML in, :class:`HardwareSpec` out, every fault in one line.
 
 The format is described in ``docs/add-a-target.md``.
 """
@@ -16,35 +16,30 @@ from cpembed.hw.instruction import (
     HardwareSpec,
     Instruction,
     InstructionAxis,
-    Machine,
     OperandMemory,
     StrideRule,
     TileDimension,
+    read_tile,
 )
-from cpembed.hw.levels import read_hierarchies
-from cpembed.hw.schema import (
-    AxisTable,
-    Key,
-    close_match,
-    one_of,
-    spec_error,
-)
-from cpembed.hw.specification_file import SpecificationFile, read_specification
-from cpembed.hw.tile import read_tile
+from cpembed.hw.machine import MemoryInterface
+from cpembed.hw.machine_reader import read_hierarchies
+from cpembed.hw.schema import Key, close_match, one_of, spec_error
+from cpembed.hw.specification import AxisTable, SpecificationFile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
-from cpembed.ir.parser import ParsedBody, parse_body, parse_computation
+from cpembed.ir.grammar import ParsedBody, parse_body
+from cpembed.ir.parser import parse_computation
 from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import hardware_spec_files
 
 MAX_EXTENT = 65_536
-"""Of an instruction axis; every operation of an instruction is enumerated when it is embedded."""
+"""Maximum extent of an instruction axis: embedding enumerates every operation of an instruction."""
 
 MAX_OPERATIONS = 2**20
-"""Of an instruction, at its largest extents."""
+"""Maximum number of operations of an instruction at its largest extents."""
 
-_LONGEST_DELAY = 100_000
-"""Cycles before main memory answers; far beyond any machine."""
+_MAX_DELAY = 100_000
+"""Maximum number of cycles before main memory answers, far beyond any machine."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _CPU_FEATURE = re.compile(r"[a-z0-9_]+")
@@ -61,15 +56,26 @@ def _named_files() -> dict[str, Path]:
 
 
 def _named_file(name: str) -> Path | None:
-    """Distributions are looked through only for what does not ship."""
+    """Return the file of a target; search installed distributions only for what does not ship."""
     return hardware_spec_files().get(name) or plugin_file("cpembed.hw_specs", name)
 
 
 def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     """Load a target by its name or from a TOML file.
 
-    A ``Path``, a string that ends in ``.toml`` and a string with a ``/`` are files; any other
-    string is a name. Raises :class:`SpecError`: file, key, what is wrong and what is allowed.
+    >>> load_hardware_spec("vta_1x16x16").instruction.extents
+    {'x': 1, 'y': 16, 'z': 16}
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        A ``Path``, a string that ends in ``.toml`` and a string with a ``/`` are files; any other
+        string is the name of a shipped specification, or of one that a distribution adds.
+
+    Raises
+    ------
+    SpecError
+        In one line: the file, the key, what is wrong and what is allowed.
     """
     if isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path:
         return _build(Path(name_or_path))
@@ -83,7 +89,7 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
 
 
 def _build(path: Path) -> HardwareSpec:
-    return _Builder(read_specification(path)).spec()
+    return _Builder(SpecificationFile.read(path)).spec()
 
 
 class _Builder:
@@ -92,18 +98,19 @@ class _Builder:
     def __init__(self, file: SpecificationFile) -> None:
         self.path = str(file.path)
         self.place = file.place
-        self.table = file.table
+        self.table = file.table()
 
     def error(self, key: Key, problem: str) -> SpecError:
         return spec_error(self.path, key, problem)
 
-    def need(self, right: bool, key: Key, problem: str) -> None:
-        if not right:
+    def need(self, condition: bool, key: Key, problem: str) -> None:
+        if not condition:
             raise self.error(key, problem)
 
     def spec(self) -> HardwareSpec:
         table = self.table
         self._check_header()
+        # Names first: the expression can be parsed only when each axis has an extent.
         self._check_names(self._body())
         axes = {name: self._axis(name, value) for name, value in table.instruction.axes.items()}
         operations = math.prod(axis.maximum for axis in axes.values())
@@ -113,7 +120,7 @@ class _Builder:
         computation = self._computation(axes, {name: d[0] for name, d in dtypes.items()})
         for output in (operand.name for operand in computation.outputs):
             for dtype in dtypes[output][1:]:
-                # The expression has to make sense in each type that it may be computed in.
+                # Some operations exist in one kind of arithmetic only, such as shifts of integers.
                 self._computation(axes, {output: dtype})
         self._check_configurable(axes, computation)
         instruction = Instruction(
@@ -124,7 +131,7 @@ class _Builder:
             memory={o.name: self._memory(o.name, axes, computation) for o in computation.operands},
         )
         self._check_memories(instruction)
-        machine = self._machine()
+        interface = self._memory_interface()
         return HardwareSpec(
             name=table.name,
             description=table.description,
@@ -136,13 +143,13 @@ class _Builder:
             constraints=table.constraints,
             path=self.path,
             memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
-            machine=machine,
+            machine=interface,
             machines=read_hierarchies(
-                self.place, table.machines, table.memories, instruction, machine
+                self.place, table.machines, table.memories, instruction, interface
             ),
         )
 
-    def _machine(self) -> Machine | None:
+    def _memory_interface(self) -> MemoryInterface | None:
         table = self.table.machine
         if table is None:
             return None
@@ -153,11 +160,11 @@ class _Builder:
             ("burst_beats", table.burst_beats, 1, 256),
         ):
             problem = f"{value} is not allowed; allowed: a power of two, {lowest}..{highest}"
-            right = lowest <= value <= highest and not value & (value - 1)
-            self.need(right, ("machine", key), problem)
+            allowed = lowest <= value <= highest and not value & (value - 1)
+            self.need(allowed, ("machine", key), problem)
         delay = table.dram_delay_cycles
-        problem = f"{delay} is not allowed; allowed: 0..{_LONGEST_DELAY}"
-        self.need(0 <= delay <= _LONGEST_DELAY, ("machine", "dram_delay_cycles"), problem)
+        problem = f"{delay} is not allowed; allowed: 0..{_MAX_DELAY}"
+        self.need(0 <= delay <= _MAX_DELAY, ("machine", "dram_delay_cycles"), problem)
         return table
 
     def _check_header(self) -> None:
@@ -176,25 +183,27 @@ class _Builder:
                 )
 
     def _alternatives(self) -> tuple[str, ...]:
-        """Targets that are known, and name no others; ``otherwise`` and ``beside`` are older keys
-        of one target each."""
+        """Return the targets of ``alternatives``: each has to exist and to name none in turn.
+
+        ``otherwise`` and ``beside`` are older keys for a single target.
+        """
         table = self.table
-        older = {"otherwise": table.otherwise, "beside": table.beside}
-        named: list[tuple[Key, str]] = [
+        older_keys = {"otherwise": table.otherwise, "beside": table.beside}
+        references: list[tuple[Key, str]] = [
             *((("alternatives", n), name) for n, name in enumerate(table.alternatives)),
-            *(((key,), name) for key, name in older.items() if name is not None),
+            *(((key,), name) for key, name in older_keys.items() if name is not None),
         ]
-        for key, name in named:
+        for key, name in references:
             path = _named_file(name)
             if path is None:
                 match = close_match(name, _named_files())
                 problem = f"unknown target {name!r}{match}; allowed: a name that"
                 raise self.error(key, f"{problem} `cpembed targets` lists")
-            other = read_specification(path).table
-            if other.alternatives or other.otherwise is not None or other.beside is not None:
+            target = SpecificationFile.read(path).table()
+            if target.alternatives or target.otherwise is not None or target.beside is not None:
                 problem = f"{name} names another target in turn; allowed: one that names none"
                 raise self.error(key, problem)
-        return tuple(dict.fromkeys(name for _, name in named))
+        return tuple(dict.fromkeys(name for _, name in references))
 
     def _axis(self, name: str, value: int | AxisTable) -> InstructionAxis:
         key = ("instruction", "axes", name)
@@ -217,7 +226,7 @@ class _Builder:
         return InstructionAxis(name, value.min, value.max, value.step)
 
     def _sized_axis(self, name: str, value: AxisTable) -> InstructionAxis:
-        """An axis of any size, in whole multiples of what is embedded."""
+        """Return an axis of any size, in whole multiples of the granule that is embedded."""
         key, granule = ("instruction", "axes", name), value.multiple or 0
         for part in ("min", "step"):
             if getattr(value, part) != AxisTable.__struct_defaults__[part == "step"]:
@@ -227,9 +236,9 @@ class _Builder:
         problem = (
             f"{value.max} is not allowed; allowed: a multiple of {granule}, up to {MAX_EXTENT}"
         )
-        right = granule <= value.max <= MAX_EXTENT and value.max % granule == 0
-        self.need(right, (*key, "max"), problem)
-        return InstructionAxis(name, granule, granule, 1, value.max)
+        allowed = granule <= value.max <= MAX_EXTENT and value.max % granule == 0
+        self.need(allowed, (*key, "max"), problem)
+        return InstructionAxis(name, granule, granule, largest=value.max)
 
     def _body(self) -> ParsedBody:
         try:
@@ -242,7 +251,7 @@ class _Builder:
         return self.error(("instruction", "expression"), problem)
 
     def _check_names(self, body: ParsedBody) -> None:
-        """The tables give every axis and every operand of the expression, and no other."""
+        """Check that the tables list exactly the axes and the operands of the expression."""
         table = self.table
         used = [name for name, _ in body.iterators]
         operands = list(body.operands)
@@ -261,7 +270,7 @@ class _Builder:
     def _computation(
         self, axes: Mapping[str, InstructionAxis], dtypes: Mapping[str, str]
     ) -> Computation:
-        """The computation at the largest extents."""
+        """Parse the expression at the largest extents."""
         try:
             return parse_computation(
                 self.table.instruction.expression,
@@ -275,7 +284,7 @@ class _Builder:
     def _check_configurable(
         self, axes: Mapping[str, InstructionAxis], computation: Computation
     ) -> None:
-        """A shorter axis must only shorten operands: it has to be an index on its own."""
+        """Check that a configurable axis is an index alone, so that it only shortens operands."""
         for access in (*computation.reads, *computation.stores):
             for index in access.index:
                 for name in index.iterators:
@@ -290,15 +299,15 @@ class _Builder:
         declared = self.table.operands[operand].dtype
         key: Key = ("operands", operand, "dtype")
         if isinstance(declared, str):
-            return (self._known_dtype(declared, key),)
+            return (self._require_dtype(declared, key),)
         self.need(bool(declared), key, f"lists no dtype; allowed: {one_of(INPUT_DTYPES)}")
         for position, dtype in enumerate(declared):
-            self._known_dtype(dtype, (*key, position))
-            twice = dtype in declared[:position]
-            self.need(not twice, (*key, position), f"{dtype} is listed twice")
+            self._require_dtype(dtype, (*key, position))
+            repeated = dtype in declared[:position]
+            self.need(not repeated, (*key, position), f"{dtype} is listed twice")
         return tuple(declared)
 
-    def _known_dtype(self, dtype: str, key: Key) -> str:
+    def _require_dtype(self, dtype: str, key: Key) -> str:
         problem = f"unknown dtype {dtype!r}; allowed: {one_of(INPUT_DTYPES)}"
         problem += close_match(dtype, INPUT_DTYPES)
         self.need(dtype in INPUT_DTYPES, key, problem)
@@ -314,13 +323,14 @@ class _Builder:
         problem += close_match(table.scope, scopes)
         self.need(table.scope in scopes, (*key, "scope"), problem)
         indices = [i for access in computation.access_maps[operand] for i in access.index]
-        own = tuple(dict.fromkeys(name for index in indices for name in index.iterators))
-        tile = read_tile(table.tile, own, axes, partial(spec_error, self.path, (*key, "tile")))
-        self._check_strides(operand, own, tile)
+        operand_axes = tuple(dict.fromkeys(name for index in indices for name in index.iterators))
+        error = partial(spec_error, self.path, (*key, "tile"))
+        tile = read_tile(table.tile, operand_axes, axes, error)
+        self._check_strides(operand, operand_axes, tile)
         alignment = table.alignment_bytes
         problem = f"{alignment} is not allowed; allowed: a power of two"
-        right = alignment >= 1 and not alignment & (alignment - 1)
-        self.need(right, (*key, "alignment_bytes"), problem)
+        is_power = alignment >= 1 and not alignment & (alignment - 1)
+        self.need(is_power, (*key, "alignment_bytes"), problem)
         return OperandMemory(
             scope=table.scope,
             tile=tile,
@@ -330,37 +340,38 @@ class _Builder:
         )
 
     def _check_strides(
-        self, operand: str, own: tuple[str, ...], tile: tuple[TileDimension, ...]
+        self, operand: str, axes: tuple[str, ...], tile: tuple[TileDimension, ...]
     ) -> None:
         for axis, rule in self.table.operands[operand].stride.items():
             key = ("operands", operand, "stride", axis)
-            problem = f"{axis} is not an axis of the operand; its axes: {one_of(own) or 'none'}"
-            self.need(axis in own, key, problem)
-            whole = rule is not StrideRule.ANY or sum(d.axis == axis for d in tile) <= 1
-            self.need(whole, key, f"{axis} is split in the tile; allowed for a split axis: unit")
+            problem = f"{axis} is not an axis of the operand; its axes: {one_of(axes) or 'none'}"
+            self.need(axis in axes, key, problem)
+            undivided = sum(dimension.axis == axis for dimension in tile) <= 1
+            problem = f"{axis} is split in the tile; allowed for a split axis: unit"
+            self.need(undivided or rule is not StrideRule.ANY, key, problem)
 
     def _check_memories(self, instruction: Instruction) -> None:
-        """One execution holds the tiles of all its operands at once."""
+        """Check that a scope holds the tiles of all its operands at once."""
         for scope, memory in self.table.memories.items():
             key = ("memories", scope)
-            held = [n for n, m in instruction.memory.items() if m.scope == scope]
-            if not held and memory.holds is None:
+            operands = [n for n, m in instruction.memory.items() if m.scope == scope]
+            if not operands and memory.holds is None:
                 used = dict.fromkeys(m.scope for m in instruction.memory.values())
                 problem = f"holds no operand; scopes in use: {one_of(used)}"
                 raise self.error(key, f"{problem}; say with `holds` what else it is for")
-            problem = f"it holds {one_of(held)}: leave the key out"
-            self.need(not held or memory.holds is None, (*key, "holds"), problem)
+            problem = f"it holds {one_of(operands)}: leave the key out"
+            self.need(not operands or memory.holds is None, (*key, "holds"), problem)
             capacity = memory.capacity_bytes
             if capacity is None:
                 continue
             size_key = (*key, "capacity_bytes")
             self.need(capacity >= 1, size_key, f"{capacity} is not allowed; allowed: at least 1")
-            sizes = {name: _largest_tile_bytes(instruction, name) for name in held}
+            sizes = {name: _largest_tile_bytes(instruction, name) for name in operands}
             for name, size in sizes.items():
                 problem = f"takes {size} bytes, {scope} holds {capacity}"
                 self.need(size <= capacity, ("operands", name, "tile"), problem)
             total = sum(sizes.values())
-            problem = f"{capacity} is too small for the tiles of {one_of(held)} together"
+            problem = f"{capacity} is too small for the tiles of {one_of(operands)} together"
             self.need(total <= capacity, size_key, f"{problem}, {total} bytes")
 
 

@@ -1,6 +1,7 @@
-"""The shape of a hardware specification file: its tables, their keys and value types.
+"""Typed TOML: a file as a struct, and every fault as one line with the file, the key and a remedy.
 
-Types only; what the values must satisfy together is checked in :mod:`cpembed.hw.loader`.
+msgspec converts and checks types but does not name the keys of dictionaries in its messages, so the
+faulty entry is located a second time here.
 """
 
 from __future__ import annotations
@@ -16,76 +17,31 @@ import msgspec
 
 from cpembed.errors import SpecError
 from cpembed.files import read_toml
-from cpembed.hw.instruction import Machine, StrideRule
-from cpembed.hw.level_tables import HierarchyTable
-
-
-class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A configurable axis, ``x = { min = 1, max = 16, step = 1 }``, or one of any size in whole
-    multiples, ``x = { multiple = 32, max = 4096 }``."""
-
-    max: int
-    min: int | None = None
-    step: int = 1
-    multiple: int | None = None
-
-
-class InstructionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[instruction]``: the statement and the extent of each of its axes."""
-
-    expression: str
-    axes: dict[str, int | AxisTable]
-
-
-class OperandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[operands.NAME]``: element types and the tile that memory holds."""
-
-    dtype: str | list[str]
-    scope: str
-    tile: list[str]
-    stride: dict[str, StrideRule] = {}
-    alignment_bytes: int = 1
-
-
-class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles, or what
-    ``holds`` says."""
-
-    capacity_bytes: int | None = None
-    holds: str | None = None
-
-
-class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The whole file."""
-
-    name: str
-    description: str
-    source: str
-    instruction: InstructionTable
-    operands: dict[str, OperandTable]
-    memories: dict[str, MemoryTable]
-    backend: str | None = None
-    cpu_features: list[str] = []
-    alternatives: list[str] = []
-    constraints: str | None = None
-    otherwise: str | None = None
-    beside: str | None = None
-    machine: Machine | None = None
-    machines_from: str | None = None
-    machines: dict[str, HierarchyTable] = {}
-
 
 Key = tuple[str | int, ...]
-"""Where a value stands: names of tables and keys, positions in arrays."""
+"""Path of a value in a file: names of tables and keys, positions in arrays."""
 
 
 def spec_error(path: str, key: Key, problem: str) -> SpecError:
-    """An error in a file's key, in one line: ``file: key: problem``."""
+    """Make the error of a key, in one line.
+
+    >>> str(spec_error("a.toml", ("memories", "L1", "banks"), "is 0; allowed: at least 1"))
+    'a.toml: memories.L1.banks: is 0; allowed: at least 1'
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    key : tuple of str or int
+        Path of the value in the file.
+    problem : str
+        What is wrong and what is allowed.
+    """
     return SpecError(f"{path}: " + " ".join(f"{key_path(key)}: {problem}".split()))
 
 
 def key_path(key: Key) -> str:
-    """A key as one writes it in TOML, with array positions in brackets."""
+    """Spell a key as in TOML, with array positions in brackets."""
     text = ""
     for part in key:
         if isinstance(part, int):
@@ -97,13 +53,18 @@ def key_path(key: Key) -> str:
 
 
 def one_of(values: Iterable[str]) -> str:
+    """Join allowed values for a message."""
     return ", ".join(values)
 
 
 def close_match(word: str, choices: Iterable[str]) -> str:
-    """``" (did you mean X?)"`` where a choice is close, else nothing."""
-    found = difflib.get_close_matches(word, list(choices), n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    """Return ``" (did you mean X?)"`` if a choice is close to the word, else an empty string.
+
+    >>> close_match("strid", ["stride", "scope"])
+    ' (did you mean stride?)'
+    """
+    matches = difflib.get_close_matches(word, list(choices), n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 Table = TypeVar("Table", bound=msgspec.Struct)
@@ -117,17 +78,31 @@ def read_table(path: Path, table: type[Table]) -> Table:
 def convert_table(
     data: Mapping[str, Any], table: type[Table], place: Callable[[Key], str]
 ) -> Table:
-    """What files hold, as a struct; ``place`` says in which of them a key stands."""
+    """Convert the contents of one file or several to a struct.
+
+    Parameters
+    ----------
+    data : mapping
+        The tables, as TOML gives them.
+    table : type
+        The struct.
+    place : callable
+        Maps a key to the path of the file that holds it, for error messages.
+
+    Raises
+    ------
+    SpecError
+        For the first value that does not have the type of its key.
+    """
     try:
         return msgspec.convert(data, table)
     except msgspec.ValidationError as error:
-        # msgspec does not name the keys of dictionaries; find the faulty entry again.
         key, problem = _first_fault(data, table, ()) or (("file",), str(error))
         raise spec_error(place(key), key, problem) from None
 
 
 def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
-    """The first (key, problem) where ``value`` does not have the type ``expected``."""
+    """Return the first (key, problem) in a value that does not have the expected type."""
     for choice in _alternatives(expected):
         struct = _struct(choice)
         if isinstance(value, dict) and struct is not None:
@@ -166,7 +141,7 @@ def _fault_in_struct(
 def _fault_in_items(
     items: Iterable[tuple[str | int, Any, Any]], key: Key
 ) -> tuple[Key, str] | None:
-    """``items`` are the name, the value and the expected type of each entry."""
+    """Return the first fault among (name, value, expected type) of a table or an array."""
     faults = (_first_fault(value, expected, (*key, name)) for name, value, expected in items)
     return next((fault for fault in faults if fault), None)
 

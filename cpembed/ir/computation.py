@@ -1,10 +1,16 @@
 """A computation: a perfect loop nest over named axes around its scalar statements.
 
-Almost every computation has one statement. Several (the real and the imaginary part of a complex
-product) are executed at every point, in any order: none reads what another writes.
+The same type describes a workload (an operator at fixed sizes) and an instruction (one execution of
+the hardware); see docs/embedding.md, "Computations". Almost every computation has one statement.
+Several, such as the real and the imaginary part of a complex product, are executed at every point
+in any order: none reads what another one writes.
 
-The same type describes a workload (an operator at fixed sizes) and an instruction (what the
-hardware does in one go); see docs/embedding.md, "Computations".
+>>> from cpembed.ir.parser import parse_computation
+>>> gemm = parse_computation("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 8})
+>>> gemm.extents, gemm.macs, [operand.shape for operand in gemm.operands]
+({'m': 4, 'n': 2, 'k': 8}, 64, [(4, 8), (8, 2), (4, 2)])
+>>> gemm.axis("k").kind.value, str(gemm.access("B"))
+('reduction', 'B[k, n]')
 """
 
 from __future__ import annotations
@@ -30,12 +36,14 @@ from cpembed.ir.expression import (
 )
 
 LARGEST_SIZE, LARGEST_STEP = 2**53, 2**40
-"""Points of a computation, elements of an operand, what an index reaches; what an axis moves an
-index by. The solver's numbers have 64 bits, of which padding and sums need some, and costs are
-exact in floating point up to here."""
+"""Maximum number of points, of elements of an operand and value of an index; maximum step of an
+index along an axis. The solver's numbers have 64 bits, of which padding and sums need some, and
+costs are exact in floating point up to here."""
 
 
 class AxisKind(StrEnum):
+    """Role of an axis: it indexes the outputs, or is summed over (or otherwise reduced)."""
+
     SPATIAL = "spatial"
     REDUCTION = "reduction"
 
@@ -59,20 +67,31 @@ class Axis:
 class Operand:
     """A tensor of the computation.
 
-    ``zero_outside``: a read outside ``shape`` yields zero (a convolution's own image padding), and
-    what is stored there is dropped; without it every access must stay inside. ``of`` names the
-    operand that this one is a *port* of (:mod:`cpembed.ir.ports`): the same tensor, through one of
-    its accesses. ``varies``: an input that could be weights is made anew for every call, so that
-    nothing of it can be packed ahead. ``spread``: for each dimension, of how many elements one is
-    the tensor's own, the first one included; those between are zeros that were inserted. Empty: all
-    elements are its own.
+    Attributes
+    ----------
+    name, dtype : str
+        Name and element type.
+    shape : tuple of int
+        Size of each dimension.
+    zero_outside : bool
+        True if reads outside ``shape`` yield zero, such as in the padding of a convolution's image,
+        and stores outside are dropped. Otherwise every access must stay inside.
+    port_of : str or None
+        Operand of which this one is a *port* (:mod:`cpembed.ir.ports`): the same tensor through one
+        of its accesses.
+    varies : bool
+        True for an input that could be weights but is computed anew for every call, so that it
+        cannot be packed ahead.
+    spread : tuple of int
+        Distance, in each dimension, between elements of the original tensor; the elements between
+        them are zeros that were inserted. Empty if no zeros were inserted.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     zero_outside: bool = False
-    of: str | None = None
+    port_of: str | None = None
     varies: bool = False
     spread: tuple[int, ...] = ()
 
@@ -83,16 +102,16 @@ class Operand:
     @property
     def tensor(self) -> str:
         """Name of the tensor that holds the elements."""
-        return self.of or self.name
+        return self.port_of or self.name
 
 
 @dataclass(frozen=True)
 class Assignment:
     """``store (reduction)= value``: a scalar statement.
 
-    ``reduction`` is the operation (``add``, ``max`` ...) that combines the points with equal
-    output element, or None when each output element is written once. Arithmetic is exact in 64
-    bits (in float64 for a float output) and its result is converted to the output's dtype.
+    ``reduction`` is the operation (``add``, ``max`` ...) that combines the points of one output
+    element, or None if each output element is written once. Arithmetic is exact in 64 bits (in
+    float64 for a float output) and its result is converted to the output's dtype.
     """
 
     store: Access
@@ -114,12 +133,14 @@ class Assignment:
 class Computation:
     """Statements executed at every point of the axes.
 
-    ``inputs`` are in the order of their first read, ``outputs`` in the order of their first store;
-    all stores depend on the same axes, which are the spatial ones.
+    ``inputs`` are in the order of their first read, ``outputs`` in the order of their first store.
+    All stores depend on the same axes, which are the spatial ones.
 
-    Raises :class:`WorkloadError` when an access leaves its operand, an axis is unused, an operand
-    is unknown, an output is also read, two statements write the same element, or reduction axes
-    have no reduction.
+    Raises
+    ------
+    WorkloadError
+        If an access leaves its operand, an axis is unused, an operand is unknown, an output is also
+        read, two statements write the same element, or reduction axes have no reduction.
     """
 
     name: str
@@ -129,6 +150,7 @@ class Computation:
     statements: tuple[Assignment, ...]
 
     def __post_init__(self) -> None:
+        # In this order: accesses are looked up by name, and sizes need bounds of valid indices.
         self._check_names()
         self._check_accesses()
         self._check_sizes()
@@ -146,7 +168,7 @@ class Computation:
 
     @property
     def statement(self) -> Assignment:
-        """The only statement; :class:`InvariantError` where there are several."""
+        """The only statement; raises :class:`InvariantError` if there are several."""
         if len(self.statements) != 1:
             raise InvariantError(f"{self.name} has {len(self.statements)} statements, not one")
         return self.statements[0]
@@ -171,7 +193,7 @@ class Computation:
         maps: dict[str, dict[Access, None]] = {operand.name: {} for operand in self.operands}
         for access in (*self.reads, *self.stores):
             maps[access.operand][access] = None
-        return {name: tuple(found) for name, found in maps.items()}
+        return {name: tuple(accesses) for name, accesses in maps.items()}
 
     @property
     def macs(self) -> int:
@@ -180,58 +202,60 @@ class Computation:
 
     @cached_property
     def useful_macs(self) -> int:
-        """:attr:`macs` without those that multiply zeros which were inserted between the elements
-        of an operand (``Operand.spread``), or lie outside such an operand. Padding of any other
-        operand belongs to the computation and counts."""
-        found = self.macs
+        """Multiply-accumulates without those on inserted zeros.
+
+        Products with zeros that were inserted between the elements of an operand
+        (``Operand.spread``), or that lie outside such an operand, do not count. Padding of any
+        other operand belongs to the computation and counts.
+        """
+        macs = self.macs
         for operand in self.inputs:
             if operand.spread:
-                found = found * self._points_of_elements(operand) // self.macs
-        return found
+                macs = macs * self._original_reads(operand) // self.macs
+        return macs
 
-    def _points_of_elements(self, operand: Operand) -> int:
-        """Points at which a spread operand is read at an element of its own."""
+    def _original_reads(self, operand: Operand) -> int:
+        """Count the points that read a spread operand at an element of the original tensor."""
         names = [axis.name for axis in self.axes]
-        inside = np.ones((1,) * len(names), np.bool_)
+        original = np.ones((1,) * len(names), np.bool_)
         index = self.access(operand.name).index
-        for place, size, step in zip(index, operand.shape, operand.spread, strict=True):
-            axes = [name for name in names if name in place.iterators]
+        for expression, size, step in zip(index, operand.shape, operand.spread, strict=True):
+            axes = [name for name in names if name in expression.iterators]
             ranges = [np.arange(self.extents[name]) for name in axes]
             grids = np.meshgrid(*ranges, indexing="ij")
-            at = np.asarray(place.evaluate(dict(zip(axes, grids, strict=True))))
-            own = (at >= 0) & (at < size) & (at % step == 0)
-            inside = inside & own.reshape([self.extents[n] if n in axes else 1 for n in names])
-        return int(np.count_nonzero(inside)) * (self.macs // inside.size)
+            position = np.asarray(expression.evaluate(dict(zip(axes, grids, strict=True))))
+            hits = (position >= 0) & (position < size) & (position % step == 0)
+            original = original & hits.reshape([self.extents[n] if n in axes else 1 for n in names])
+        # Axes that index no dimension of the operand repeat every read.
+        return int(np.count_nonzero(original)) * (self.macs // original.size)
 
     def axis(self, name: str) -> Axis:
+        """Return an axis by its name; raise KeyError if there is none."""
         for axis in self.axes:
             if axis.name == name:
                 return axis
         raise KeyError(name)
 
     def operand(self, name: str) -> Operand:
+        """Return an input or output by its name; raise KeyError if there is none."""
         for operand in self.operands:
             if operand.name == name:
                 return operand
         raise KeyError(name)
 
     def access(self, operand: str) -> Access:
-        """The only access of an operand; raises KeyError where there are several."""
-        found = self.access_maps[operand]
-        if len(found) != 1:
-            raise KeyError(f"{operand} is accessed {len(found)} times")
-        return found[0]
+        """Return the only access of an operand; raise KeyError if there are several."""
+        accesses = self.access_maps[operand]
+        if len(accesses) != 1:
+            raise KeyError(f"{operand} is accessed {len(accesses)} times")
+        return accesses[0]
 
     def with_dtypes(self, dtypes: dict[str, str]) -> Computation:
-        """The same computation on operands of other dtypes."""
-
-        def change(operand: Operand) -> Operand:
-            return replace(operand, dtype=dtypes.get(operand.name, operand.dtype))
-
-        return self.with_operands(change)
+        """Replace the element types of these operands."""
+        return self.with_operands(lambda o: replace(o, dtype=dtypes.get(o.name, o.dtype)))
 
     def with_operands(self, change: Callable[[Operand], Operand]) -> Computation:
-        """The same statements on changed operands."""
+        """Apply a function to every operand and keep the statements."""
         return replace(
             self,
             inputs=tuple(change(operand) for operand in self.inputs),
@@ -242,14 +266,11 @@ class Computation:
         return "; ".join(map(str, self.statements))
 
     def _check_names(self) -> None:
-        names = [axis.name for axis in self.axes]
-        for name in names:
-            if names.count(name) > 1:
-                raise WorkloadError(f"{self.name}: axis {name} is declared twice")
-        operands = [operand.name for operand in self.operands]
-        for name in operands:
-            if operands.count(name) > 1:
-                raise WorkloadError(f"{self.name}: operand {name} is declared twice")
+        for kind, declared in (("axis", self.axes), ("operand", self.operands)):
+            names = [item.name for item in declared]
+            for name in names:
+                if names.count(name) > 1:
+                    raise WorkloadError(f"{self.name}: {kind} {name} is declared twice")
         for reduction in (statement.reduction for statement in self.statements):
             if reduction is not None and not OPERATIONS[reduction].commutative:
                 raise WorkloadError(f"{self.name}: {reduction} is not a commutative reduction")
@@ -268,9 +289,9 @@ class Computation:
     def _check_sizes(self) -> None:
         sizes = {"points": self.macs}
         sizes |= {f"elements of {operand.name}": operand.elements for operand in self.operands}
-        for what, size in sizes.items():
+        for name, size in sizes.items():
             if size > LARGEST_SIZE:
-                raise WorkloadError(f"{self.name}: more than 2^53 {what}: use smaller sizes")
+                raise WorkloadError(f"{self.name}: more than 2^53 {name}: use smaller sizes")
         for access in (*self.reads, *self.stores):
             for index in access.index:
                 reached = max(map(abs, index.bounds(self.extents)))
@@ -282,8 +303,11 @@ class Computation:
                     )
 
     def _check_outputs(self) -> None:
-        """Each output element is made of inputs alone, by one statement and, without a reduction,
-        by one point."""
+        """Check that each output element is computed from inputs alone, by a single statement.
+
+        Without a reduction, a single point has to write it.
+        """
+        # Points may then be executed in any order, which every transformation relies on.
         outputs = {operand.name for operand in self.outputs}
         for operand in self.outputs:
             if operand.dtype not in DTYPES:
@@ -340,7 +364,7 @@ class Computation:
 def changed_accesses(
     statements: Sequence[Assignment], change: Callable[[Access], Access]
 ) -> tuple[Assignment, ...]:
-    """The statements with every access replaced."""
+    """Replace every access in the statements."""
 
     def rewrite(node: Expression) -> Expression:
         if isinstance(node, Access):
@@ -356,17 +380,17 @@ def changed_accesses(
 
 
 def may_overlap(first: Access, second: Access) -> bool:
-    """Whether two accesses may name the same element, at whatever points.
+    """True unless two accesses provably name different elements at all pairs of points.
 
-    False only where in some dimension every reachable difference misses zero: the constants differ
-    by no multiple of what the iterators move by.
+    They do if the constants of some dimension differ by no multiple of the greatest common divisor
+    of all coefficients, so that no difference of the two indices is zero.
     """
     if first.operand != second.operand:
         return False
-    for mine, theirs in zip(first.index, second.index, strict=True):
-        terms = (*mine.terms, *theirs.terms)
+    for left, right in zip(first.index, second.index, strict=True):
+        terms = (*left.terms, *right.terms)
         step = math.gcd(*(term.coefficient for term in terms))
-        distance = mine.constant - theirs.constant
+        distance = left.constant - right.constant
         if (distance % step if step else distance) and all(t.is_affine for t in terms):
             return False
     return True

@@ -1,4 +1,4 @@
-"""The element types of operands: widths, ranges, numpy equivalents and accumulators."""
+"""Element types of operands: widths, ranges, numpy equivalents and accumulators."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from cpembed.errors import WorkloadError
 
 
 class DTypeKind(StrEnum):
+    """Interpretation of the bits of an element."""
+
     SIGNED = "signed"
     UNSIGNED = "unsigned"
     FLOAT = "float"
@@ -22,9 +24,12 @@ class DTypeKind(StrEnum):
 
 @dataclass(frozen=True)
 class DType:
-    """An element type; ``accumulator`` is the type in which products of two such values sum.
+    """An element type; ``accumulator`` is the type in which products of two such values are summed.
 
-    One of fewer than eight bits lies in a byte.
+    A type of fewer than eight bits occupies a byte.
+
+    >>> DTYPES["uint8"].integer_range, INPUT_DTYPES["int7"].in_memory
+    ((0, 255), 'int8')
     """
 
     name: str
@@ -38,15 +43,17 @@ class DType:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the element that holds a value."""
         return -(-self.bits // 8)
 
     @property
     def in_memory(self) -> str:
-        """The type of the element that holds a value."""
+        """Type of the element in memory that holds a value."""
         return self.name.replace(str(self.bits), str(8 * self.size_bytes))
 
     @property
     def numpy(self) -> np.dtype[Any]:
+        """The numpy type of the element that holds a value."""
         if self.name == "bfloat16":
             return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(self.in_memory)
@@ -85,17 +92,17 @@ INPUT_DTYPES: dict[str, DType] = DTYPES | {
         DType("uint7", 7, DTypeKind.UNSIGNED, "int32"),
     )
 }
-"""Also types that only inputs have: bytes of which is known that they hold less than a byte can."""
+"""Element types of inputs: also those of bytes whose values need fewer bits."""
 
 _WIDENING = ("int32", "int64", "float32", "float64")
-"""Accumulators from the narrowest to the widest."""
+"""Accumulators, from the narrowest to the widest."""
 
 DEFAULT_DTYPE = "int8"
-"""Of an operand whose type nobody named."""
+"""Type of an input if none is given."""
 
 
 def dtype_info(name: str) -> DType:
-    """The entry of a type; raises :class:`WorkloadError` for a name that is not known."""
+    """Look a type up by name; raise :class:`WorkloadError` for an unknown one."""
     if name not in INPUT_DTYPES:
         raise WorkloadError(f"unknown dtype {name!r}: use one of {' '.join(INPUT_DTYPES)}")
     return INPUT_DTYPES[name]
@@ -118,7 +125,22 @@ def is_integer(name: str) -> bool:
 
 
 def require_values(operand: str, dtype: str, array: NDArray[Any]) -> None:
-    """Raise :class:`WorkloadError` for an array that holds what its type does not."""
+    """Check that an array holds only values of its type.
+
+    Parameters
+    ----------
+    operand : str
+        Name of the operand, for the message.
+    dtype : str
+        Its element type, which may have fewer bits than the array's.
+    array : array
+        The values.
+
+    Raises
+    ------
+    WorkloadError
+        If a value is out of the range of the type.
+    """
     if dtype in DTYPES or not array.size:
         return
     low, high = dtype_info(dtype).integer_range
@@ -135,7 +157,7 @@ def is_signed(name: str) -> bool:
 
 
 def accumulator(*dtypes: str) -> str:
-    """The type in which products of values of these types are summed.
+    """Return the type in which products of values of these types are summed.
 
     >>> accumulator("uint8", "int8"), accumulator("bfloat16", "bfloat16")
     ('int32', 'float32')
@@ -143,13 +165,13 @@ def accumulator(*dtypes: str) -> str:
     return max((dtype_info(name).accumulator for name in dtypes), key=_WIDENING.index)
 
 
-def holds(dtype: str, other: str) -> bool:
-    """Whether ``dtype`` represents every value of ``other``, so that the conversion is exact.
+def holds(dtype: str, source: str) -> bool:
+    """True if ``dtype`` represents every value of ``source``, so that the conversion is exact.
 
     >>> holds("int32", "uint8"), holds("int8", "uint8"), holds("float16", "bfloat16")
     (True, False, False)
     """
-    wide, narrow = dtype_info(dtype), dtype_info(other)
+    wide, narrow = dtype_info(dtype), dtype_info(source)
     if wide is narrow:
         return True
     if wide.is_integer and narrow.is_integer:
@@ -158,6 +180,7 @@ def holds(dtype: str, other: str) -> bool:
         return low <= inner_low and inner_high <= high
     if wide.is_integer:
         return False
+    # Bits of the significand with the hidden one: integers up to 2**bits are exact.
     significand = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}[dtype]
     if narrow.is_integer:
         return max(abs(edge) for edge in narrow.integer_range) <= 2**significand
@@ -165,10 +188,11 @@ def holds(dtype: str, other: str) -> bool:
 
 
 def resolve_dtypes(dtype: str | Sequence[str] | None, inputs: int = 2) -> tuple[str, ...]:
-    """Types of the inputs in order and of the output, from what the user wrote.
+    """Resolve the types that a user gives to those of the inputs, in order, and of the output.
 
-    One type stands for every input, ``inputs`` types for one each; the output's is the accumulator
-    of the inputs unless it is written last. None is int8. Text may hold a comma list.
+    A single type holds for every input; otherwise there is one per input. The output's type may
+    follow last; by default it is the accumulator of the inputs. None is int8. Text may be a comma
+    list.
 
     >>> resolve_dtypes("uint8,int8"), resolve_dtypes("float32"), resolve_dtypes(None)
     (('uint8', 'int8', 'int32'), ('float32', 'float32', 'float32'), ('int8', 'int8', 'int32'))

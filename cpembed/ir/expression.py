@@ -1,4 +1,4 @@
-"""The scalar expression of a computation: reads of operands, constants and scalar operations."""
+"""Scalar expressions of a computation: reads of operands, constants and scalar operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from cpembed.ir.index import IndexExpr
 
 @dataclass(frozen=True)
 class Access:
-    """An element of an operand, named by one index expression per dimension; a read when a leaf."""
+    """An element of an operand, with one index expression per dimension; as a leaf, a read.
+
+    >>> str(Access("A", (IndexExpr.iterator("x"), IndexExpr((), 1))))
+    'A[x, 1]'
+    """
 
     operand: str
     index: tuple[IndexExpr, ...]
@@ -21,6 +25,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Constant:
+    """A number."""
+
     value: int | float
 
     def __str__(self) -> str:
@@ -43,6 +49,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Cast:
+    """A conversion of a value to an element type and back to that of the arithmetic."""
+
     dtype: str
     arg: Expression
 
@@ -55,13 +63,15 @@ Expression = Access | Constant | Operation | Cast
 
 @dataclass(frozen=True)
 class OperationKind:
-    """Properties of an operation that the dataflow graph needs."""
+    """Properties of an operation, for the dataflow graph and the notation.
+
+    ``neutral`` is the neutral element of the operation as a reduction, if there is a finite one.
+    """
 
     name: str
     commutative: bool = False
     symbol: str | None = None
     neutral: int | float | None = None
-    """Neutral element when the operation is used as a reduction, where it has a finite one."""
 
 
 OPERATIONS: dict[str, OperationKind] = {
@@ -80,7 +90,7 @@ OPERATIONS: dict[str, OperationKind] = {
 
 
 def walk(expression: Expression) -> Iterator[Expression]:
-    """Every node of the tree, operands before the operation that consumes them."""
+    """Yield every node of the tree, arguments before the operation that consumes them."""
     if isinstance(expression, Operation):
         for arg in expression.args:
             yield from walk(arg)
@@ -90,5 +100,5 @@ def walk(expression: Expression) -> Iterator[Expression]:
 
 
 def accesses(expression: Expression) -> tuple[Access, ...]:
-    """Reads in the order in which they are written."""
+    """Return the reads of an expression in written order."""
     return tuple(node for node in walk(expression) if isinstance(node, Access))

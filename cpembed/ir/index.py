@@ -15,9 +15,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class IndexTerm:
-    """``coefficient * ((iterator // divisor) % modulus)``; ``modulus`` None means no remainder.
+    """A term ``coefficient * ((iterator // divisor) % modulus)``; no remainder if modulus is None.
 
-    A digit of a number that is itself an expression has that in ``inner``, and no iterator.
+    The digit of an expression has that expression in ``inner`` instead of an iterator.
+
+    >>> IndexTerm("x", 2, divisor=4, modulus=16).text()
+    '2*((x//4)%16)'
     """
 
     iterator: str
@@ -26,8 +29,16 @@ class IndexTerm:
     modulus: int | None = None
     inner: IndexExpr | None = None
 
+    @staticmethod
+    def digit(
+        inner: IndexExpr, *, coefficient: int = 1, divisor: int = 1, modulus: int | None = None
+    ) -> IndexTerm:
+        """Make the digit ``coefficient * ((inner // divisor) % modulus)`` of an expression."""
+        return IndexTerm("", coefficient, divisor, modulus, inner)
+
     @property
     def is_affine(self) -> bool:
+        """True for a multiple of the iterator itself, not of one of its digits."""
         return self.divisor == 1 and self.modulus is None and self.inner is None
 
     @property
@@ -43,7 +54,7 @@ class IndexTerm:
         return value if self.coefficient == 1 else value * self.coefficient
 
     def maximum(self, extents: Mapping[str, int]) -> int:
-        """Largest value of the digit itself (without the coefficient) for ``0 <= it < extent``."""
+        """Largest value of the digit, without the coefficient, for ``0 <= iterator < extent``."""
         if self.inner is None:
             top = (extents[self.iterator] - 1) // self.divisor
         else:
@@ -51,11 +62,13 @@ class IndexTerm:
         return top if self.modulus is None else min(top, self.modulus - 1)
 
     def times(self, factor: int, added: int = 0) -> IndexTerm:
-        """The same digit with its coefficient multiplied, then added to."""
+        """Multiply the coefficient by a factor, then add to it."""
+        # Layouts scale very many terms: the constructor is quicker than `replace`.
         coefficient = self.coefficient * factor + added
         return IndexTerm(self.iterator, coefficient, self.divisor, self.modulus, self.inner)
 
     def text(self) -> str:
+        """Write the term without its sign."""
         body = self.iterator if self.inner is None else f"({self.inner})"
         if self.divisor != 1:
             body = f"{body}//{self.divisor}"
@@ -70,8 +83,8 @@ class IndexTerm:
 class IndexExpr:
     """A sum of index terms and a constant, with like terms merged.
 
-    Build with :meth:`of`, which merges and keeps the terms in the order of their first appearance.
-    Equality is that of the written form: ``p + r`` and ``r + p`` have the same value and differ.
+    Build with :meth:`of`, which merges like terms and keeps the order of first appearance. Equality
+    is that of the written form: ``p + r`` and ``r + p`` have equal values and are different.
 
     >>> e = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r")], -1)
     >>> str(e), e.bounds({"p": 4, "r": 3})
@@ -85,39 +98,44 @@ class IndexExpr:
 
     @staticmethod
     def of(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
-        # This runs for every step of every layout: few objects, and lists before generators.
-        given = tuple(terms)
-        if len(given) == 1:
-            (term,) = given
-            return IndexExpr(given if term.coefficient and term.modulus != 1 else (), constant)
+        """Add terms and a constant, merge like terms and drop those that are zero."""
+        # This runs for every step of every layout: few objects, and lists instead of generators.
+        terms = tuple(terms)
+        if len(terms) == 1:
+            (term,) = terms
+            return IndexExpr(terms if term.coefficient and term.modulus != 1 else (), constant)
+        # Terms of equal digits are like terms. A digit modulo 1 is always 0.
         merged: dict[tuple[str, int, int | None, IndexExpr | None], IndexTerm] = {}
-        for term in given:
+        for term in terms:
             key = (term.iterator, term.divisor, term.modulus, term.inner)
             like = merged.get(key)
             merged[key] = term if like is None else like.times(1, term.coefficient)
-        kept = [term for term in merged.values() if term.coefficient and term.modulus != 1]
-        return IndexExpr(tuple(kept), constant)
+        nonzero = [term for term in merged.values() if term.coefficient and term.modulus != 1]
+        return IndexExpr(tuple(nonzero), constant)
 
     @staticmethod
     def iterator(name: str) -> IndexExpr:
+        """Make the expression of a single iterator."""
         return IndexExpr((IndexTerm(name),))
 
     @property
     def is_affine(self) -> bool:
+        """True if no term is a digit."""
         return all(term.is_affine for term in self.terms)
 
     @property
     def iterators(self) -> tuple[str, ...]:
-        # Record by hand: a cached_property takes a lock, and layouts ask very many expressions.
-        known: tuple[str, ...] | None = self.__dict__.get("_iterators")
-        if known is None:
+        """Iterators of all terms, in order of first appearance."""
+        # Cached by hand: layouts ask very many expressions, and a cached_property takes a lock.
+        cached: tuple[str, ...] | None = self.__dict__.get("_iterators")
+        if cached is None:
             names = [name for term in self.terms for name in term.iterators]
-            known = self.__dict__["_iterators"] = tuple(dict.fromkeys(names))
-        return known
+            cached = self.__dict__["_iterators"] = tuple(dict.fromkeys(names))
+        return cached
 
     @property
     def single_iterator(self) -> str | None:
-        """The iterator when the expression is exactly one iterator (no factor, no offset)."""
+        """The iterator if the expression is nothing but one (no factor, no offset), else None."""
         if len(self.terms) == 1 and self.constant == 0:
             term = self.terms[0]
             if term.coefficient == 1 and term.is_affine:
@@ -125,11 +143,11 @@ class IndexExpr:
         return None
 
     def coefficient(self, iterator: str) -> int:
-        """Affine coefficient of an iterator; 0 where it does not occur."""
+        """Affine coefficient of an iterator; 0 if it does not occur."""
         return sum(t.coefficient for t in self.terms if t.iterator == iterator and t.is_affine)
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Value for integers, numpy arrays or any objects with ``+ * // %``."""
+        """Evaluate on integers, numpy arrays or any objects with ``+ * // %``, by iterator."""
         total: Any = None
         for term in self.terms:
             value = term.evaluate(values)
@@ -139,20 +157,30 @@ class IndexExpr:
         return total + self.constant if self.constant else total
 
     def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
-        """Smallest and largest value over ``0 <= iterator < extent``, exact for distinct digits,
-        and for a digit of a sum that is subtracted from its own iterator."""
+        """Smallest and largest value over ``0 <= iterator < extent``.
+
+        The bounds are exact if all digits are distinct, and also where a digit of a sum is
+        subtracted from the iterator of that sum; otherwise the range may be too large.
+        """
+        # Terms of one iterator depend on each other: x - (x + 1) % 4 is never below -1, though the
+        # bounds of its terms add up to -3. Such differences are enumerated.
         low = high = self.constant
         terms = self.terms
         if any(term.inner is not None and term.coefficient < 0 for term in terms):
-            low, high, terms = self._stepping_back(extents)
+            low, high, terms = self._enumerated_bounds(extents)
         for term in terms:
             reach = term.coefficient * term.maximum(extents)
             low, high = low + min(reach, 0), high + max(reach, 0)
         return low, high
 
-    def _stepping_back(self, extents: Mapping[str, int]) -> tuple[int, int, tuple[IndexTerm, ...]]:
-        """The constant with the bounds of what subtracts digits of a sum over one iterator, value
-        by value, and the other terms."""
+    def _enumerated_bounds(
+        self, extents: Mapping[str, int]
+    ) -> tuple[int, int, tuple[IndexTerm, ...]]:
+        """Bound the terms of each iterator from which a digit of its sum is subtracted.
+
+        The values of such an iterator are enumerated. Returns the constant plus these bounds, and
+        the remaining terms.
+        """
         names = {
             term.iterators[0]
             for term in self.terms
@@ -163,21 +191,27 @@ class IndexExpr:
             part = IndexExpr(tuple(t for t in self.terms if t.iterators == (name,)))
             values = [part.evaluate({name: value}) for value in range(extents[name])]
             low, high = low + min(values), high + max(values)
-        alone = {(name,) for name in names}
-        rest = tuple(term for term in self.terms if term.iterators not in alone)
+        enumerated = {(name,) for name in names}
+        rest = tuple(term for term in self.terms if term.iterators not in enumerated)
         return low, high, rest
 
     def substitute(self, replacements: Mapping[str, IndexExpr]) -> IndexExpr:
-        """Replace iterators by expressions, inside digits too."""
+        """Replace iterators by expressions, also inside digits.
+
+        >>> IndexExpr.of([IndexTerm("x", 2)], 1).substitute(
+        ...     {"x": IndexExpr.of([IndexTerm("a", 4), IndexTerm("b")])}
+        ... ).bounds({"a": 2, "b": 4})
+        (1, 15)
+        """
         terms: list[IndexTerm] = []
         constant = self.constant
         changed = False
         for term in self.terms:
             if term.inner is None:
-                known = term.iterator in replacements
+                replaced = term.iterator in replacements
             else:
-                known = any(name in replacements for name in term.iterators)
-            if not known:
+                replaced = any(name in replacements for name in term.iterators)
+            if not replaced:
                 terms.append(term)
                 continue
             changed = True
@@ -198,10 +232,11 @@ class IndexExpr:
         return IndexExpr.of(terms, constant) if changed else self
 
     def times(self, factor: int) -> IndexExpr:
-        """The expression multiplied by an integer."""
+        """Multiply by an integer."""
         return IndexExpr.of([term.times(factor) for term in self.terms], self.constant * factor)
 
     def rename(self, new_name: Callable[[str], str]) -> IndexExpr:
+        """Rename every iterator."""
         return IndexExpr.of(
             (
                 replace(t, iterator=new_name(t.iterator))
@@ -212,10 +247,10 @@ class IndexExpr:
             self.constant,
         )
 
-    def __add__(self, other: IndexExpr | int) -> IndexExpr:
-        if isinstance(other, int):
-            return IndexExpr(self.terms, self.constant + other)
-        return IndexExpr.of((*self.terms, *other.terms), self.constant + other.constant)
+    def __add__(self, addend: IndexExpr | int) -> IndexExpr:
+        if isinstance(addend, int):
+            return IndexExpr(self.terms, self.constant + addend)
+        return IndexExpr.of((*self.terms, *addend.terms), self.constant + addend.constant)
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -223,7 +258,7 @@ class IndexExpr:
             sign = "-" if term.coefficient < 0 else "+"
             body = term.text()
             if not parts and term.coefficient == -1 and not term.is_affine:
-                # A sign in front would bind tighter than // and %.
+                # A leading sign would bind tighter than // and %.
                 body = f"({body})"
             parts += [sign, body]
         if self.constant or not parts:

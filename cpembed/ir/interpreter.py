@@ -1,7 +1,7 @@
-"""The meaning of a computation, executed point by point: the ground truth of every other test.
+"""The meaning of a computation, executed point by point: the ground truth of all other tests.
 
-Written for plainness, not speed: points are enumerated in chunks, every read is an indexed gather,
-every reduction an indexed scatter. :mod:`cpembed.ir.reference` is the fast counterpart.
+It is written for plainness, not speed: points are enumerated in chunks, every read is an indexed
+gather, every reduction an indexed scatter. :mod:`cpembed.ir.reference` is the fast counterpart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cpembed.ir.expression import Access, Cast, Constant, Expression
 
 Array = npt.NDArray[Any]
 
-_MEANING: Mapping[str, np.ufunc] = {
+_FUNCTIONS: Mapping[str, np.ufunc] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -29,15 +29,28 @@ _MEANING: Mapping[str, np.ufunc] = {
     "neg": np.negative,
     "shr": np.right_shift,
 }
-"""The operations on arrays."""
+"""Function of each operation on arrays."""
 
 
 def interpret(
     computation: Computation, inputs: Mapping[str, Array], *, chunk_points: int = 1 << 20
 ) -> Array:
-    """The output of a computation with one: an array of the output's shape and dtype.
+    """Execute a computation with a single output.
 
-    See :func:`interpret_all`.
+    >>> from cpembed.ir.parser import parse_computation
+    >>> total = parse_computation("O[n] += A[n,k]", {"n": 2, "k": 3})
+    >>> interpret(total, {"A": np.arange(6, dtype=np.int8).reshape(2, 3)})
+    array([ 3, 12], dtype=int32)
+
+    Parameters
+    ----------
+    computation, inputs, chunk_points
+        As of :func:`interpret_all`.
+
+    Returns
+    -------
+    array
+        The output, in its shape and dtype.
     """
     output = computation.output.name
     return interpret_all(computation, inputs, chunk_points=chunk_points)[output]
@@ -46,15 +59,26 @@ def interpret(
 def interpret_all(
     computation: Computation, inputs: Mapping[str, Array], *, chunk_points: int = 1 << 20
 ) -> dict[str, Array]:
-    """Every output of a computation by name, each of its operand's shape and dtype.
+    """Execute a computation and return every output by name, in its shape and dtype.
 
-    ``inputs`` are by tensor: ports of one tensor share its array. Integer arithmetic is exact in 64
-    bits, so that a product can be shifted and clipped before it is stored in fewer; the result
-    wraps around in the output's dtype. Where the output is a float, all arithmetic is in float64
-    and the result is rounded once, so that it serves any order of summation as reference. Output
-    elements that no point writes are zero. ``chunk_points`` bounds the memory.
+    Integer arithmetic is exact in 64 bits, so that a product can be shifted and clipped before it
+    is converted to fewer bits; the result wraps around in the output's dtype. For a float output
+    all arithmetic is in float64 and the result is rounded once, so that it can serve as reference
+    for any order of summation. Output elements that no point writes are zero.
 
-    Raises :class:`WorkloadError` where an input is missing or has another shape or dtype.
+    Parameters
+    ----------
+    computation : Computation
+        The computation, in port form or not.
+    inputs : mapping of str to array
+        Arrays by tensor: ports of one tensor share its array.
+    chunk_points : int
+        Number of points that are executed at once, which bounds the memory.
+
+    Raises
+    ------
+    WorkloadError
+        If an input is missing or has another shape or dtype.
     """
     arrays = check_inputs(computation, inputs)
     results = {
@@ -74,13 +98,13 @@ def _execute(
     arrays: Mapping[str, Array],
     chunk_points: int,
 ) -> tuple[Array, Array]:
-    """Flat values of a statement's output, and which elements it writes."""
+    """Return the flat values of a statement's output, and a mask of the elements it writes."""
     output = computation.operand(statement.store.operand)
     dtype = computing_dtype(output.dtype)
     values = np.full(output.shape, _start(statement.reduction, dtype), dtype).reshape(-1)
     written = np.zeros(values.shape, bool)
     extents = tuple(computation.extents.values())
-    # Out of range, or wrapping on purpose: both are the semantics, not accidents.
+    # Overflow and invalid conversions are part of the semantics: results wrap around.
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, computation.macs, chunk_points):
             flat = np.arange(first, min(first + chunk_points, computation.macs))
@@ -95,7 +119,7 @@ def _execute(
 
 
 def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The input arrays by name, checked against the computation's operands."""
+    """Check the input arrays against the operands, and return them by operand."""
     checked: dict[str, Array] = {}
     for operand in computation.inputs:
         if operand.tensor not in inputs:
@@ -114,7 +138,7 @@ def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[
 
 
 def computing_dtype(output: str) -> np.dtype[Any]:
-    """The type of the arithmetic of a statement: 64-bit integers, or float64 for a float output."""
+    """Type of a statement's arithmetic: 64-bit integers, or float64 for a float output."""
     return numpy_dtype("int64" if is_integer(output) else "float64")
 
 
@@ -131,13 +155,13 @@ def _combine(reduction: str | None, values: Array, targets: Array, results: Arra
     if reduction is None:
         values[targets] = results
     else:
-        _MEANING[reduction].at(values, targets, results)
+        _FUNCTIONS[reduction].at(values, targets, results)
 
 
 def _locate(
     access: Access, shape: tuple[int, ...], point: Mapping[str, Array], points: int
 ) -> tuple[Array, Array]:
-    """Flat element number of an access at each point, and whether it is inside the operand."""
+    """Return the flat element number of an access at each point, and a mask of those inside."""
     flat = np.zeros(points, np.int64)
     inside = np.ones(points, bool)
     for index, size in zip(access.index, shape, strict=True):
@@ -155,7 +179,7 @@ def _evaluate(
     points: int,
     dtype: np.dtype[Any],
 ) -> Array:
-    """Value of an expression at each point, in ``dtype``."""
+    """Evaluate an expression at each point, in ``dtype``."""
     if isinstance(node, Constant):
         return np.full(points, np.asarray(node.value).astype(dtype))
     if isinstance(node, Access):
@@ -167,4 +191,4 @@ def _evaluate(
         inner = _evaluate(node.arg, computation, arrays, point, points, dtype)
         return inner.astype(numpy_dtype(node.dtype)).astype(dtype)
     args = [_evaluate(arg, computation, arrays, point, points, dtype) for arg in node.args]
-    return _MEANING[node.op](*args).astype(dtype)
+    return _FUNCTIONS[node.op](*args).astype(dtype)

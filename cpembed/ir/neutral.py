@@ -1,7 +1,7 @@
-"""When padding an axis leaves a computation's results alone.
+"""Axes whose padding does not change a computation's results.
 
-A padded point writes outside the output, and is dropped, or it adds zero: some of its operands are
-outside their shape, hence zero, and that makes the value zero whatever the others hold.
+A padded point writes outside the output, where it is dropped, or it adds zero: some of its operands
+are read outside their shape, hence zero, and make the value zero whatever the remaining ones hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 
 
 def is_neutral(computation: Computation, axis: str) -> bool:
-    """Whether points beyond the extent of an axis change no result.
+    """True if points beyond the extent of an axis change no result.
 
     >>> from cpembed.ir.parser import parse_computation
     >>> sizes = {"n": 4, "k": 3}
@@ -21,10 +21,10 @@ def is_neutral(computation: Computation, axis: str) -> bool:
     ...  ("O[n] += A[n,k] * B[k]", "O[n] += abs(A[n,k] - B[k])", "O[n] max= A[n,k]")]
     [True, True, False]
     """
-    return all(_spares(computation, statement, axis) for statement in computation.statements)
+    return all(_preserves(computation, statement, axis) for statement in computation.statements)
 
 
-def _spares(computation: Computation, statement: Assignment, axis: str) -> bool:
+def _preserves(computation: Computation, statement: Assignment, axis: str) -> bool:
     if _leaves(computation, statement.store, axis):
         return True
     if statement.reduction != "add":
@@ -34,7 +34,7 @@ def _spares(computation: Computation, statement: Assignment, axis: str) -> bool:
 
 
 def is_zero(value: Expression, zero: Collection[Access]) -> bool:
-    """Whether a value is zero for certain where the given reads are."""
+    """True if a value is certainly zero when all these reads are."""
     if isinstance(value, Access):
         return value in zero
     if isinstance(value, Constant):
@@ -49,8 +49,10 @@ def is_zero(value: Expression, zero: Collection[Access]) -> bool:
 
 
 def _leaves(computation: Computation, access: Access, axis: str) -> bool:
-    """Whether an access leaves its operand once the axis exceeds its extent: some dimension is
-    indexed by the axis alone, without a remainder, and ends where the axis does."""
+    """True if an access leaves its operand as soon as the axis exceeds its extent.
+
+    Some dimension then is indexed by this axis alone, without a remainder, and ends with the axis.
+    """
     shape = computation.operand(access.operand).shape
     for index, size in zip(access.index, shape, strict=True):
         if index.iterators != (axis,) or len(index.terms) != 1:
@@ -58,9 +60,9 @@ def _leaves(computation: Computation, access: Access, axis: str) -> bool:
         term = index.terms[0]
         exact = computation.extents[axis] % term.divisor == 0
         if term.modulus is None and term.inner is None and exact:
-            # Where the first point beyond the axis reads; later ones are further out.
-            beyond = term.coefficient * (computation.extents[axis] // term.divisor)
-            beyond += index.constant
-            if beyond >= size if term.coefficient > 0 else beyond < 0:
+            # Later points are even further out, so the first one beyond the axis decides.
+            position = term.coefficient * (computation.extents[axis] // term.divisor)
+            position += index.constant
+            if position >= size if term.coefficient > 0 else position < 0:
                 return True
     return False

@@ -1,7 +1,7 @@
-"""From text and extents to a computation: ``parse_computation``.
+"""Computations from text and extents: :func:`parse_computation`.
 
-The grammar is in :mod:`cpembed.ir.statement`; this module gives the iterators extents, decides
-which axes are reductions, and the operands shapes and element types.
+The grammar is in :mod:`cpembed.ir.grammar`. This module gives the iterators extents, the operands
+shapes and element types, and decides which axes are reductions.
 """
 
 from __future__ import annotations
@@ -13,25 +13,10 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Assignment, Axis, AxisKind, Computation, Operand
 from cpembed.ir.dtypes import DEFAULT_DTYPE, accumulator, dtype_info, is_integer
 from cpembed.ir.expression import Access, Constant, Operation, walk
-from cpembed.ir.statement import (
-    ParsedBody,
-    ParsedStatement,
-    located_error,
-    parse_body,
-    parse_statement,
-)
-
-__all__ = [
-    "AxisOrder",
-    "ParsedBody",
-    "ParsedStatement",
-    "parse_body",
-    "parse_computation",
-    "parse_statement",
-]
+from cpembed.ir.grammar import ParsedBody, ParsedStatement, located_error, parse_body
 
 AxisOrder = Literal["extents", "appearance"]
-"""Loop order: as the extents are listed, or as iterators first appear (the output, then reads)."""
+"""Loop order: the order of the extents, or of first appearance (in the output, then the reads)."""
 
 
 def parse_computation(
@@ -45,20 +30,37 @@ def parse_computation(
     varying: Collection[str] = (),
     axis_order: AxisOrder = "extents",
 ) -> Computation:
-    """The computation of a statement at fixed extents.
-
-    An axis that indexes the output is spatial, any other a reduction. ``shapes`` of operands
-    default to the largest index of each dimension plus one. ``zero_outside`` names the operands
-    that read as zero outside their shape, which then has to be given, ``varying`` those of
-    :attr:`~cpembed.ir.computation.Operand.varies`. ``dtypes`` per operand
-    default to int8 for inputs and, for the output, to their accumulator (to the inputs' own type
-    where nothing is multiplied or added).
+    """Parse statements at fixed extents. An axis that indexes the output is spatial, any other a
+    reduction.
 
     >>> c = parse_computation("C[x,y] += A[x,z] * B[z,y]", {"x": 4, "y": 2, "z": 8})
     >>> [(a.name, a.kind.value) for a in c.axes], c.operand("A").shape, c.output.dtype
     ([('x', 'spatial'), ('y', 'spatial'), ('z', 'reduction')], (4, 8), 'int32')
 
-    Raises :class:`WorkloadError`, one line with what, where and the remedy.
+    Parameters
+    ----------
+    text : str
+        One statement or several, separated by semicolons; see :mod:`cpembed.ir.grammar`.
+    extents : mapping of str to int
+        Extent of every iterator.
+    name : str
+        Name of the computation.
+    dtypes : mapping of str to str, optional
+        Element types by operand. The default is int8 for inputs and, for an output, the accumulator
+        of its inputs, or their type if nothing is multiplied or added.
+    shapes : mapping of str to sequence of int, optional
+        Shapes by operand. The default is the largest index of each dimension plus one.
+    zero_outside : collection of str
+        Operands that read as zero outside their shape, which then has to be given.
+    varying : collection of str
+        Inputs that could be weights but are computed anew for every call.
+    axis_order : {"extents", "appearance"}
+        Loop order: the order of ``extents``, or of first appearance.
+
+    Raises
+    ------
+    WorkloadError
+        In one line: what is wrong, where, and the remedy.
     """
     body = parse_body(text)
     order = _axis_names(body, extents, axis_order)
@@ -84,16 +86,16 @@ def parse_computation(
         for operand, shape in _operand_shapes(body, extents, shapes or {}, zero_outside).items()
     }
     return Computation(
-        name,
-        axes,
-        tuple(operands[name] for name in body.inputs),
-        tuple(operands[name] for name in body.outputs),
-        tuple(Assignment(s.store, s.value, s.reduction) for s in body.statements),
+        name=name,
+        axes=axes,
+        inputs=tuple(operands[name] for name in body.inputs),
+        outputs=tuple(operands[name] for name in body.outputs),
+        statements=tuple(Assignment(s.store, s.value, s.reduction) for s in body.statements),
     )
 
 
 def _located_accesses(body: ParsedBody) -> Iterator[tuple[Access, int]]:
-    """The reads in written order, then the stores, each with its column."""
+    """Yield the reads in written order, then the stores, each with its column."""
     for statement in body.statements:
         yield from zip(statement.reads, statement.columns[1:], strict=True)
     for statement in body.statements:
@@ -109,10 +111,10 @@ def _axis_names(
             raise located_error(column, repr(axis), f"has no extent; add {axis}=SIZE")
     for axis, extent in extents.items():
         if axis not in first_use:
-            known = " ".join(first_use) or "none"
+            axes = " ".join(first_use) or "none"
             raise WorkloadError(
                 f"expression: extent {axis}={extent} is for an axis that does not occur; "
-                f"the axes are {known}"
+                f"the axes are {axes}"
             )
         # A bool is an int: `True` would pass silently as extent 1.
         if isinstance(extent, bool) or not isinstance(extent, int) or extent < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -148,7 +150,7 @@ def _check_statement(statement: ParsedStatement, body: ParsedBody, axes: Sequenc
 
 
 def _operand_dtypes(body: ParsedBody, dtypes: Mapping[str, str]) -> dict[str, str]:
-    """Type of every operand: inputs in the order of their first read, then the outputs."""
+    """Return the type of every operand: inputs in the order of first read, then outputs."""
     for operand, dtype in dtypes.items():
         dtype_info(dtype)
         if operand not in body.operands:
@@ -170,7 +172,7 @@ def _operand_dtypes(body: ParsedBody, dtypes: Mapping[str, str]) -> dict[str, st
 
 
 def _check_arithmetic(statement: ParsedStatement, dtype: str) -> None:
-    """The operations and constants exist in the arithmetic of the output: integers or floats."""
+    """Check that operations and constants exist in the arithmetic of the output."""
     for node in walk(statement.value):
         if isinstance(node, Operation) and node.op == "shr" and not is_integer(dtype):
             raise WorkloadError(
@@ -190,7 +192,7 @@ def _operand_shapes(
     shapes: Mapping[str, Sequence[int]],
     zero_outside: Collection[str],
 ) -> dict[str, tuple[int, ...]]:
-    """Shape of every operand, in the order of the first access (the stores last)."""
+    """Return the shape of every operand, in the order of the first access (the stores last)."""
     reach: dict[str, tuple[int, ...]] = {}
     for access, column in _located_accesses(body):
         size: list[int] = []

@@ -1,10 +1,10 @@
 """Ports: a computation in which every operand has one access.
 
 An irregular instruction reads an operand in several places at a point (the real and the imaginary
-part of interleaved numbers) or writes several results. Each access is then a *port*: an operand of
-its own, with the elements that the access reaches, so that everything after the matching of the
-graphs only knows operands with one access. :class:`Ports` remembers which element of which tensor a
-port's element is; ports that overlap share elements.
+part of interleaved numbers) or writes several results. Each access then becomes a *port*: a
+separate operand with the elements that the access reaches, so that everything after the matching of
+the graphs deals with operands of one access. :class:`Ports` records the tensor element behind each
+element of a port; ports that overlap share elements.
 """
 
 from __future__ import annotations
@@ -18,47 +18,46 @@ from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 View = tuple[IndexExpr, ...]
-"""One expression per dimension of a tensor over a port's dimensions ``d0``, ``d1`` ..."""
+"""Index expressions of a port's elements in its tensor, one per dimension of the tensor, over the
+port's dimensions ``d0``, ``d1`` ..."""
 
 
 @dataclass(frozen=True)
 class Ports:
-    """``views`` has an entry per port; operands with one access stay as they are."""
+    """A computation in port form, with the view of each port; other operands are unchanged."""
 
     computation: Computation
     views: Mapping[str, View]
 
 
 def split_ports(computation: Computation) -> Ports:
-    """The computation with a port for each access of the operands that have several.
+    """Replace each operand that has several accesses by one port per access.
 
     >>> from cpembed.ir.parser import parse_computation
     >>> dot = parse_computation("C[x] += A[x,0] * B[0] + A[x,1] * B[1]", {"x": 4})
     >>> str(split_ports(dot).computation)
     'C[x] += ((A.0[x] * B.0[]) + (A.1[x] * B.1[]))'
     """
-    several = {name for name, found in computation.access_maps.items() if len(found) > 1}
-    if not several:
+    split = {name for name, maps in computation.access_maps.items() if len(maps) > 1}
+    if not split:
         return Ports(computation, {})
     accesses: dict[Access, Access] = {}
     operands: dict[str, list[Operand]] = {}
     views: dict[str, View] = {}
     for operand in computation.operands:
         operands[operand.name] = [operand]
-        if operand.name in several:
-            found = computation.access_maps[operand.name]
-            ports = [
-                _port(computation, operand, access, number) for number, access in enumerate(found)
-            ]
-            operands[operand.name] = [port for port, _, _ in ports]
-            accesses |= {old: new for old, (_, new, _) in zip(found, ports, strict=True)}
-            views |= {port.name: view for port, _, view in ports}
-    ported = Computation(
-        computation.name,
-        computation.axes,
-        tuple(port for operand in computation.inputs for port in operands[operand.name]),
-        tuple(port for operand in computation.outputs for port in operands[operand.name]),
-        changed_accesses(computation.statements, lambda access: accesses.get(access, access)),
+        if operand.name not in split:
+            continue
+        operands[operand.name] = []
+        for number, access in enumerate(computation.access_maps[operand.name]):
+            port, port_access, view = _port(computation, operand, access, number)
+            operands[operand.name].append(port)
+            accesses[access], views[port.name] = port_access, view
+    ported = replace(
+        computation,
+        inputs=tuple(port for operand in computation.inputs for port in operands[operand.name]),
+        outputs=tuple(port for operand in computation.outputs for port in operands[operand.name]),
+        statements=changed_accesses(computation.statements, lambda a: accesses.get(a, a)),
     )
     return Ports(ported, views)
 
@@ -66,8 +65,10 @@ def split_ports(computation: Computation) -> Ports:
 def _port(
     computation: Computation, operand: Operand, access: Access, number: int
 ) -> tuple[Operand, Access, View]:
-    """A port's operand, its access, and its view of the tensor: constant dimensions are left out,
-    the others run from 0 in steps of 1."""
+    """Make the operand of a port, its access, and its view of the tensor.
+
+    Dimensions with a constant index are left out; the others run from 0 in steps of 1.
+    """
     shape: list[int] = []
     indices: list[IndexExpr] = []
     view: list[IndexExpr] = []
@@ -77,13 +78,10 @@ def _port(
             continue
         step = math.gcd(*(term.coefficient for term in index.terms))
         low, high = index.bounds(computation.extents)
-        terms = [
-            IndexTerm(t.iterator, t.coefficient // step, t.divisor, t.modulus, t.inner)
-            for t in index.terms
-        ]
+        terms = [replace(term, coefficient=term.coefficient // step) for term in index.terms]
         indices.append(IndexExpr.of(terms, (index.constant - low) // step))
         view.append(IndexExpr.of([IndexTerm(f"d{len(shape)}", step)], low))
         shape.append((high - low) // step + 1)
     name = f"{operand.name}.{number}"
-    port = replace(operand, name=name, shape=tuple(shape), of=operand.tensor)
+    port = replace(operand, name=name, shape=tuple(shape), port_of=operand.tensor)
     return port, Access(name, tuple(indices)), tuple(view)

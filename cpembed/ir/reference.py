@@ -1,9 +1,9 @@
-"""A fast exact result to check generated programs against, and fresh inputs for them.
+"""Fast exact results to check generated programs against, and random inputs for them.
 
 A sum of products ``O[..] += A[..] * B[..]`` is a batched matrix product of strided views: an affine
-access is a view of its (zero-padded) operand with one stride per axis, overlapping where there is a
-stencil. Tiles of the views are copied into dense matrices (im2col of just that tile) and multiplied
-by BLAS in float64, which is exact for integers while sums stay below 2^53.
+access is a view of its (zero-padded) operand with one stride per axis, overlapping for a stencil.
+Tiles of the views are copied into dense matrices (im2col of just that tile) and multiplied by BLAS
+in float64, which is exact for integers while sums stay below 2^53.
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ from numpy.lib.stride_tricks import as_strided
 from cpembed.ir.computation import Computation, Operand
 from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Cast, Expression, Operation
-from cpembed.ir.interpreter import (
-    Array,
-    check_inputs,
-    interpret,
-)
+from cpembed.ir.interpreter import Array, check_inputs, interpret
 
 _TILE_ELEMENTS = 1 << 22
-"""Elements of the three matrices of a tile together: 32 MiB of float64."""
+"""Maximum number of elements of the three matrices of a tile, in total: 32 MiB of float64."""
 _EXACT_FLOAT64 = 1 << 53
+"""Sums below this are exact in float64."""
 
 
 def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
-    """Fresh random arrays for every input.
+    """Draw random arrays for every input, by tensor.
 
-    Integers are uniform over the whole range of their dtype, floats uniform in [-1, 1] and rounded
+    Integers are uniform over the full range of their dtype, floats uniform in [-1, 1] and rounded
     to their dtype.
     """
     generator = np.random.default_rng(seed)
@@ -55,13 +52,13 @@ def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
 
 @np.errstate(all="ignore")
 def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
-    """The output of a computation, as :func:`cpembed.ir.interpreter.interpret` defines it.
+    """Compute the output of a computation, as :func:`~cpembed.ir.interpreter.interpret` defines it.
 
     Sums of products over affine accesses run as matrix products; anything else is interpreted.
     Integer results are exact (wrapping in the output's dtype); float results are computed in
-    float64 from the inputs as given and rounded once.
+    float64 and rounded once.
 
-    Raises :class:`WorkloadError` where an input is missing or has another shape or dtype.
+    Raises :class:`WorkloadError` if an input is missing or has another shape or dtype.
     """
     arrays = check_inputs(computation, inputs)
     factors = _factors(computation)
@@ -69,10 +66,10 @@ def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
         return interpret(computation, arrays)
     left, right = factors
     integer = is_integer(computation.output.dtype)
-    # A sum of products wraps alike at each step or once at the end.
+    # Wrapping at each step or once at the end gives the same integer.
     dtype = numpy_dtype(computation.output.dtype if integer else "float64")
     result = np.zeros(computation.output.shape, dtype)
-    product = _Product.of(
+    product = _Product.plan(
         computation,
         _view(computation, left, arrays[left.operand]),
         _view(computation, right, arrays[right.operand]) if right else _ones(computation),
@@ -97,17 +94,17 @@ class _View:
     array: Array
 
     def tile(self, axes: Sequence[str], tile: Mapping[str, slice]) -> Array:
-        """The part of the view inside a tile, with its dimensions in the order of ``axes``.
+        """Cut out a tile, with its dimensions in the order of ``axes``.
 
-        Axes that are not asked for are those along which the view does not change.
+        The view has to be constant along all axes that are not listed.
         """
-        kept = [axis for axis in self.axes if axis in axes]
-        picked = (tile[axis] if axis in axes else 0 for axis in self.axes)
-        part = self.array[(*picked, ...)]  # the ellipsis keeps a view of no dimensions a view
-        return part.transpose([kept.index(axis) for axis in axes])
+        remaining = [axis for axis in self.axes if axis in axes]
+        slices = (tile[axis] if axis in axes else 0 for axis in self.axes)
+        part = self.array[(*slices, ...)]  # the ellipsis keeps a view of no dimensions a view
+        return part.transpose([remaining.index(axis) for axis in axes])
 
     def contiguity(self, axis: str) -> tuple[int, int]:
-        """Sort key of an axis: the better it is as the innermost of a copy, the smaller."""
+        """Sort key of an axis: the smaller, the better it is as the innermost axis of a copy."""
         position = self.axes.index(axis)
         stride = abs(self.array.strides[position])
         return (stride or 1 << 62, -self.array.shape[position])
@@ -117,8 +114,8 @@ class _View:
 class _Product:
     """A batched matrix product ``output[batch, rows, columns] += left * right``.
 
-    Spatial axes are ``batch`` where both factors have them, ``rows`` where only the left or none
-    has them, ``columns`` where only the right has them; ``contracted`` are the reduction axes.
+    ``batch`` are the spatial axes that both factors have, ``columns`` those that only the right
+    factor has, ``rows`` all other spatial axes; ``contracted`` are the reduction axes.
     """
 
     batch: tuple[str, ...]
@@ -130,7 +127,9 @@ class _Product:
     output: _View
 
     @staticmethod
-    def of(computation: Computation, left: _View, right: _View, output: _View) -> _Product:
+    def plan(computation: Computation, left: _View, right: _View, output: _View) -> _Product:
+        """Sort the axes of a computation into the four groups."""
+
         def reads(view: _View, axis: str) -> bool:
             return view.array.strides[view.axes.index(axis)] != 0
 
@@ -145,14 +144,20 @@ class _Product:
         rows.sort(key=left.contiguity, reverse=True)
         columns.sort(key=right.contiguity, reverse=True)
         return _Product(
-            tuple(batch), tuple(rows), tuple(columns), tuple(contracted), left, right, output
+            batch=tuple(batch),
+            rows=tuple(rows),
+            columns=tuple(columns),
+            contracted=tuple(contracted),
+            left=left,
+            right=right,
+            output=output,
         )
 
     def tiles(self, extents: Mapping[str, int]) -> list[dict[str, slice]]:
-        """Tiles that cover all axes once, each small enough to be copied."""
+        """Cut the axes into tiles, each small enough to be copied."""
         size = dict(extents)
         while self._elements(size) > _TILE_ELEMENTS:
-            # A halved reduction axis costs another pass over the output: only as a last resort.
+            # Halving a reduction axis costs another pass over the output, so it is the last resort.
             halved = {axis: {**size, axis: -(-size[axis] // 2)} for axis in size if size[axis] > 1}
             axis = min(halved, key=lambda a: (self._elements(halved[a]), a in self.contracted))
             size = halved[axis]
@@ -173,7 +178,7 @@ class _Product:
         target = self.output.tile((*self.batch, *self.rows, *self.columns), tile)
         product = product.reshape(target.shape)
         if integer:
-            # To int64 first: a float out of the output's range has no defined conversion.
+            # By way of int64, since converting a float beyond the output's range is undefined.
             product = product.astype(np.int64).astype(target.dtype)
         np.add(target, product, out=target)
 
@@ -193,29 +198,28 @@ def _matrix(
     tile: Mapping[str, slice],
     dtype: np.dtype[Any],
 ) -> Array:
-    """A dense copy of a tile of a factor, [batch, free, contracted]."""
+    """Copy a tile of a factor to a dense array [batch, free, contracted]."""
 
     def size(axes: Sequence[str]) -> int:
         return math.prod(tile[axis].stop - tile[axis].start for axis in axes)
 
     shape = (size(batch), size(free), size(contracted))
-    # The group that ends in the more contiguous axis is copied innermost; the transposed matrix
-    # is as good for the product.
+    # The group of the most contiguous axis is copied innermost: BLAS takes a transposed matrix too.
     innermost = min((*free, *contracted), key=view.contiguity, default=None)
     if innermost in free:
-        copied = view.tile((*batch, *contracted, *free), tile).astype(dtype, order="C")
-        return copied.reshape(shape[0], shape[2], shape[1]).swapaxes(1, 2)
+        transposed = view.tile((*batch, *contracted, *free), tile).astype(dtype, order="C")
+        return transposed.reshape(shape[0], shape[2], shape[1]).swapaxes(1, 2)
     return view.tile((*batch, *free, *contracted), tile).astype(dtype, order="C").reshape(shape)
 
 
 def _view(computation: Computation, access: Access, array: Array) -> _View:
-    """The operand seen through an access: axis ``i`` moves by the access's stride in ``i``."""
+    """View an operand through an access: axis ``i`` moves by the access's stride in ``i``."""
     before_after: list[tuple[int, int]] = []
     for index, size in zip(access.index, array.shape, strict=True):
         low, high = index.bounds(computation.extents)
         before_after.append((max(0, -low), max(0, high - size + 1)))
     padded = np.pad(array, before_after) if any(map(any, before_after)) else array
-    # Strides are of the flat array below: one in row-major order.
+    # The strides below are those of a flat array in row-major order.
     padded = np.asarray(padded, order="C")
     origin = sum(
         (index.constant + before) * stride
@@ -237,7 +241,7 @@ def _view(computation: Computation, access: Access, array: Array) -> _View:
 
 
 def _ones(computation: Computation) -> _View:
-    """The missing second factor of a plain sum."""
+    """Return the missing second factor of a plain sum."""
     shape = tuple(computation.extents.values())
     return _View(
         tuple(computation.extents), as_strided(np.ones(1, np.int8), shape, (0,) * len(shape))
@@ -245,7 +249,7 @@ def _ones(computation: Computation) -> _View:
 
 
 def _factors(computation: Computation) -> tuple[Access, Access | None] | None:
-    """The one or two reads whose products are summed; None where the fast path does not apply."""
+    """Return the one or two reads whose products are summed; None for anything else."""
     factors: list[Access] = []
     pending: list[Expression] = [computation.statement.value]
     while pending:
@@ -265,12 +269,12 @@ def _factors(computation: Computation) -> tuple[Access, Access | None] | None:
                 return None
     operands = [computation.operand(read.operand) for read in factors]
     affine = all(i.is_affine for a in (*factors, computation.statement.store) for i in a.index)
-    whole = not is_integer(computation.output.dtype) or all(is_integer(o.dtype) for o in operands)
+    exact = not is_integer(computation.output.dtype) or all(is_integer(o.dtype) for o in operands)
     if (
         computation.statement.reduction != "add"
         or len(factors) not in (1, 2)
         or not affine
-        or not whole
+        or not exact
         or not _is_injective(computation, computation.output)
     ):
         return None
@@ -278,9 +282,9 @@ def _factors(computation: Computation) -> tuple[Access, Access | None] | None:
 
 
 def _is_injective(computation: Computation, output: Operand) -> bool:
-    """Whether points that differ in an axis of the store provably write different elements.
+    """True if points that differ in an axis of the store provably write different elements.
 
-    Sufficient: sorted by stride, every axis steps over all that the axes before it can reach.
+    It suffices that, sorted by stride, every axis steps over all that the previous axes can reach.
     """
     if output.zero_outside:
         return False

@@ -19,8 +19,7 @@ from cpembed.kernel.packing import packing_source
 from cpembed.kernel.placement import Placement
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import in_order, vector_operand
-from cpembed.transform import data
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import DerivedProgram, PackedOperand, pack
 
 Array = NDArray[Any]
 
@@ -115,7 +114,7 @@ class CompiledKernel:
             return original
         if self.epilogue is not None and name in self.epilogue.vectors:
             # Too small to compile a kernel for.
-            return self.processor.from_array(data.pack(self.operand(name), array))
+            return self.processor.from_array(pack(self.operand(name), array))
         packed = self.empty(name)
         self.pack_into(name, original, packed)
         return packed

@@ -17,7 +17,7 @@ from cpembed.errors import InvariantError
 from cpembed.kernel import runtime
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.plan import KernelPlan
-from cpembed.transform import data
+from cpembed.transform.program import pack
 
 Array = NDArray[Any]
 
@@ -128,7 +128,7 @@ def recorded_calls(
             array = constants[name].reshape(operand.original_shape)
             packed[name] = kernel.original(name, array)
             if not in_place:
-                packed[name] = recorder.from_array(data.pack(operand, array))
+                packed[name] = recorder.from_array(pack(operand, array))
             continue
         given[name] = kernel.original(name)
         packed[name] = given[name] if in_place else kernel.empty(name)

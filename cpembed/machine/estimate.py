@@ -8,8 +8,7 @@ from typing import Any
 
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.level_tables import Layouts
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy, Layouts
 from cpembed.machine.nest import TileNest, tile_nest
 from cpembed.machine.packing import packing_cycles
 from cpembed.machine.search import ROWS, best_tilings

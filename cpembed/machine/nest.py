@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.hw.level_tables import Layouts
+from cpembed.hw.machine import Layouts
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm

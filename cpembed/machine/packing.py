@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.ir.dtypes import size_bytes
 from cpembed.transform.program import PackedOperand
 
@@ -27,8 +27,8 @@ def packing_cycles(operand: PackedOperand, scope: str, machine: Hierarchy) -> fl
     piece = contiguous_elements(operand) * size
     path, longest = machine.path(scope), 0.0
     for below, memory in itertools.pairwise(path):
-        reading = min(memory.read_bytes * memory.units, memory.each_read * below.units)
-        writing = min(memory.write_bytes * memory.units, memory.each_write * below.units)
+        reading = min(memory.read_bytes * memory.units, memory.child_read_bytes * below.units)
+        writing = min(memory.write_bytes * memory.units, memory.child_write_bytes * below.units)
         granules = 1.0
         if below is path[0]:
             granules = math.ceil(piece / below.granule_bytes) * below.granule_bytes / piece

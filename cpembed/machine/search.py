@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from cpembed.errors import TransformError
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.machine.nest import Floats, TileNest
 from cpembed.machine.passes import Integers
 from cpembed.machine.times import cycles
@@ -104,7 +104,7 @@ def _cut(
         tilings, max(1, rows // tilings.rows)
     )
     inner = LevelTiles.of(level, inside, nest, machine)
-    parts, all_parts = dealings(nest, machine.sharing(level))
+    parts, all_parts = dealings(nest, machine.fan_out(level))
     tried = [found for one in parts for found in cut(outer, inner, one, ordered, nest, machine)]
     return tried, all_orders and every and all_parts, bool(inner.comes_again)
 
@@ -260,17 +260,19 @@ class _Sizes:
     def _fits(self, sizes: Mapping[str, Floats]) -> np.ndarray:
         found = np.ones(1, bool)
         for memory, operands in self.memories:
-            found = found & (filled_bytes(memory, operands, self.nest, sizes) <= memory.room)
+            found = found & (
+                filled_bytes(memory, operands, self.nest, sizes) <= memory.tile_capacity
+            )
         return found
 
     def _check(self) -> None:
         ones = {loop.name: np.ones(1) for loop in self.nest.loops}
         for memory, operands in self.memories:
             needed = filled_bytes(memory, operands, self.nest, ones)[0]
-            if needed > memory.room:
+            if needed > memory.tile_capacity:
                 raise TransformError(
                     f"one execution takes {needed:,.0f} bytes of {memory.name}, which has room for "
-                    f"{memory.room:,.0f}"
+                    f"{memory.tile_capacity:,.0f}"
                 )
 
 

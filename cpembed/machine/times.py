@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.hw.level_tables import Moved, Overlapping
-from cpembed.hw.levels import Hierarchy, Memory
+from cpembed.hw.machine import Hierarchy, Memory, Overlapping, TransferUnit
 from cpembed.machine.nest import Floats, TileNest
 from cpembed.machine.traffic import Tilings, Traffic
 
@@ -66,7 +65,7 @@ def compute_time(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Comput
         waiting = nest.executed * unit.latency_cycles * tilings.waits
     loads = zero
     for memory in machine.levels[0]:
-        if memory.moves is not Moved.REGION:
+        if memory.transfer_unit is not TransferUnit.REGION:
             traffic = tilings.traffic[memory.name]
             loads = loads + traffic.read_transfers + traffic.write_transfers
     issuing = (calls + loads) / unit.issues_per_cycle
@@ -110,7 +109,7 @@ def _time(
     traffic = [(child, tilings.traffic[child.name]) for child in below]
     reading, writing = _transfer_times(memory, traffic, tilings.rows)
     moving = _beside(memory, reading, writing)
-    modes = {child.overlapped for child in below}
+    modes = {child.effective_overlap for child in below}
     strictest = next(mode for mode in Overlapping if mode in modes)
     together, waits = np.maximum(computing, moving), moving > computing
     if strictest is Overlapping.NONE:
@@ -147,8 +146,8 @@ def _transfer_times(
         waits = memory.latency_cycles if _starts_anew(child) else 0.0
         reading = reading + waits * traffic.read_transfers
         writing = writing + waits * traffic.write_transfers
-        reading = np.maximum(reading, traffic.read_bytes / memory.each_read)
-        writing = np.maximum(writing, traffic.write_bytes / memory.each_write)
+        reading = np.maximum(reading, traffic.read_bytes / memory.child_read_bytes)
+        writing = np.maximum(writing, traffic.write_bytes / memory.child_write_bytes)
     return reading + read / memory.read_bytes, writing + write / memory.write_bytes
 
 
@@ -167,4 +166,4 @@ def _tile_time(tilings: Tilings, nest: TileNest, machine: Hierarchy, memory: Mem
 
 def _starts_anew(child: Memory) -> bool:
     """Whether every transfer into a memory waits for its first data: nothing asks ahead."""
-    return child.overlap is not Overlapping.HARDWARE and child.moves is Moved.REGION
+    return child.overlap is not Overlapping.HARDWARE and child.transfer_unit is TransferUnit.REGION

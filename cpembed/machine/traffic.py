@@ -17,8 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.hw.level_tables import Moved, Overlapping
-from cpembed.hw.levels import Hierarchy, Memory
+from cpembed.hw.machine import Hierarchy, Memory, Overlapping, TransferUnit
 from cpembed.ir.computation import AxisKind
 from cpembed.machine.nest import Floats, TileNest, TileOperand
 from cpembed.machine.passes import Integers, LoopCuts, OperandTiles, Scopes, Stage
@@ -150,7 +149,7 @@ class LevelTiles:
         again: dict[str, NDArray[np.bool_]] = {}
         for memory in filled:
             if memory.level < level:
-                room = memory.room * memory.units // units
+                room = memory.tile_capacity * memory.units // units
                 operands = operands_in(memory, nest, machine)
                 again[memory.name] = filled_bytes(memory, operands, nest, sizes) > room
         return LevelTiles(level, sizes, filled, again)
@@ -247,7 +246,7 @@ def cut(
     first = {
         memory.name: regions.first(memory)
         for memory in inner.memories
-        if memory.overlapped is Overlapping.DOUBLE_BUFFER
+        if memory.effective_overlap is Overlapping.DOUBLE_BUFFER
     }
     for order in tried:
         ranks = _ranks(order, outer.sizes, inner.sizes, rows)
@@ -269,7 +268,7 @@ def _dealt(
 ) -> dict[str, Floats]:
     """Into how many blocks loops are dealt, row by row: no more than they have tiles."""
     dealt = dict[str, Floats]()
-    left = np.full(outer.rows, float(machine.sharing(inner.level)))
+    left = np.full(outer.rows, float(machine.fan_out(inner.level)))
     for name, most in parts.items():
         tiles = np.ceil(outer.sizes[name] / inner.sizes[name])
         dealt[name] = np.minimum(np.minimum(left, most), tiles)
@@ -379,13 +378,13 @@ class _Region:
         self, operand: TileOperand, memory: Memory, tiles: OperandTiles, nest: TileNest
     ) -> None:
         self.operand, self.memory, self.tiles, self._nest = operand, memory, tiles, nest
-        self._streams = memory.moves is Moved.EXECUTION and not operand.is_output
+        self._streams = memory.transfer_unit is TransferUnit.EXECUTION and not operand.is_output
         self._bytes, self._each = self._of(tiles)
 
     def _of(self, tiles: OperandTiles) -> tuple[Floats, Floats]:
         """Bytes and transfers of tiles."""
         operand, nest, granule = self.operand, self._nest, self.memory.granule_bytes
-        if self.memory.moves is Moved.REGION:
+        if self.memory.transfer_unit is TransferUnit.REGION:
             return operand.moved_bytes({**nest.fixed, **tiles.sizes}, granule), np.ones(1)
         each = np.ones(1)
         if not self._streams:
@@ -438,7 +437,7 @@ def filled_bytes(
     total = np.zeros(1)
     known = {**nest.fixed, **sizes}
     for operand in operands:
-        if memory.moves is not Moved.REGION:
+        if memory.transfer_unit is not TransferUnit.REGION:
             each = nest.execution_bytes(operand, memory.granule_bytes)
             total = total + execution_tiles(operand, nest, sizes) * each
         else:

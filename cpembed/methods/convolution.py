@@ -1,6 +1,6 @@
 """What a computation is as a convolution: its windows, and the parts that its other axes play.
 
->>> from cpembed.operators.convolutions import conv2d
+>>> from cpembed.workloads.convolutions import conv2d
 >>> found = as_convolution(conv2d(n=2, c=3, h=8, w=9, k=4, r=3, s=3, pad=1, layout="NHWC"))
 >>> found.samples, found.channels, found.filters, [w.taps for w in found.windows]
 (('n',), ('c',), ('k',), [3, 3])

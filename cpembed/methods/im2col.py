@@ -5,7 +5,7 @@ processing" (2006). For any convolution: strides, dilations, groups, any number 
 
 >>> import numpy as np
 >>> from cpembed.ir.reference import reference
->>> from cpembed.operators.convolutions import conv2d
+>>> from cpembed.workloads.convolutions import conv2d
 >>> layer = conv2d(n=1, c=3, h=6, w=7, k=4, r=3, s=3, pad=1, stride=2)
 >>> method = explicit(layer)
 >>> str(method.product)

@@ -9,7 +9,7 @@ product is over pieces and channels. Tiles at the border that are not whole are 
 >>> import numpy as np
 >>> from fractions import Fraction
 >>> from cpembed.ir.reference import reference
->>> from cpembed.operators.convolutions import conv2d
+>>> from cpembed.workloads.convolutions import conv2d
 >>> layer = conv2d(n=1, c=2, h=7, w=6, k=3, r=3, s=3, pad=1, layout="NHWC", dtype="float64")
 >>> method = winograd(layer, 4)
 >>> str(method.product), method.product.extents

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from cpembed.api import matching
-from cpembed.api.solve import hardware_spec
+from cpembed.driver import matching
+from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary

@@ -8,7 +8,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed.api.chosen import Chosen, Request, choose
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
+from cpembed.driver.request import Request
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -78,9 +81,10 @@ def choose_layer(
     An epilogue with a placement asks for a kernel that stores in a larger buffer; one that can is
     searched first.
     """
-    asked = Request(workload, target, epilogue=epilogue, timeout=timeout, explains=False)
+    options = KernelOptions(timeout=timeout)
+    asked = Request(workload, target, options, epilogue=epilogue, explains=False)
     found = _chosen(asked)
-    if isinstance(found, Chosen) and found.plan.native:
+    if isinstance(found, Selection) and found.plan.native:
         choice, spec = found.choice, found.solved.target
         cost = choice.estimated
         return Layer(
@@ -92,24 +96,24 @@ def choose_layer(
             choice.candidate.overheads.occupancy,
             None if spec == target else f"{target.name}: {_why(found)}",
         )
-    reason = "; ".join(found.plan.missing) if isinstance(found, Chosen) else found
+    reason = "; ".join(found.plan.missing) if isinstance(found, Selection) else found
     return _portable(workload, epilogue, reason)
 
 
-def _chosen(asked: Request) -> Chosen | str:
+def _chosen(asked: Request) -> Selection | str:
     """The choice, or why there is none."""
     try:
         found = choose(asked)
     except (LoweringError, BackendUnavailable, WorkloadError) as error:
         return str(error)
-    if isinstance(found, Chosen):
+    if isinstance(found, Selection):
         return found
     if found.status is Status.INFEASIBLE:
         return "no embedding"
     return "no embedding found in time"
 
 
-def _why(found: Chosen) -> str:
+def _why(found: Selection) -> str:
     instead = found.instead
     if instead is None or instead.asked is None:
         return "no embedding"
@@ -124,12 +128,18 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
     """
     failed = LoweringError(f"{workload}: no kernel, not even a portable one")
     for lanes in _LANES:
-        found = choose(Request(workload, _fallback(workload, lanes), backend="generic"))
-        if not isinstance(found, Chosen):
+        found = choose(
+            Request(
+                workload,
+                _fallback(workload, lanes),
+                KernelOptions(backend="generic"),
+            )
+        )
+        if not isinstance(found, Selection):
             continue
         candidate = found.candidate
         try:
-            portable.plan(candidate.candidate.program, 1, epilogue)
+            portable.plan(candidate.program, 1, epilogue)
         except LoweringError as error:
             failed = error
             continue
@@ -147,7 +157,7 @@ def _fallback(workload: Computation, lanes: int) -> HardwareSpec:
     (axis,) = spec.instruction.axes
     narrow = replace(axis, minimum=lanes, maximum=lanes)
     any_width = replace(spec.instruction, axes=(replace(axis, minimum=1),))
-    computation = any_width.at({axis.name: lanes})
+    computation = any_width.with_extents({axis.name: lanes})
     instruction = replace(spec.instruction, axes=(narrow,), computation=computation, dtypes=dtypes)
     return replace(spec, instruction=instruction)
 

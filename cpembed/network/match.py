@@ -6,7 +6,7 @@ Each product is matched like a workload by itself; products that compute the sam
 >>> from cpembed.graph.kinds.base import TensorType
 >>> from cpembed.graph.kinds.elementwise import Apply, Elementwise, Input
 >>> from cpembed.graph.kinds.product import Product
->>> from cpembed.api.solve import workload
+>>> from cpembed.driver.named import workload
 >>> product = Product(workload("gemm m=8 n=16 k=16"), (8, 16))
 >>> negated = Elementwise(Apply("neg", (Input(0),)), "int32")
 >>> network = Graph(
@@ -31,10 +31,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cpembed.api.across import Figure, Line, line
-from cpembed.api.chosen import Request
-from cpembed.api.matching import Match, match_in_worker, prepared_for
-from cpembed.api.solve import hardware_specs
+from cpembed.driver.across import Figure, Line, line
+from cpembed.driver.matching import Match, match_in_worker, prepared_for
+from cpembed.driver.named import hardware_specs
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
@@ -209,7 +210,9 @@ def match(
         for layer, name in layers.items():
             if progress is not None:
                 progress(f"{name} on {spec.name}", done, total)
-            matches[layer] = match_in_worker(Request(layer, searched, timeout=timeout))
+            matches[layer] = match_in_worker(
+                Request(layer, searched, KernelOptions(timeout=timeout))
+            )
             done += 1
         found.append(_target_match(spec.name, network, matches))
     if progress is not None:

@@ -23,7 +23,7 @@ from cpembed.targets.registry import open_target
 from cpembed.worker import call_each
 
 _SOURCES = (
-    *("ir", "hw", "embedding", "transform", "selection", "kernel", "targets", "api"),
+    *("ir", "hw", "embedding", "transform", "selection", "kernel", "targets", "driver"),
     "network/layer.py",
 )
 """What a search depends on."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.library import EVERYTHING, Contents, Library
 from cpembed.files import write_whole

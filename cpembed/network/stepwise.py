@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed import worker
-from cpembed.api.chosen import Chosen, Plan, Request, choose
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Plan, Selection
+from cpembed.driver.request import Request
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product, TensorType
@@ -87,7 +90,7 @@ def run_stepwise(
     """
     check_inputs(graph, inputs)
     machine = open_target(target)
-    chosen: dict[Computation, Chosen | str] = {}
+    chosen: dict[Computation, Selection | str] = {}
     values: dict[str, Array] = {**graph.constants, **inputs}
     steps: list[StepResult] = []
     for number, operator in enumerate(graph.operators):
@@ -127,7 +130,7 @@ class _ProductStep:
     save: Path | None
 
     def run(
-        self, given: list[Array], known: dict[Computation, Chosen | str]
+        self, given: list[Array], known: dict[Computation, Selection | str]
     ) -> tuple[StepResult, Array | None]:
         """How the product ran, and its result; None where the host has to compute it."""
         workload, first = self._workload(given[0])
@@ -148,7 +151,7 @@ class _ProductStep:
         except CpembedError as error:
             return StepResult(self.operator, judged, reason=str(error)), None
         candidate = chosen.candidate
-        family = candidate.candidate.embedding.family
+        family = candidate.embedding.family
         step = StepResult(
             self.operator,
             judged,
@@ -177,16 +180,19 @@ class _ProductStep:
         padded = np.pad(first, margins, constant_values=kind.padding)
         return laid_out(kind, layout, output).computation, padded
 
-    def _choose(self, workload: Computation) -> Chosen | str:
+    def _choose(self, workload: Computation) -> Selection | str:
         exact = self.target.exact(workload)
         asked = Request(
-            workload, self.target.spec, epilogue=exact, timeout=self.timeout, explains=True
+            workload,
+            self.target.spec,
+            KernelOptions(timeout=self.timeout),
+            epilogue=exact,
         )
         try:
             found = choose(asked)
         except LoweringError as error:
             return str(error)
-        if not isinstance(found, Chosen):
+        if not isinstance(found, Selection):
             conflict = found.conflict
             return "no embedding found in time" if conflict is None else conflict.words[0]
         return found if found.plan.native else "; ".join(found.plan.missing)
@@ -227,7 +233,7 @@ def _executed(
         save.parent.mkdir(parents=True, exist_ok=True)
         target.save(artifact, save)
     amount = timing.cycles if target.unit == "cycles" else latency
-    return execution.outputs[0], amount, choice.candidate.candidate.identifier
+    return execution.outputs[0], amount, choice.candidate.identifier
 
 
 def _file_name(number: int, name: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.console import RenderableType
 from rich.markup import escape
 
-from cpembed.api.across import Figure, Line, Time, TimeSum
-from cpembed.api.bench_across import Across
+from cpembed.driver.across import Figure, Line, Time, TimeSum
+from cpembed.driver.bench_across import Across
 from cpembed.report.blocks import bullets, heading, table
 from cpembed.wording import count, data_size, duration, plural
 

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
-from cpembed.api.bench import Bench
-from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
-from cpembed.api.bench_summary import RATIOS_OVER_BOUNDS
+from cpembed.driver.bench import Bench
+from cpembed.driver.bench_rows import BenchRow, RunRow, SolvedRow
+from cpembed.driver.bench_summary import RATIOS_OVER_BOUNDS
 from cpembed.report.bench_baselines import comparisons, summary_lines
 from cpembed.report.blocks import bullets, header, heading, table
 from cpembed.wording import duration, plural

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from cpembed.api.bench_baselines import BaselineRow
-from cpembed.api.bench_rows import BenchRow
+from cpembed.driver.bench_baselines import BaselineRow
+from cpembed.driver.bench_rows import BenchRow
 from cpembed.measure.runner import Quantiles
 from cpembed.report.blocks import heading, table
 from cpembed.wording import plural

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from cpembed.api.bench_rows import BenchRow
+from cpembed.driver.bench_rows import BenchRow
 from cpembed.errors import BackendUnavailable
 
 _INCHES_A_LAYER, _NARROWEST, _HEIGHT = 0.32, 5.0, 3.2

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.build_result import BuildResult
-from cpembed.api.methods import Compared
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.plan import Compared
 from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.methods import asked_rows
@@ -23,7 +23,7 @@ def report(result: BuildResult) -> Iterator[RenderableType]:
     compared = None if method is None else Compared(method, {method.method.name: method.estimated})
     rows = asked_rows(result.workload, solved, compared)
     rows += instead(chosen.instead)
-    rows.append(("embedding", words.mapping(candidate.candidate.embedding)))
+    rows.append(("embedding", words.mapping(candidate.embedding)))
     if chosen.plan.native:
         rows += schedule(chosen.plan.target, solved, result.choice, compared)
     else:

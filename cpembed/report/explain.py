@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.explain import Explanation, layout, original_layout
+from cpembed.driver.explain import Explanation, layout, original_layout
 from cpembed.report import nest, words
 from cpembed.report.blocks import bullets, header, heading, indented, table
 from cpembed.report.methods import asked_rows
@@ -30,7 +30,7 @@ def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Rende
             *rows,
             ("found", found(solved)),
             *(searched(solved) if verbose else ()),
-            ("embedding", f"{place}, {candidate.candidate.identifier}, program proven"),
+            ("embedding", f"{place}, {candidate.identifier}, program proven"),
             *_chosen(explanation),
         ]
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from cpembed.api.layout_rows import LayoutRow, LayoutsResult
+from cpembed.driver.layout_rows import LayoutRow, LayoutsResult
 from cpembed.report import words
 from cpembed.report.across import percent
 from cpembed.report.blocks import bullets, header, heading, table

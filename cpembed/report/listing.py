@@ -13,11 +13,11 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.kernel.runtime import compiled_for
 from cpembed.kernel.system import cpu_model
-from cpembed.operators.family import Parameter
-from cpembed.operators.registry import available_operators
 from cpembed.provenance import Provenance
 from cpembed.report.blocks import heading, table
 from cpembed.targets.registry import missing_for, open_target
+from cpembed.workloads.family import Parameter
+from cpembed.workloads.operators import available_operators
 from cpembed.workloads.suites import SUITES
 
 

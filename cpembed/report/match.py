@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from cpembed.api.across import Figure
+from cpembed.driver.across import Figure
 from cpembed.network.match import MatchResult, OperatorMatch, TargetMatch
 from cpembed.report import across, words
 from cpembed.report.blocks import header, table

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cpembed import wording
-from cpembed.api.methods import Compared, MethodError
-from cpembed.api.solve import SolveResult
+from cpembed.driver.plan import Compared, MethodError
+from cpembed.driver.result import SolveResult
 from cpembed.ir.computation import Computation
 from cpembed.report.solve import given_rows, problem_rows, set_words
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.chosen import AnyTarget, Instead
-from cpembed.api.methods import Compared
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import SolveResult
+from cpembed.driver.plan import Compared, Substitution
+from cpembed.driver.request import AnyTarget
+from cpembed.driver.result import SolveResult
+from cpembed.driver.run_result import RunResult
 from cpembed.measure.runner import NOISE, Quantiles, Timing
 from cpembed.provenance import Provenance
 from cpembed.report import words
@@ -40,21 +40,21 @@ def report(result: RunResult, *, verbose: bool = False) -> Iterator[RenderableTy
 
 def _problem(result: RunResult) -> list[_Row]:
     solved, candidate = result.solved, result.candidate
-    embedding = candidate.candidate.embedding
+    embedding = candidate.embedding
     rank = words.place(candidate.rank, candidate.constraints, solved.constraints.name)
     rank += "" if result.choice.tuned is None else ", tuned"
-    kept = candidate.candidate.program.in_place
+    kept = candidate.program.in_place
     place = f"; {' and '.join(kept)} {wording.verb(len(kept), 'stay')} in place" if kept else ""
     return [
         *asked_rows(result.workload, solved, result.method),
-        ("embedding", f"{rank}, {candidate.candidate.identifier}{place}"),
+        ("embedding", f"{rank}, {candidate.identifier}{place}"),
         ("", words.mapping(embedding)),
         *([("", words.unusual(embedding))] if words.unusual(embedding) else []),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
     ]
 
 
-def instead(why: Instead | None) -> list[_Row]:
+def instead(why: Substitution | None) -> list[_Row]:
     """That an alternative target runs the workload."""
     if why is None:
         return []
@@ -74,7 +74,7 @@ def schedule(
     target: AnyTarget, solved: SolveResult, choice: Choice, method: Compared | None = None
 ) -> list[_Row]:
     """The schedule, and why this embedding: of the workload, or of a method's product."""
-    described = target.schedule_text(choice.candidate.candidate.embedding, choice.schedule)
+    described = target.schedule_text(choice.candidate.embedding, choice.schedule)
     if choice.tuned is not None:
         trials = wording.plural(choice.tuned.trials, "trial")
         return [("schedule", f"the best of {trials}: {described}")]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
-from cpembed.exploration.shapes.joint import Copy
-from cpembed.exploration.shapes.result import LayerRow, ShapedSets, ShapeResult
+from cpembed.exploration.shapes.layout_model import Copy
+from cpembed.exploration.shapes.result import LayerRow, NearShapes, ShapeResult
 from cpembed.report.blocks import bullets, header, heading, table
 from cpembed.report.words import legend, mapping
 from cpembed.wording import plural
@@ -50,7 +50,7 @@ def _copies(copies: Sequence[Copy]) -> Iterator[str]:
         yield f"{plural(len(rest), 'more copy', 'more copies')}: {bytes_of_rest:,} bytes"
 
 
-def _near(result: ShapeResult, near: ShapedSets) -> Iterator[RenderableType]:
+def _near(result: ShapeResult, near: NearShapes) -> Iterator[RenderableType]:
     """The sets that cost little more than the best, the first of them."""
     of = "" if result.question.count == 1 else " of shapes"
     what = (
@@ -79,7 +79,7 @@ def _layers(result: ShapeResult) -> RenderableType:
             row.layer.label.removeprefix("conv2d "),
             str(row.layer.count),
             *([str(row.shape)] if several else []),
-            mapping(row.embedded.embedding) + (" (exchanged)" * row.embedded.exchanged),
+            mapping(row.embedded.embedding) + (" (exchanged)" * row.embedded.commuted),
             *([_layouts(row)] if kept else []),
             f"{row.embedded.executions:,}",
             f"{row.embedded.utilisation:.1%}",

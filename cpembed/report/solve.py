@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.pareto import ParetoResult
-from cpembed.api.solve import SolveResult
+from cpembed.driver.pareto import ParetoResult
+from cpembed.driver.result import SolveResult
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.level_tables import Layouts
+from cpembed.hw.machine import Layouts
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.report import words
@@ -24,7 +24,7 @@ from cpembed.selection.pareto import objectives
 from cpembed.selection.ranking import RankedCandidate
 
 if TYPE_CHECKING:
-    from cpembed.api.estimate import EstimateResult
+    from cpembed.driver.estimate import EstimateResult
     from cpembed.machine.estimate import Estimate
 
 _COLUMNS = ("used>", "MACs>", "data>", "packed", "moved>")
@@ -86,7 +86,7 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
     yield _header(
         solved,
         verbose,
-        ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.known}"),
+        ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.evidence}"),
         ("times", f"{Provenance.ESTIMATED} from the description alone; {order}"),
         *_tilings(result),
     )

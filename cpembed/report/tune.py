@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.tune import TuneResult
+from cpembed.driver.tune import TuneResult
 from cpembed.embedding.embedding import Embedding
 from cpembed.report import words
 from cpembed.report.blocks import header, table

@@ -18,7 +18,7 @@ from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.digit_model import AxisMaps, combine
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.space import EmbeddingSpace, spaces_of
+from cpembed.embedding.result import EmbeddingSpace, spaces_of
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.selection.bounds import Lower, Maps, SpaceBounds

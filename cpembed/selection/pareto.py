@@ -32,7 +32,7 @@ class Objectives(NamedTuple):
 
 
 def objectives(candidate: RankedCandidate) -> Objectives:
-    cost, operands = candidate.overheads, candidate.candidate.program.operands
+    cost, operands = candidate.overheads, candidate.program.operands
     footprint = sum(operand.elements * size_bytes(operand.dtype) for operand in operands)
     return Objectives(cost.executed_macs, cost.packing_bytes, footprint)
 

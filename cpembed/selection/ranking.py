@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.space import spaces_of
+from cpembed.embedding.result import spaces_of
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
@@ -18,6 +18,7 @@ from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.selection.overheads import Overheads, overheads
 from cpembed.time_limit import OutOfTime, check_time, within
 from cpembed.transform.derive import LayoutCache
+from cpembed.transform.program import DerivedProgram
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,26 @@ class RankedCandidate:
     overheads: Overheads
     score: float
     constraints: str = ""
+
+    @property
+    def embedding(self) -> Embedding:
+        """Embedding of the instruction in the workload."""
+        return self.candidate.embedding
+
+    @property
+    def program(self) -> DerivedProgram:
+        """Program that was derived from the embedding."""
+        return self.candidate.program
+
+    @property
+    def identifier(self) -> str:
+        """Id of the embedding, with the names of the operands that stay in place."""
+        return self.candidate.identifier
+
+    @property
+    def variant(self) -> str:
+        """Name of the variant; empty if a search found the embedding."""
+        return self.candidate.variant
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_model import DigitModel
 from cpembed.embedding.digit_search import DigitSearch
-from cpembed.embedding.objective import Least, Objective
+from cpembed.embedding.domains import digit_model_obstacle
 from cpembed.embedding.problem import LabelMismatch
-from cpembed.embedding.regular import digit_model_obstacle
 from cpembed.embedding.result import (
     Formulation,
     Progress,
@@ -31,6 +30,7 @@ from cpembed.embedding.result import (
 from cpembed.embedding.search import alternative_problems, find_embeddings
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
+from cpembed.selection.objective import Least, Objective
 from cpembed.selection.ranking import Ranking, rank
 from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.derive import LayoutCache

@@ -11,8 +11,8 @@ import math
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.digits import Digits
 from cpembed.embedding.digit_model import DigitOption
+from cpembed.embedding.domains import digit_model_obstacle, full_digits
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.regular import digit_model_obstacle, full_digits
 from cpembed.hw.instruction import InstructionAxis
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any, cast
 
 from cpembed.errors import BackendUnavailable, SpecError
@@ -10,6 +11,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.plugins import load_plugin, plugin_names
 from cpembed.targets.base import Target
 from cpembed.targets.known import BUILT_IN, GROUP
+from cpembed.tuning.database import Stored, default_directory, stored
 
 
 def target_class(backend: str) -> type[Target[Any, Any, Any]] | None:
@@ -61,3 +63,19 @@ def all_targets() -> dict[str, type[Target[Any, Any, Any]]]:
         if kind is not None:
             found[name] = kind
     return found
+
+
+def stored_tunings(folder: Path | None = None) -> list[Stored[Any]]:
+    """Return what a tuning database holds of every target, sorted by the name of the file.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Folder of the database; by default the user's. What ``run`` uses of a file is
+        :attr:`~cpembed.tuning.database.Stored.is_current`.
+    """
+    kinds = {target.trial.kind: target.trial for target in all_targets().values()}
+    files = [
+        file for kind in kinds.values() for file in stored(folder or default_directory(), kind)
+    ]
+    return sorted(files, key=lambda file: file.path)

@@ -1,6 +1,6 @@
-"""Exact division, digits and fusion of index expressions: what split and fuse do to an index.
+"""Exact division, digits and fusion of index expressions, for rewrites that split and fuse.
 
-All functions are exact or raise :class:`TransformError`; the isl proof checks the outcome again.
+All functions are exact or raise :class:`TransformError`; the isl proof checks the result again.
 """
 
 from __future__ import annotations
@@ -15,19 +15,33 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 def divide(
     index: IndexExpr, factor: int, extents: Mapping[str, int]
 ) -> tuple[IndexExpr, IndexExpr]:
-    """``(index // factor, index % factor)`` for ``0 <= iterator < extent``.
+    """Return ``(index // factor, index % factor)`` for ``0 <= iterator < extent``.
 
     >>> e = IndexExpr.of([IndexTerm("c", 16), IndexTerm("z")])
     >>> [str(part) for part in divide(e, 16, {"c": 4, "z": 16})]
     ['c', 'z']
     >>> [str(part) for part in divide(e, 4, {"c": 4, "z": 16})]
     ['4*c + z//4', 'z%4']
+
+    Parameters
+    ----------
+    index : IndexExpr
+        The index.
+    factor : int
+        The divisor.
+    extents : mapping of str to int
+        Extents of the iterators.
+
+    Raises
+    ------
+    TransformError
+        If the terms do not split into multiples of the factor and a remainder below it.
     """
     quotient: list[IndexTerm] = []
     rest: list[IndexTerm] = []
     for term in index.terms:
-        whole, remainder = _divide_term(term, factor, extents)
-        quotient += whole
+        multiples, remainder = _divide_term(term, factor, extents)
+        quotient += multiples
         rest += remainder
     constant, offset = divmod(index.constant, factor)
     remainder_expr = IndexExpr.of(rest, offset)
@@ -45,8 +59,7 @@ def _divide_term(
 ) -> tuple[list[IndexTerm], list[IndexTerm]]:
     coefficient = term.coefficient
     if coefficient % factor == 0:
-        whole = IndexTerm(term.iterator, coefficient // factor, term.divisor, term.modulus)
-        return [whole], []
+        return [IndexTerm(term.iterator, coefficient // factor, term.divisor, term.modulus)], []
     fits = coefficient > 0 and coefficient * term.maximum(extents) < factor
     if fits or coefficient < 0 or factor % coefficient:
         return [], [term]
@@ -61,7 +74,12 @@ def _divide_term(
 
 
 def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
-    """Drop moduli that cannot bite, drop terms that are always 0, join neighbouring digits."""
+    """Drop moduli without effect and terms that are always 0, and join neighbouring digits.
+
+    >>> low, high = IndexTerm("x", 1, 1, 4), IndexTerm("x", 4, 4)
+    >>> str(simplify(IndexExpr.of([high, low]), {"x": 64}))
+    'x'
+    """
     terms = [_simplify_term(term, extents) for term in index.terms]
     terms = [term for term in terms if term.maximum(extents)]
     joined = True
@@ -87,12 +105,12 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
 def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
     if term.modulus is None:
         return term
-    whole = replace(term, modulus=None)
-    return whole if whole.maximum(extents) < term.modulus else term
+    quotient = replace(term, modulus=None)
+    return quotient if quotient.maximum(extents) < term.modulus else term
 
 
 def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
-    """The digit directly above ``low`` in the same number, with the matching weight."""
+    """Return the digit directly above ``low`` in the same number, if its weight matches."""
     if low.modulus is None:
         return None
     for term in terms:
@@ -106,7 +124,19 @@ def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
 
 
 def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner: str) -> IndexExpr:
-    """Replace iterator ``name`` by ``factor * outer + inner`` with ``0 <= inner < factor``."""
+    """Replace an iterator by ``factor * outer + inner`` with ``0 <= inner < factor``.
+
+    Parameters
+    ----------
+    index : IndexExpr
+        The index.
+    name : str
+        Iterator to replace.
+    factor : int
+        Extent of the inner iterator.
+    outer, inner : str
+        Iterators that replace it.
+    """
     if name not in index.iterators:
         return index
     terms: list[IndexTerm] = []
@@ -122,7 +152,7 @@ def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner
 
 
 def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[IndexTerm]:
-    """``coefficient * (((factor*outer + inner) // divisor) % modulus)`` as terms."""
+    """Write ``coefficient * (((factor*outer + inner) // divisor) % modulus)`` as terms."""
     c, divisor, modulus = term.coefficient, term.divisor, term.modulus
     if divisor % factor == 0:
         return [IndexTerm(outer, c, divisor // factor, modulus)]
@@ -134,17 +164,26 @@ def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[I
             return [IndexTerm(inner, c, divisor, modulus)]
         if modulus % step == 0:
             return [IndexTerm(outer, c * step, 1, modulus // step), IndexTerm(inner, c, divisor)]
-    # The factor cuts through the digit: it is one of the sum.
-    whole = IndexExpr((IndexTerm(outer, factor), IndexTerm(inner)))
-    return [replace(term, iterator="", inner=whole)]
+    # The factor cuts through the digit, which stays a digit of the sum.
+    total = IndexExpr((IndexTerm(outer, factor), IndexTerm(inner)))
+    return [replace(term, iterator="", inner=total)]
 
 
 def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
-    """Replace iterator ``name`` by ``name + amount``.
+    """Replace an iterator by the sum of itself and a constant.
 
     >>> e = IndexExpr.of([IndexTerm("x", 1, 3)])
     >>> [str(shifted(e, "x", amount)) for amount in (-6, -5)]
     ['x//3 - 2', '(x - 5)//3']
+
+    Parameters
+    ----------
+    index : IndexExpr
+        The index.
+    name : str
+        Iterator to shift.
+    amount : int
+        Constant to add.
     """
     if not amount or name not in index.iterators:
         return index
@@ -156,7 +195,7 @@ def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
         elif term.inner is not None:
             terms.append(replace(term, inner=shifted(term.inner, name, amount)))
         elif amount % (term.divisor * (term.modulus or 1)) == 0:
-            # Whole turns of the digit: it does not change, or counts on.
+            # A multiple of the digit's period adds a constant, or nothing if there is a modulus.
             terms.append(term)
             constant += 0 if term.modulus else term.coefficient * (amount // term.divisor)
         else:
@@ -168,7 +207,24 @@ def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
 def substitute_digit(
     index: IndexExpr, name: str, fused: str, weight: int, extent: int, *, outermost: bool
 ) -> IndexExpr:
-    """Replace iterator ``name`` by ``(fused // weight) % extent`` (no modulus when outermost)."""
+    """Replace an iterator by the digit ``(fused // weight) % extent`` of a fused one.
+
+    Parameters
+    ----------
+    index : IndexExpr
+        The index.
+    name, fused : str
+        Iterator to replace, and the fused iterator.
+    weight, extent : int
+        Weight of the digit and number of its values.
+    outermost : bool
+        True for the outermost digit, which needs no modulus.
+
+    Raises
+    ------
+    TransformError
+        If a digit of the iterator is not a digit of the fused iterator.
+    """
     if name not in index.iterators:
         return index
     terms: list[IndexTerm] = []
@@ -182,8 +238,8 @@ def substitute_digit(
             continue
         modulus = term.modulus
         if not outermost:
-            rest, left = divmod(extent, term.divisor)
-            if left or (modulus is not None and rest % modulus):
+            rest, remainder = divmod(extent, term.divisor)
+            if remainder or (modulus is not None and rest % modulus):
                 raise TransformError(f"digit {term.text()} cannot be part of a fused dimension")
             modulus = rest if modulus is None else modulus
         terms.append(IndexTerm(fused, term.coefficient, term.divisor * weight, modulus))

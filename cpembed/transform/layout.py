@@ -1,12 +1,12 @@
-"""An operand's packed layout: the rewrites of Table 2 that give an instruction its tiles.
+"""An operand's layout: the rewrites of Table 2 that give an instruction its tiles.
 
-The tile of each operand is described by the instruction's memory side. An instruction
-axis whose elements may lie at any distance stays where its workload axis is; one that must be dense
-moves innermost, in the tile's order. One that walks a dimension with several iterators (an image
-row) is read in place where the memory side can, else the dimension is unrolled. All other
-dimensions keep the order of the original operand, so a channels-last operand yields a
-channels-last layout; only in weights, which are packed ahead of time, those that are summed over
-go inside.
+The memory side of the instruction describes the tile of each operand. An instruction axis whose
+elements may lie at any distance stays where its workload axis is; one that must be dense moves
+innermost, in the tile's order. One that walks a dimension jointly with other iterators (an image
+row) is read in place if the memory side can do so, else the dimension is unrolled. All other
+dimensions keep the order of the original operand, so a channels-last operand yields a channels-last
+layout; only in weights, which are packed ahead of time, dimensions that are summed over move
+inwards.
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cpembed.embedding.embedding import Digit, Embedding
-from cpembed.errors import InvariantError
+from cpembed.errors import InvariantError, TransformError
 from cpembed.hw.instruction import StrideRule
 from cpembed.ir.computation import AxisKind
+from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.transform.layout_builder import LayoutBuilder
+from cpembed.transform.layout_builder import (
+    IndexAxis,
+    LayoutBuilder,
+    Unrolling,
+    smallest_unrolling,
+)
 from cpembed.transform.program import PackedOperand
 from cpembed.transform.rewrites import (
+    Flatten,
     Fuse,
     ImagePack,
     Overlapped,
     Pad,
     Split,
     StencilUnroll,
-    unroll,
-)
-from cpembed.transform.unrolling import (
-    IndexAxis,
-    Unrolling,
-    smallest_unrolling,
 )
 
 
 def digits_on(embedding: Embedding, axis: str) -> list[Digit]:
+    """Return the digits of all instruction axes that walk a workload axis."""
     return [d for digits in embedding.digits.values() for d in digits if d.axis == axis]
 
 
 def _direct_axis(index: IndexExpr) -> str | None:
-    """The axis that a dimension follows one to one, up to an offset."""
+    """Return the axis that a dimension follows one to one, up to an offset."""
     if len(index.terms) == 1 and index.terms[0].coefficient == 1 and index.is_affine:
         return index.terms[0].iterator
     return None
@@ -51,19 +53,20 @@ def _direct_axis(index: IndexExpr) -> str | None:
 
 @dataclass
 class OperandLayout(LayoutBuilder):
-    """The layout of least footprint that the memory side can take."""
+    """The layout of least footprint that the memory side can read."""
 
     _direct: dict[str, str] = field(default_factory=dict[str, str])
-    """Dimension name -> the workload axis it follows one to one."""
+    """Workload axis that each dimension follows one to one."""
     _digit_dimensions: dict[tuple[str, str], str] = field(
         default_factory=dict[tuple[str, str], str]
     )
-    """(instruction axis, workload axis) -> the dimension that is just this digit."""
+    """Dimension that holds just the digit of (instruction axis, workload axis)."""
     _contiguous: list[str] = field(default_factory=list[str])
-    """Dimensions that an instruction axis walks in place and must find innermost."""
+    """Dimensions that an instruction axis walks in place and that have to be innermost."""
 
     def derive(self) -> PackedOperand:
-        """Apply the rewrites; ``applied`` lists them afterwards."""
+        # Table 2 in order. Unrolling comes first, since it makes the dimensions that are then
+        # padded to whole blocks and split; only digits that must be dense are gathered and fused.
         self._check_moves()
         self._flatten()
         for name, index in self._indices.items():
@@ -85,180 +88,255 @@ class OperandLayout(LayoutBuilder):
         return self.layout
 
     def _unroll(self) -> None:
-        """Give mapped axes of a shared index dimensions of their own, at the least footprint."""
+        """Move mapped axes of a shared index to separate dimensions, at the least footprint."""
         for name, index in list(self._indices.items()):
             if name in {*self._direct, *self._joined} or not any(map(self._feeds, index.iterators)):
                 continue
-            walked = set(self.overlaps) & set(index.iterators)
-            if not all(map(self._begins_anywhere, walked)):
+            overlapping = set(self.overlaps) & set(index.iterators)
+            if not all(map(self._begins_anywhere, overlapping)):
                 raise self._shared_blocks()
             axes = tuple([self._index_axis(term, index) for term in index.terms])
-            walked = dict.fromkeys(n for axis in axes for n in axis.coordinate.iterators)
-            extents = tuple([(n, self.extents[n]) for n in walked])
+            iterators = dict.fromkeys(n for axis in axes for n in axis.coordinate.iterators)
+            extents = tuple([(n, self.extents[n]) for n in iterators])
             self._apply_unrolling(name, smallest_unrolling(name, axes, extents))
 
     def _index_axis(self, term: IndexTerm, index: IndexExpr) -> IndexAxis:
-        axis, ours = term.iterator, self._feeds(term.iterator)
-        if ours is None:
+        axis, feeds = term.iterator, self._feeds(term.iterator)
+        if feeds is None:
             return IndexAxis(axis, term.coefficient, self.axis_map[axis])
         treatments = self._treatments(axis, index)
         if self._begins_anywhere(axis):
             treatments = ("in_place",)
-        return IndexAxis(axis, term.coefficient, self.axis_map[axis], ours, treatments)
+        return IndexAxis(axis, term.coefficient, self.axis_map[axis], feeds, treatments)
 
-    def _apply_unrolling(self, name: str, found: Unrolling) -> None:
-        position = self._position(name)
-        dimension, access = self.layout.dimensions[position], self.layout.access[position]
-        parts, own, offset = list(found.parts), found.own, found.offset + access.constant
-        if found.shared and parts[0].name != name:
+    def _apply_unrolling(self, name: str, unrolling: Unrolling) -> None:
+        parts, moved = list(unrolling.parts), unrolling.moved
+        offset = unrolling.offset + self.layout.access[self._position(name)].constant
+        if unrolling.shared and parts[0].name != name:
             parts[0] = replace(parts[0], name=self._fresh(parts[0].name))
-        mapped = [part for part in parts if part.walked_by is not None]
-        if own or mapped:
-            rewrite = unroll(
-                self.layout.name, position, dimension.extent, offset, tuple(parts), name
-            )
-            self._apply(rewrite)
-            for axis in own:
+        digits = [part for part in parts if part.walked_by is not None]
+        if moved or digits:
+            self._unroll_dimension(name, offset, parts)
+            for axis in moved:
                 self._direct[f"{name}.{axis}"] = axis
-        moved = {part.name.removesuffix(".i"): part for part in mapped}
-        for axis, part in moved.items():
+        digit_parts = {part.name.removesuffix(".i"): part for part in digits}
+        for axis, part in digit_parts.items():
             assert part.walked_by is not None
             if (part.walked_by, axis) in self._digit_dimensions:
                 raise self._diagonal(axis)
             self._digit_dimensions[part.walked_by, axis] = part.name
-        # What is neither: read in place, in the part that the other axes share.
+        # Mapped axes that were not moved are read in place, in the part that all axes share.
         for axis in self._indices[name].iterators if parts else ():
-            ours = self._feeds(axis)
-            if ours is None or axis in own or axis in moved:
+            feeds = self._feeds(axis)
+            if feeds is None or axis in moved or axis in digit_parts:
                 continue
-            if self.memory.stride_rule(ours) is StrideRule.UNIT:
+            if self.memory.stride_rule(feeds) is StrideRule.UNIT:
                 if sum(axis in index.iterators for index in self.access.index) > 1:
                     raise self._diagonal(axis)
-                self._contiguous.append(parts[0].name if own or mapped else name)
+                self._contiguous.append(parts[0].name if moved or digits else name)
 
     def _pad(self) -> None:
-        unrolled = any(isinstance(done, ImagePack | StencilUnroll) for done in self.applied)
+        """Pad every dimension to what is read of it, in whole blocks if it will be split."""
+        unrolled = any(isinstance(r, ImagePack | StencilUnroll) for r in self.applied)
         for k, dimension in enumerate(self.layout.dimensions):
             if self._direct.get(dimension.name) in self.overlaps:
                 continue
             low, high = self.layout.access[k].bounds(self.extents)
             before = max(0, -low)
             block = self._block(dimension.name)
-            # A split needs its blocks to start at a multiple of the block: shift an offset there.
+            # A split needs blocks that start at multiples of the block: pad an offset up to one.
             before += -(self.layout.access[k].constant + before) % block
             after = max(0, high + 1 - dimension.extent)
             after += -(before + dimension.extent + after) % block
-            if before or after:
-                name, extent = self.layout.name, dimension.extent
-                clears = unrolled and dimension.name in self.embedding.flattened
-                self._apply(Pad(name, k, before, after, extent, dimension.name, clears=clears))
+            clears = unrolled and dimension.name in self.embedding.flattened
+            self._widen(dimension.name, before, after, clears=clears)
 
     def _block(self, name: str) -> int:
-        """Elements of one block of a dimension that will be split; 1 where it will not."""
+        """Return the number of elements of a block of a dimension that will be split, else 1."""
         axis = self._direct.get(name)
         digits = [] if axis is None else digits_on(self.embedding, axis)
         return digits[0].count * digits[0].stride if digits else 1
 
     def _split(self) -> dict[str, list[str]]:
-        """Split every dimension that follows a mapped axis; instruction axis -> its digit
-        dimensions, outermost digit first."""
-        found: dict[str, list[str]] = {}
-        for ours in self.instruction_axes:
-            for digit in reversed(self.embedding.digits[ours]):
-                own = self._digit_dimensions.get((ours, digit.axis))
+        """Split every dimension that follows a mapped axis.
+
+        Returns the dimensions of each instruction axis's digits, outermost digit first.
+        """
+        dimensions: dict[str, list[str]] = {}
+        for instruction_axis in self.instruction_axes:
+            for digit in reversed(self.embedding.digits[instruction_axis]):
+                separate = self._digit_dimensions.get((instruction_axis, digit.axis))
                 direct = [name for name, axis in self._direct.items() if axis == digit.axis]
-                if len(direct) + (own is not None) > 1:
+                if len(direct) + (separate is not None) > 1:
                     raise self._diagonal(digit.axis)
-                if own is not None:
-                    found.setdefault(ours, []).append(own)
+                if separate is not None:
+                    dimensions.setdefault(instruction_axis, []).append(separate)
                 for name in direct:
                     if not self._begins_anywhere(digit.axis):
-                        found.setdefault(ours, []).append(self._split_digit(name, digit, ours))
-        return found
+                        part = self._split_digit(name, digit, instruction_axis)
+                        dimensions.setdefault(instruction_axis, []).append(part)
+        return dimensions
 
-    def _split_digit(self, name: str, digit: Digit, ours: str) -> str:
+    def _split_digit(self, name: str, digit: Digit, instruction_axis: str) -> str:
+        """Split a dimension at a digit and return the dimension that is the digit."""
         operand, dimension, inner = self.layout.name, self._position(name), f"{name}.i"
         block = digit.count * digit.stride
         if digit.axis in self.overlaps:
             overlap = self.overlaps[digit.axis]
             zeros = overlap.kind is AxisKind.REDUCTION
-            self._apply(
-                Overlapped(operand, dimension, overlap, f"{name}.o", inner, ours, zeros=zeros)
+            rewrite = Overlapped(
+                operand,
+                dimension,
+                overlap,
+                outer=f"{name}.o",
+                inner=inner,
+                walked_by=instruction_axis,
+                zeros=zeros,
             )
-            return inner
-        if digit.stride == 1:
-            self._apply(Split(operand, dimension, block, f"{name}.o", inner, ours))
-            return inner
-        self._apply(Split(operand, dimension, block, f"{name}.o", f"{name}.b"))
-        phases = Split(
-            operand, dimension + 1, digit.stride, inner, f"{name}.p", outer_walked_by=ours
-        )
-        self._apply(phases)
+            self._apply(rewrite)
+        elif digit.stride == 1:
+            self._apply_split(name, block, (f"{name}.o", inner), walked_by=instruction_axis)
+        else:
+            # Steps of a digit are the outer part of a block, the phases between them the inner one.
+            self._apply_split(name, block, (f"{name}.o", f"{name}.b"))
+            phases = (inner, f"{name}.p")
+            self._apply_split(f"{name}.b", digit.stride, phases, outer_walked_by=instruction_axis)
         return inner
 
+    def _apply_split(
+        self,
+        name: str,
+        factor: int,
+        parts: tuple[str, str],
+        *,
+        walked_by: str | None = None,
+        outer_walked_by: str | None = None,
+    ) -> None:
+        """Split a dimension into an outer and an inner part, which has ``factor`` elements."""
+        split = Split(
+            operand=self.layout.name,
+            dimension=self._position(name),
+            factor=factor,
+            outer=parts[0],
+            inner=parts[1],
+            walked_by=walked_by,
+            outer_walked_by=outer_walked_by,
+        )
+        self._apply(split)
+
     def _stays(self, axis: str, digits: list[str]) -> bool:
-        """Whether an instruction axis's only digit can stay beside its outer dimension."""
+        """True if an instruction axis has a single digit, which can stay where its axis is."""
         return self.memory.stride_rule(axis) is StrideRule.ANY and len(digits) == 1
 
     def _gather(self, axes: list[str], digits: Mapping[str, list[str]]) -> None:
+        """Move the digits of these axes innermost, followed by what is read contiguously."""
         tail = [name for axis in axes for name in digits[axis]] + self._contiguous
-        names = [d.name for d in self.layout.dimensions]
-        kept = [name for name in names if name not in tail]
+        outer = [d.name for d in self.layout.dimensions if d.name not in tail]
         if axes and self._is_packed_ahead():
-            kept.sort(key=self._is_summed_over)
-        self._reorder(kept + tail)
+            outer.sort(key=self._is_summed_over)
+        self._reorder(outer + tail)
 
     def _fuse(self, axis: str, digits: list[str]) -> None:
+        """Fuse the digits of an instruction axis, which are neighbours by now."""
         first = self._position(digits[0])
         if len(digits) > 1:
-            sizes = tuple(d.extent for d in self.layout.dimensions[first : first + len(digits)])
-            fused = self._fresh(axis)
-            self._apply(Fuse(self.layout.name, first, sizes, fused, axis, tuple(digits)))
+            fuse = Fuse(
+                self.layout.name,
+                first,
+                extents=tuple(self._sizes(digits)),
+                fused=self._fresh(axis),
+                walked_by=axis,
+                labels=tuple(digits),
+            )
+            self._apply(fuse)
 
     def _tile(self, axes: list[str]) -> None:
-        """Split gathered axes as the tile's dimensions do, and put them in the tile's order."""
+        """Split gathered axes as the tile's dimensions are, and reorder them as in the tile."""
         for axis in axes:
-            parts = [t for t in self.memory.tile if t.axis == axis]
-            cuts = sorted({t.divisor for t in parts if t.divisor > 1}, reverse=True)
+            divisors = {t.divisor for t in self.memory.tile if t.axis == axis}
+            cuts = sorted(divisors - {1}, reverse=True)
             name = next(d.name for d in self.layout.dimensions if d.walked_by == axis)
             for cut in cuts:
-                outer, inner = f"{axis}/{cut}", f"{axis}%{cut}"
-                self._apply(Split(self.layout.name, self._position(name), cut, outer, inner, axis))
-                name = inner
-        # Axes that may lie anywhere go outside those that must be dense, which a dimension read in
-        # place contiguously is, too.
+                parts = f"{axis}/{cut}", f"{axis}%{cut}"
+                self._apply_split(name, cut, parts, walked_by=axis)
+                name = parts[1]
+        # Axes of any stride go outside those that must be dense. A dimension that is read in place
+        # contiguously must be dense as well, so it comes last.
         tiles = sorted(
             (tile for tile in self.memory.tile if tile.axis in axes),
             key=lambda tile: self.memory.stride_rule(tile.axis) is StrideRule.UNIT,
         )
         order = [self._tile_dimension(tile.axis, tile.divisor) for tile in tiles]
         tail = order + self._contiguous
-        kept = [d.name for d in self.layout.dimensions if d.name not in tail]
-        self._reorder(kept + tail)
+        outer_names = [d.name for d in self.layout.dimensions if d.name not in tail]
+        self._reorder(outer_names + tail)
 
     def _is_packed_ahead(self) -> bool:
-        """Whether a layout costs nothing when the program runs: that of weights."""
+        """True if packing costs nothing when the program runs: the operand holds weights."""
         return any(
             operand.name == self.layout.name and not operand.varies
             for operand in self.workload.inputs[1:2]
         )
 
     def _is_summed_over(self, dimension: str) -> bool:
-        """Whether only reductions walk a dimension. Where these are inside, all that a sum reads
-        lies together (rows of a matrix a multiple of 4 KiB apart evict each other; measured on Zen
-        5: products by 512 x 512 and 1024 x 4096 weights 1.08 to 1.15 times as fast)."""
+        """True if only reductions walk a dimension."""
+        # With these innermost, all that a sum reads is contiguous. Rows of a matrix a multiple of
+        # 4 KiB apart evict each other: measured on Zen 5, products by 512 x 512 and 1024 x 4096
+        # weights are 1.08 to 1.15 times as fast.
         axes = {axis.name: axis.kind for axis in self.workload.axes}
         axes |= {name: axes[group[0]] for name, group in self.embedding.flattened.items()}
-        kinds = {n: axes[axis] for axis, walked in self.axis_map.items() for n in walked.iterators}
-        walks = self.layout.access[self._position(dimension)].iterators
-        return all(kinds.get(name) is AxisKind.REDUCTION for name in walks)
+        kinds = {n: axes[axis] for axis, index in self.axis_map.items() for n in index.iterators}
+        iterators = self.layout.access[self._position(dimension)].iterators
+        return all(kinds.get(name) is AxisKind.REDUCTION for name in iterators)
 
     def _tile_dimension(self, axis: str, divisor: int) -> str:
-        """The dimension that holds ``(axis // divisor) % ...``, found by its weight."""
-        found = [d for d in self.layout.dimensions if d.walked_by == axis]
-        weight = math.prod(d.extent for d in found)
-        for dimension in found:
+        """Return the dimension that holds ``(axis // divisor) % ...``, by its weight."""
+        digits = [d for d in self.layout.dimensions if d.walked_by == axis]
+        weight = math.prod(d.extent for d in digits)
+        for dimension in digits:
             weight //= dimension.extent
             if weight == divisor:
                 return dimension.name
         raise InvariantError(f"no dimension of {self.layout.name} holds {axis}/{divisor}")
+
+
+@dataclass
+class InPlaceLayout(LayoutBuilder):
+    """The original layout, with fused axes joined and zeros where it is read outside of it."""
+
+    def derive(self) -> PackedOperand:
+        self._check_moves()
+        self._flatten()
+        unmoved = all(type(rewrite) in (Flatten, Pad) for rewrite in self.applied)
+        if not (unmoved or self.layout.is_identity):
+            raise TransformError(f"{self.layout.name} does not hold the fused axes as they are")
+        padded = {
+            axis: self.overlaps[axis].extent if axis in self.overlaps else self._reach(index)
+            for axis, index in self.axis_map.items()
+        }
+        for dimension in self.layout.dimensions:
+            low, high = self._indices[dimension.name].bounds(padded)
+            self._widen(dimension.name, max(0, -low), max(0, high + 1 - dimension.extent))
+        for axis in self.instruction_axes:
+            if self.extents[axis] > 1 and not self._walks(axis):
+                raise TransformError(
+                    f"{self.layout.name} lies in another order than the instruction takes {axis}"
+                )
+        return self.layout
+
+    def _reach(self, index: IndexExpr) -> int:
+        return index.bounds(self.extents)[1] + 1
+
+    def _walks(self, axis: str) -> bool:
+        """True if the memory side can read an instruction axis in place."""
+        if any(
+            axis in t.iterators and t.inner for index in self.layout.access for t in index.terms
+        ):
+            return False
+        step = self.layout.axis_stride(axis)
+        if step is None or step <= 0:
+            return False
+        if self.memory.stride_rule(axis) is StrideRule.ANY:
+            return True
+        size = size_bytes(self.layout.dtype)
+        return step == 1 and self.memory.reads_contiguously(axis, size, self.extents)

@@ -1,14 +1,13 @@
 """The layout rewrites of Table 2 (Rieber et al. 2021), each with its effect on layout and access.
 
-A rewrite takes a packed operand to a packed operand: what moves data is the layout that results
-(docs/embedding.md, "Rewrites"). Order matters; :mod:`cpembed.transform.derive` applies them in the
-order of the table.
+A rewrite is a function from a packed operand to a packed operand; no data is moved until the
+resulting layout is packed (docs/embedding.md, "Rewrites"). Order matters:
+:mod:`cpembed.transform.layout` applies them in the order of the table.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -22,35 +21,16 @@ from cpembed.transform.index_algebra import (
     substitute_digit,
     substitute_split,
 )
-from cpembed.transform.program import Overlap, PackedDimension, PackedOperand
-
-
-@dataclass(frozen=True)
-class Rewrite(ABC):
-    """One rewrite of one operand's layout; positions count the layout's current dimensions."""
-
-    name: ClassVar[str]
-    operand: str
-
-    @abstractmethod
-    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
-        """The rewritten layout; ``extents`` are those of the program's iterators.
-
-        Raises :class:`TransformError` where the rewrite does not apply.
-        """
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Parameters for JSON, besides ``name`` and ``operand``."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "operand": self.operand, **self.describe()}
+from cpembed.transform.program import Overlap, PackedDimension, PackedOperand, Rewrite
 
 
 @dataclass(frozen=True)
 class Part:
-    """A dimension that takes over a share of an index: the index is the sum of
-    ``coefficient * part`` and an offset. ``access`` is the part over the program's iterators."""
+    """A dimension that takes over a share of an index.
+
+    The index is the sum of ``coefficient * part`` over all parts and an offset. ``access`` is the
+    part over the program's iterators.
+    """
 
     name: str
     extent: int
@@ -61,9 +41,9 @@ class Part:
 
 @dataclass(frozen=True)
 class _Unrolled(Rewrite):
-    """One dimension becomes several: element ``sum coefficient * part + offset`` of the old one.
+    """Replace a dimension by several: element ``sum coefficient * part + offset`` of the old one.
 
-    Elements outside the old extent are zero. Where several parts name one element it is copied.
+    Elements outside the old extent are zero. An element that several parts reach is copied.
     """
 
     dimension: int
@@ -113,7 +93,21 @@ class ImagePack(_Unrolled):
 def unroll(
     operand: str, dimension: int, extent: int, offset: int, parts: tuple[Part, ...], label: str
 ) -> Rewrite:
-    """A stencil unroll, or an image pack where the parts never name an element twice."""
+    """Make a stencil unroll, or an image pack if the parts never reach an element twice.
+
+    Parameters
+    ----------
+    operand : str
+        The operand.
+    dimension, extent : int
+        Position of the dimension, and its extent.
+    offset : int
+        Constant of the index.
+    parts : tuple of Part
+        Dimensions that replace it, outermost first.
+    label : str
+        Name of the dimension in reports.
+    """
     reach = 0
     overlap = False
     for part in sorted(parts, key=lambda part: abs(part.coefficient)):
@@ -127,8 +121,9 @@ def unroll(
 class Pad(Rewrite):
     """``[S, I] -> [S, before + I + after]`` with zeros.
 
-    ``clears``: elements after would be original ones by their indices, of a dimension that was
-    taken out of a sum (past a window's last row comes the image's next).
+    ``clears`` is set for a dimension that was split off a sum: by their indices, the elements after
+    it would be original ones (past a window's last row comes the image's next row), so the indices
+    have to be moved out of the shape.
     """
 
     name: ClassVar[str] = "pad"
@@ -148,15 +143,15 @@ class Pad(Rewrite):
         access[self.dimension] += self.before
         source = [shifted(index, old.name, -self.before) for index in layout.source]
         if self.clears and self.after and not self.before:
-            # The index that the outermost digit walks is made to leave its dimension.
+            # Move the index of the outermost digit out of its dimension.
             steps = [
                 max((t.divisor for t in index.terms if t.iterator == old.name), default=0)
                 for index in source
             ]
-            place = steps.index(max(steps))
-            low = source[place].bounds({d.name: d.extent for d in dimensions})[0]
-            beyond = IndexTerm(old.name, layout.original_shape[place] - low, self.extent)
-            source[place] = source[place] + IndexExpr.of([beyond])
+            position = steps.index(max(steps))
+            low = source[position].bounds({d.name: d.extent for d in dimensions})[0]
+            shift = IndexTerm(old.name, layout.original_shape[position] - low, self.extent)
+            source[position] = source[position] + IndexExpr.of([shift])
         return replace(
             layout, dimensions=tuple(dimensions), access=tuple(access), source=tuple(source)
         )
@@ -205,8 +200,10 @@ class Split(Rewrite):
 
 @dataclass(frozen=True)
 class Overlapped(Rewrite):
-    """``[S, I] -> [S, ceil(I/t), t]``: blocks of ``t`` of which the last one ends with the
-    dimension. ``zeros``: what the block before has too is zero there."""
+    """``[S, I] -> [S, ceil(I/t), t]``: blocks of ``t``, the last of which ends with the dimension.
+
+    With ``zeros``, elements that the previous block has too are zero in the last block.
+    """
 
     name: ClassVar[str] = "overlap"
     dimension: int
@@ -229,9 +226,9 @@ class Overlapped(Rewrite):
         )
         element = overlap.start(self.outer) + IndexExpr.iterator(self.inner)
         if self.zeros:
-            again = overlap.repeated(self.outer, IndexExpr.iterator(self.inner))
-            # Beyond the dimension, where all is zero.
-            element = element + again.times(overlap.extent)
+            repeated = overlap.repeated(self.outer, IndexExpr.iterator(self.inner))
+            # Elements beyond the dimension read as zero.
+            element = element + repeated.times(overlap.extent)
         blocks = IndexExpr.iterator(overlap.loop)
         return replace(
             layout,
@@ -268,7 +265,7 @@ class Reorder(Rewrite):
 
 @dataclass(frozen=True)
 class Fuse(Rewrite):
-    """``[S, I] -> [S*I]``: neighbouring dimensions become one."""
+    """``[S, I] -> [S*I]``: fuse neighbouring dimensions."""
 
     name: ClassVar[str] = "fuse"
     dimension: int
@@ -317,10 +314,11 @@ class Fuse(Rewrite):
 
 @dataclass(frozen=True)
 class Flatten(Fuse):
-    """``[I, J] -> [I*J]`` for a fused axis: one index, over the whole group (section 5).
+    """``[I, J] -> [I*J]`` for a fused axis, which is the single index of all members (section 5).
 
-    ``index`` is the fused axis over the program's iterators, added to what other axes share of the
-    dimensions: the members' own coordinates are its digits and do not occur in the program.
+    ``index`` is the fused axis over the program's iterators. It is added to the terms of other axes
+    that share the dimensions: the coordinates of the members are its digits and do not occur in the
+    program.
     """
 
     name: ClassVar[str] = "flatten"
@@ -332,5 +330,7 @@ class Flatten(Fuse):
         return replace(fused, access=_spliced(fused.access, self.dimension, 1, (index,)))
 
 
-def _spliced(items: tuple[Any, ...], at: int, count: int, new: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*items[:at], *new, *items[at + count :])
+def _spliced(
+    items: tuple[Any, ...], start: int, count: int, new: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    return (*items[:start], *new, *items[start + count :])

@@ -8,8 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpembed.api.chosen import AnyTarget
-from cpembed.api.solve import SolveResult, hardware_spec, solve
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.request import AnyTarget
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -103,7 +105,11 @@ class Machine:
             top = max(_TRIED, self.target.considered) if self.target.compares_always else _TRIED
             try:
                 solved = solve(
-                    workload, self.spec, self.constraints, top=top, keep=self.target.contenders
+                    workload,
+                    self.spec,
+                    constraints=self.constraints,
+                    top=top,
+                    keep=self.target.contenders,
                 )
             except InvariantError:
                 raise

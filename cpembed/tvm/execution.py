@@ -25,10 +25,10 @@ _LOADED = 256
 
 def register() -> None:
     """Let compiled modules find what they call, which they need when they are loaded."""
-    from cpembed.targets.vta import relax_execution
+    from cpembed.targets.vta import relax
 
     tvm.register_global_func(EXECUTE, execute, override=True)
-    relax_execution.register()
+    relax.register()
 
 
 def execute(recipe: Any, names: str, *tensors: Any) -> None:

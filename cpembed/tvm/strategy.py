@@ -8,7 +8,8 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from cpembed.api.solve import SolveResult, solve
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.selection.ranking import RankedCandidate
@@ -77,7 +78,7 @@ def strategy(
     machine = Machine.of(target, constraints)
     recognised = recognise(prim_func)
     workload = recognised.computation
-    solved = solve(workload, machine.spec, constraints, top=top)
+    solved = solve(workload, machine.spec, constraints=constraints, top=top)
     found = list(programs(machine.target, solved, machine.target.exact(workload)))
     candidates = tuple(
         StrategyCandidate(item, recognised, prim_func)

@@ -28,7 +28,7 @@ R = TypeVar("R")
 IN_PROCESS_VARIABLE = "CPEMBED_IN_PROCESS"
 """Set to anything: no worker, calls happen in this process, for debuggers and profilers."""
 
-PRELOAD = ("cpembed.kernel.runtime:tvm", "cpembed.api.run:run")
+PRELOAD = ("cpembed.kernel.runtime:tvm", "cpembed.driver.run:run")
 """What nearly every call needs: ``module:name``, loaded before the first one comes; a name that
 takes no arguments is called."""
 

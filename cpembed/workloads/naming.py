@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import resolve_dtypes
-from cpembed.ir.parser import parse_body, parse_computation
-from cpembed.operators.family import Dtypes, OperatorFamily
-from cpembed.operators.registry import find_operator, operator_names
+from cpembed.ir.grammar import parse_body
+from cpembed.ir.parser import parse_computation
+from cpembed.workloads.family import Dtypes, OperatorFamily
+from cpembed.workloads.operators import find_operator, operator_names
 from cpembed.workloads.suites import DEFAULT_LAYOUT, SUITES, layer
 
 _SETTING = re.compile(r"([A-Za-z_]\w*)=([^=\s]\S*)", re.ASCII)
@@ -25,19 +26,27 @@ _FIRST_SETTING = re.compile(rf"(?:^|(?<=\s))(?!max=|min=){_SETTING.pattern}(?!\S
 def parse_workload(
     words: Sequence[str], default_dtypes: tuple[str, ...] | None = None
 ) -> Computation:
-    """The workload that the words name.
-
-    ``default_dtypes``, the inputs in order and then the output, are those of a target's
-    instruction: they apply where the words have no ``dtype=`` and as many operands.
+    """Parse the name of a workload.
 
     >>> str(parse_workload(["gemm", "m=4", "n=4", "k=8"]))
     'C[m, n] += (A[m, k] * B[k, n])'
     >>> parse_workload(["deepbench:3", "layout=NHWC"]).operand("I").shape
     (1, 79, 341, 32)
 
-    Raises :class:`WorkloadError`: one line with what, where and the remedy.
+    Parameters
+    ----------
+    words : sequence of str
+        An operator, an expression or a layer, then settings ``NAME=VALUE``.
+    default_dtypes : tuple of str, optional
+        Element types of a target's instruction, the inputs in order and then the output. They
+        apply if the words set no ``dtype=`` and the workload has as many operands.
+
+    Raises
+    ------
+    WorkloadError
+        In one line: what is wrong, where, and the remedy.
     """
-    # An expression need not be quoted as one word, so the name is all before the first setting.
+    # An unquoted expression arrives as several words, so the name ends at the first setting.
     text = " ".join(words)
     first = _FIRST_SETTING.search(text)
     name = (text[: first.start()] if first else text).rstrip()
@@ -58,7 +67,7 @@ def parse_workload(
 
 
 def _forms() -> str:
-    """The forms of a workload, in words."""
+    """Describe the forms of a workload, for messages."""
     return (
         f"name an operator ({' '.join(operator_names())}), an expression such as "
         f'"C[x,y] += A[x,z] * B[z,y]", or a layer such as {next(iter(SUITES))}:0'
@@ -66,7 +75,7 @@ def _forms() -> str:
 
 
 def _fits(operator: OperatorFamily, dtypes: tuple[str, ...] | None) -> bool:
-    """Whether there is one type per operand: the inputs and the output."""
+    """True if there is one type per operand: the inputs and the output."""
     return dtypes is not None and len(dtypes) == operator.inputs + 1
 
 
@@ -97,32 +106,32 @@ def _expression(
     inputs, operands = body.inputs, body.operands
     if dtype is not None:
         dtypes = resolve_dtypes(dtype, len(inputs))
-        # What is said of the output holds for every output.
+        # A single type of the output holds for every output.
         dtypes = (*dtypes, *dtypes[-1:] * (len(body.outputs) - 1))
-        # One type per input leaves the output's to the statement: a maximum need not widen.
-        given = dict(zip(operands, dtypes, strict=True))
+        # Without the output's own type the statement decides: a maximum need not widen.
+        types = dict(zip(operands, dtypes, strict=True))
         if dtype.count(",") + 1 <= len(inputs):
             for output in body.outputs:
-                del given[output]
+                del types[output]
     elif default_dtypes is not None and len(default_dtypes) == len(operands):
-        given = dict(zip(operands, default_dtypes, strict=True))
+        types = dict(zip(operands, default_dtypes, strict=True))
     else:
-        given = {}
-    return parse_computation(text, extents, dtypes=given)
+        types = {}
+    return parse_computation(text, extents, dtypes=types)
 
 
 def _layer(
     name: str, settings: dict[str, str], default_dtypes: tuple[str, ...] | None
 ) -> Computation:
     suite_name, _, text = name.partition(":")
-    # Python reads no integer of thousands of digits.
+    # int() rejects texts of thousands of digits with an error of its own.
     if not text.isdecimal() or len(text) > 9:
         raise WorkloadError(f"{name}: {text!r} is not the index of a layer; write {suite_name}:0")
-    chosen = layer(suite_name, int(text))
+    suite_layer = layer(suite_name, int(text))
     unknown = [key for key in settings if key not in ("dtype", "layout")]
     if unknown:
         raise WorkloadError(f"{name}: unknown setting {unknown[0]!r}; a layer takes dtype layout")
     dtypes: Dtypes = settings.get("dtype")
-    if dtypes is None and _fits(chosen.operator, default_dtypes):
+    if dtypes is None and _fits(suite_layer.operator, default_dtypes):
         dtypes = default_dtypes
-    return chosen.workload(dtypes, settings.get("layout", DEFAULT_LAYOUT))
+    return suite_layer.workload(dtypes, settings.get("layout", DEFAULT_LAYOUT))

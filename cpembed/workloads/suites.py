@@ -1,8 +1,8 @@
 """Suites: named tables of layers, each an operator at fixed sizes.
 
-A table is the CSV file of the suite's name beside this module: one row a layer, its ``layer``
-column in the naming of the command line. The sizes are facts of the sources that :data:`SUITES`
-names; the tables are this project's own.
+The table of a suite is the CSV file of its name in this folder: one row per layer, whose ``layer``
+column names it as the command line does. The sizes are facts of the sources that :data:`SUITES`
+names; the tables were made for this project.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from types import MappingProxyType
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.operators.family import Dtypes, OperatorFamily, stands_for
-from cpembed.operators.registry import OPERATORS
-from cpembed.operators.stencil import block_of
+from cpembed.workloads.convolutions import block_of
+from cpembed.workloads.family import Dtypes, OperatorFamily, matches_choice
+from cpembed.workloads.operators import OPERATORS
 
 SUITES: dict[str, str] = {
     "deepbench": "108 inference convolutions of DeepBench",
@@ -33,27 +33,26 @@ SUITES: dict[str, str] = {
     "attention": "batched products of attention: scores and sums of values, 5 sizes, batch 1",
     "gemm": "88 inference matrix products of DeepBench, 75 for servers, then 13 for devices",
 }
-"""Name of each suite and what it is."""
+"""Name and description of each suite."""
 
 DEFAULT_LAYOUT = "NCHW"
-"""Channels before the image: ``NCDHW`` of planes, ``NCW`` of a row. Also of operators that have no
-choice of layout."""
-
+"""Channels before the image, called ``NCDHW`` with planes and ``NCW`` for a row; also the layout of
+operators without a choice."""
 
 LAYOUTS = ("NCHW", "NHWC", "NCHW16c")
-"""What a suite's layout can be, whatever its operators call it; a number stands for any."""
+"""Layouts of a suite, whatever its operators call them; a number stands for any."""
 
 
 def is_layout(layout: str) -> bool:
-    """Whether it is one of :data:`LAYOUTS`."""
-    return any(stands_for(choice, layout) for choice in LAYOUTS)
+    """True for one of :data:`LAYOUTS`."""
+    return any(matches_choice(choice, layout) for choice in LAYOUTS)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """An operator at fixed sizes; ``count`` is how often the network has this layer.
+    """An operator at fixed sizes; ``count`` is the number of such layers in the network.
 
-    ``label`` is the layer in the naming of the command line.
+    ``label`` names the layer as the command line does.
 
     >>> suite("deepbench")[0].label
     'conv2d n=1 c=1 h=161 w=700 k=32 r=5 s=20 pad=0 stride=2'
@@ -67,6 +66,7 @@ class Layer:
 
     @property
     def operator(self) -> OperatorFamily:
+        """The operator that the label names."""
         return OPERATORS[self.label.split()[0]]
 
     @property
@@ -80,28 +80,30 @@ class Layer:
         return MappingProxyType({name: value for name, _, value in words})
 
     def workload(self, dtypes: Dtypes = None, layout: str = DEFAULT_LAYOUT) -> Computation:
-        """The layer on operands of ``dtypes`` (one for the inputs, one each, or with the output's).
+        """Return the layer as a computation, on operands of these element types.
 
-        Raises :class:`WorkloadError` where the operator does not have the layout.
+        Raises :class:`WorkloadError` if the operator does not have the layout.
         """
         settings = {"dtype": dtypes, **self.layout_settings(layout)}
         return self.operator.workload({**self.parameters, **settings})
 
     def layout_settings(self, layout: str) -> dict[str, object]:
-        """The operator's own word for a layout of images of two axes (``NHWC`` is ``NDHWC`` of
-        planes, ``NCHW16c`` is ``NCDHW16c``), as its parameter; empty where it has no layouts.
+        """Translate a layout of images with two axes to the operator's parameter.
+
+        With planes, ``NHWC`` is called ``NDHWC`` and ``NCHW16c`` is called ``NCDHW16c``. The result
+        is empty if the operator has no layouts.
 
         >>> layer("unit_conv3d", 0).layout_settings("NHWC")
         {'layout': 'NDHWC'}
 
-        Raises :class:`WorkloadError` where the operator does not have the layout.
+        Raises :class:`WorkloadError` if the operator does not have the layout.
         """
         operator = self.operator
         choices = next((p.choices for p in operator.parameters if p.name == "layout"), ())
         if not choices and layout == DEFAULT_LAYOUT:
             return {}
         for choice in choices:
-            if stands_for(choice, layout):
+            if matches_choice(choice, layout):
                 return {"layout": layout}
             # The first and the last letter tell where the channels are.
             if is_layout(layout) and choice[-1] == layout[-1]:
@@ -115,7 +117,7 @@ class Layer:
 
 @cache
 def suite(name: str) -> tuple[Layer, ...]:
-    """The layers of a suite, in order; raises :class:`WorkloadError` for an unknown name."""
+    """Return the layers of a suite, in order; raise :class:`WorkloadError` for an unknown name."""
     if name not in SUITES:
         raise WorkloadError(f"unknown suite {name!r}: use {' '.join(SUITES)}")
     text = files("cpembed.workloads").joinpath(f"{name}.csv").read_text(encoding="utf-8")
@@ -126,7 +128,7 @@ def suite(name: str) -> tuple[Layer, ...]:
 
 
 def layer(name: str, index: int) -> Layer:
-    """One layer of a suite; raises :class:`WorkloadError` for an unknown suite or index."""
+    """Return a layer of a suite; raise :class:`WorkloadError` for an unknown suite or index."""
     layers = suite(name)
     if not 0 <= index < len(layers):
         raise WorkloadError(f"{name}:{index}: no such layer; {name} has 0 to {len(layers) - 1}")

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve_result import SolveResult
-from cpembed.api.tune import tune
+from cpembed.driver.result import SolveResult
+from cpembed.driver.tune import tune
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec

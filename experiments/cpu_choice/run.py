@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from cpembed.api.solve import hardware_spec, workload
-from cpembed.api.tune import OpenTuning, open_tuning
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
 from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.comparison import Failed

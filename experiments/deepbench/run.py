@@ -32,7 +32,7 @@ def pin_to_one_core() -> int | None:
 
 def measure() -> dict[str, Any]:
     """Every layer in this process, without padding and with it."""
-    from cpembed.api.bench import open_bench
+    from cpembed.driver.bench import open_bench
 
     with tempfile.TemporaryDirectory() as folder:
         bench = open_bench(

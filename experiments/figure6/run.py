@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.moves import Execution
 from experiments.vta_evaluation.plot import bars
@@ -39,7 +39,7 @@ def compute(key: str, trials: int) -> Row:
     """A layer by its index: both mappings are batch, filters and channels; both are executed."""
     workload = layer("deepbench", int(key)).workload()
     target = Target.of(TARGET, workload)
-    solved = solve(workload, target.spec, "strict_padded", top=1)
+    solved = solve(workload, target.spec, constraints="strict_padded", top=1)
     ours = tune(solved.embeddings[0].candidate, target, trials)
     reference = tune_reference(workload, target, trials)
     execution = Execution(workload)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.workloads.suites import layer
 from experiments.figure6.run import PAPER, TARGET
 from experiments.vta_evaluation.comparison import KINDS, Times, times
@@ -47,7 +47,7 @@ def _reference(index: int, trials: int) -> dict[str, Any]:
 def _ours(index: int, trials: int) -> dict[str, Any]:
     workload = layer("deepbench", index).workload(layout="NHWC")
     target = Target.of(TARGET, workload)
-    solved = solve(workload, target.spec, "strict_padded", top=1)
+    solved = solve(workload, target.spec, constraints="strict_padded", top=1)
     tuned = tune(solved.embeddings[0].candidate, target, trials)
     return {"ours": {**tuned.to_json(), **Execution(workload).times(tuned.lowered)}}
 

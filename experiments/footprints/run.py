@@ -26,11 +26,11 @@ from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.measure.environment import provenance, provenance_lines
-from cpembed.operators.convolutions import conv2d
 from cpembed.selection.candidate import derive_candidate
 from cpembed.selection.overheads import Overheads, overheads
 from cpembed.selection.ranking import rank
 from cpembed.transform.proof import require
+from cpembed.workloads.convolutions import conv2d
 from cpembed.workloads.suites import layer
 
 HERE = Path(__file__).resolve().parent

@@ -34,8 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from cpembed.cluster import open_workers
 from cpembed.cluster.base import ThisProcess
 from cpembed.exploration.explore import Exploration, open_exploration
-from cpembed.exploration.front import Vector, front, hypervolume, worst
-from cpembed.exploration.points import EvaluatedPoint
+from cpembed.exploration.points import EvaluatedPoint, Vector, front, hypervolume, worst
 from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Place
 from cpembed.exploration.store import Method

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.registry import OPERATORS
+from cpembed.workloads.operators import OPERATORS
 
 TYPES = ("int8", "int8", "int32")
 

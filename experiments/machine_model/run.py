@@ -20,9 +20,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.kernel.packing import packed_before
 from cpembed.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.selection.ranking import RankedCandidate
@@ -56,7 +57,9 @@ def compute(key: str, trials: int) -> Row:
     spec = hardware_spec(target)
     suite_name, number = named.split(":")
     given = workload([named], target=spec)
-    found = solve(given, spec, CONSTRAINTS[target], top=None, keep=lambda all: some(all, trials))
+    found = solve(
+        given, spec, constraints=CONSTRAINTS[target], top=None, keep=lambda all: some(all, trials)
+    )
     machine = machine_of(spec, MACHINES[target])
     if target == CPU:
         machine = one_core(machine)

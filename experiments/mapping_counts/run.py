@@ -26,7 +26,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 from cpembed.measure.environment import provenance, provenance_lines
-from cpembed.operators.convolutions import conv2d
+from cpembed.workloads.convolutions import conv2d
 from cpembed.workloads.suites import suite
 
 HERE = Path(__file__).resolve().parent
@@ -141,7 +141,7 @@ def closed_form(workload: Computation, instruction: Computation) -> int:
     m counts the workload axes with the instruction axis's access signature; any of them, but at
     least one, may feed it. Nothing is searched.
 
-    >>> from cpembed.operators.einsum import gemm
+    >>> from cpembed.workloads.einsum import gemm
     >>> closed_form(gemm(m=4, n=4, k=4), load_hardware_spec(TARGET).instruction.computation)
     1
     """

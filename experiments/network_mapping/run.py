@@ -23,11 +23,12 @@ from typing import Any
 
 import onnx
 
-from cpembed.api.across import line
-from cpembed.api.chosen import Request
-from cpembed.api.matching import Match, match_in_worker
-from cpembed.api.solve import hardware_spec
-from cpembed.api.widening import WIDER
+from cpembed.driver.across import line
+from cpembed.driver.matching import Match, match_in_worker
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.presets import WIDER
+from cpembed.driver.request import Request
 from cpembed.frontends import load_model
 from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec
@@ -142,8 +143,10 @@ def _otherwise(products: Sequence[OperatorMatch], column: Column) -> dict[str, A
 
 def _matched_otherwise(layer: Computation, spec: HardwareSpec, column: Column) -> Match:
     if column.otherwise == "exchanged":
-        return match_in_worker(Request(layer, spec, WIDER, timeout=TIMEOUT))
-    return match_in_worker(Request(with_filter_axis(layer), spec, timeout=TIMEOUT))
+        return match_in_worker(
+            Request(layer, spec, KernelOptions(constraints=WIDER, timeout=TIMEOUT))
+        )
+    return match_in_worker(Request(with_filter_axis(layer), spec, KernelOptions(timeout=TIMEOUT)))
 
 
 def layers(products: Sequence[OperatorMatch]) -> list[dict[str, Any]]:

@@ -33,10 +33,9 @@ from cpembed.embedding.cpsat import (
     StopSignal,
     enumerate_solutions,
 )
-from cpembed.embedding.portfolio import Asset, make_orders, own_order, solve_portfolio
-from cpembed.embedding.posting import post
+from cpembed.embedding.model_builder import Ids
+from cpembed.embedding.portfolio import Asset, make_orders, own_order, post, solve_portfolio
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.proto_writer import Ids
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation

@@ -28,11 +28,10 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes.cells import Cost
 from cpembed.exploration.shapes.executions import Scope
 from cpembed.exploration.shapes.finding import find_shapes
-from cpembed.exploration.shapes.layers import executions_of, read_layers
+from cpembed.exploration.shapes.layout_search import LayoutSearch
 from cpembed.exploration.shapes.network import network_of
-from cpembed.exploration.shapes.question import DEFAULT_SET, Model, Question
+from cpembed.exploration.shapes.question import DEFAULT_SET, Model, Question, read_layers, tabulate
 from cpembed.exploration.shapes.shape import Shape
-from cpembed.exploration.shapes.together import Chooser
 from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.time_limit import Clock
 
@@ -53,14 +52,14 @@ def question_of(way: str, count: int, packing: int) -> Question:
 
 def judged(model: Path, shapes: list[Shape], packing: int, workers: Workers) -> dict[str, Any]:
     """Executions and copied bytes of given shapes, tensors staying packed between layers."""
-    layers = read_layers(str(model), "NCHW")
+    layers = read_layers(Model(str(model)))
     question = question_of("layouts", len(shapes), packing)
-    tables = executions_of(layers, question.constraints, SCOPE, workers, silent)
+    tables = tabulate(layers, question, workers, silent)
     network = network_of(layers, frozenset(n for n, t in enumerate(tables) if t.reason is None))
     places = {tuple(map(int, row)): n for n, row in enumerate(SCOPE.shapes)}
     columns = [places[shape.x, shape.y, shape.z] for shape in shapes]
     executions = np.stack([tables[n].executions[columns] for n in network.computations])
-    found = Chooser(network, question, shapes, executions, Clock(None)).run(workers, silent)
+    found = LayoutSearch(network, question, shapes, executions, Clock(None)).run(workers, silent)
     moved = sum(copy.moved_bytes for copy in found.best.copies)
     total = (found.best.cost - moved) / packing
     return {"executions": int(total), "copied_bytes": moved, "cost": found.best.cost / packing}

@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 
 from cpembed.cluster import open_workers
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.exploration.shapes.choice import Costs, Found, best_one, best_two
-from cpembed.exploration.shapes.dominance import undominated
+from cpembed.exploration.shapes.choice import Costs, SetChoice, best_one, best_two, undominated
 from cpembed.exploration.shapes.executions import Scope
-from cpembed.exploration.shapes.layers import executions_of, read_layers, weighted
 from cpembed.exploration.shapes.median import best_sets
+from cpembed.exploration.shapes.question import Model, Question, read_layers, tabulate, weighted
 from cpembed.exploration.shapes.shape import Extents, Shape
 from cpembed.measure.environment import provenance, provenance_lines
 
@@ -46,12 +45,12 @@ def examine(suite: str, macs: int, constraints: str) -> dict[str, Any]:
     """One suite under one set at one budget."""
     started = time.perf_counter()
     scope, chosen = Scope(macs), load_constraint_set(constraints)
-    layers = read_layers(suite, "NCHW")
+    layers = read_layers(Model(suite))
     with open_workers() as workers:
-        tables = executions_of(layers, chosen, scope, workers, silent)
+        tables = tabulate(layers, Question(scope, 3, chosen), workers, silent)
     used = [n for n, found in enumerate(tables) if found.reason is None]
     costs = weighted(layers, tables, used)
-    useful = sum(layers.workloads[n].macs * layers.weights(n) for n in used)
+    useful = sum(layers.workloads[n].macs * layers.weight(n) for n in used)
     shapes = scope.shapes
     kept = undominated(costs, shapes.prod(axis=1))
     totals = costs.sum(axis=0)
@@ -80,7 +79,7 @@ def silent(what: str, done: int, total: int) -> None:
     """No progress."""
 
 
-def of_sets(found: Found, shapes: Extents) -> dict[str, Any]:
+def of_sets(found: SetChoice, shapes: Extents) -> dict[str, Any]:
     names = [str(Shape(*map(int, shapes[n]))) for n in found.sets[0]]
     return {"shapes": names, "executions": int(found.costs[0]), "proven": found.proven}
 

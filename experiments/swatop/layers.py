@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
 from cpembed.workloads.suites import suite

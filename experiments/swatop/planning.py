@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
@@ -80,7 +80,7 @@ class Planned:
 
 def products(workload: Computation, considered: int = CONSIDERED) -> Iterator[BoxProduct]:
     """What the instruction can execute of a workload's embeddings, the best by overheads first."""
-    solved = solve(workload, specification(), CONSTRAINTS, top=considered)
+    solved = solve(workload, specification(), constraints=CONSTRAINTS, top=considered)
     for item in solved.embeddings[:considered]:
         try:
             yield lower(item.candidate.program, machine())

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -56,7 +57,7 @@ def layers() -> dict[str, list[int]]:
 def counted(number: int, spec: HardwareSpec, constraints: str) -> tuple[int, float]:
     """Families of a layer, and the share of the instruction that the best embedding uses."""
     given = workload(f"amos:{number}", target=spec)
-    found = solve(given, spec, constraints, top=1, timeout=SECONDS)
+    found = solve(given, spec, constraints=constraints, top=1, timeout=SECONDS)
     if not found.complete:
         raise RuntimeError(f"{given.name} under {constraints}: the search did not end")
     return found.families, found.utilisation or 0.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.choosing import FIXED, select
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.targets.cuda.target import MACHINE

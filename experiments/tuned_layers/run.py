@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.tune import TuneResult, tune
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.tune import TuneResult, tune
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars

@@ -13,7 +13,7 @@ from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.targets.vta.estimate import store_cycles
-from cpembed.targets.vta.machine import vta_config
+from cpembed.targets.vta.specification import vta_config
 from cpembed.targets.vta.timing import MemorySystem
 from experiments.footprints.run import Case
 from experiments.vta_evaluation.mappings import Mapping, in_words

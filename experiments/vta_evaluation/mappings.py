@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings
@@ -42,7 +42,7 @@ def best_by_score(workload: Computation, target: str) -> list[Mapping]:
     """The best of each set by the sum of both overheads (weights [1, 1])."""
     found: dict[str, Mapping] = {}
     for constraints in SETS:
-        for ranked in solve(workload, target, constraints, top=TOP).embeddings:
+        for ranked in solve(workload, target, constraints=constraints, top=TOP).embeddings:
             mapping = Mapping(ranked.candidate, ranked.overheads, (constraints,))
             seen = found.get(mapping.identifier)
             if seen is not None:

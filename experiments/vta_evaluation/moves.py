@@ -13,9 +13,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.verification import compare_integers
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.move_times import measure_moves
-from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.lower import HostPacking, LoweredVta, time_packing
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.simulator import simulate
 
@@ -24,7 +22,7 @@ from cpembed.targets.vta.simulator import simulate
 class _Run:
     """A program with its inputs, and the memory that it left."""
 
-    moves: Moves
+    packing: HostPacking
     program: VtaProgram
     memory: NDArray[np.uint8]
 
@@ -42,23 +40,23 @@ class Execution:
 
         Raises :class:`InvariantError` where the result is not the workload's.
         """
-        moves = Moves(lowered)
-        program = moves.build(self.inputs)
+        packing = HostPacking(lowered)
+        program = packing.build(self.inputs)
         check(program)
         memory = simulate(program, checked=False)
-        found = moves.unpack(lowered.combine(program, memory))
+        found = packing.unpack(lowered.combine(program, memory))
         verification = compare_integers(lowered.tail.reference(self._exact), found)
         if not verification.verified:
             raise InvariantError(
                 f"{self.workload}: the VTA program is wrong by up to {verification.max_error:g}"
             )
-        return _Run(moves, program, memory)
+        return _Run(packing, program, memory)
 
     def times(self, lowered: LoweredVta) -> dict[str, Any]:
         """:meth:`check`, then median microseconds of packing and unpacking on this CPU; weights are
         packed ahead."""
         run = self.check(lowered)
-        times = measure_moves(lowered, run.moves, run.program, run.memory, self.inputs)
+        times = time_packing(lowered, run.packing, run.program, run.memory, self.inputs)
         return {
             "packing_us": round(times.packing_us, 2),
             "unpacking_us": round(times.unpacking_us, 2),

@@ -13,13 +13,13 @@ from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import Candidate
 from cpembed.selection.overheads import overheads
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.vta.estimate import bounds
+from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.lower import LoweredVta, lower
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import Machine, Nest, VtaSpace
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.tiles import tile_nest
 from cpembed.targets.vta.timing import time_program
+from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace
 from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.search import Search
 from cpembed.tuning.space import Design

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpembed.embedding import regular
+from cpembed.embedding import domains
 from cpembed.time_limit import within
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_a_limit_holds_while_the_model_is_built(
 def test_a_set_that_leaves_any_stride_is_refused_before_memory_is_full(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(regular, "MOST_DIGITS", 1000)
+    monkeypatch.setattr(domains, "MOST_DIGITS", 1000)
     path = tmp_path / "free.toml"
     path.write_text("[hyper_rectangle]\n[fixed_origin]\n[dataflow]\n[all_different]\n")
     sizes = ("gemm", "m=300", "n=300", "k=300", "--target", "gemm_16x16x16")

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from cpembed.api import bench as api
-from cpembed.api import bench_maker
-from cpembed.api.bench_maker import RowMaker
+from cpembed.driver import bench as api
+from cpembed.driver import bench_maker
+from cpembed.driver.bench_maker import RowMaker
 from cpembed.kernel.compiled import CompiledKernel
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, Map, assert_matches

@@ -71,7 +71,7 @@ def test_a_table_that_is_not_there_is_one_line(cpembed: Caller) -> None:
 
 def test_shapes_are_of_models(cpembed: Caller, bench: tuple[str, ...]) -> None:
     called = cpembed(*bench, *TARGETS, "--shape", "x=1,2")
-    called.is_one_line_error(2, "no model", "--shape")
+    called.is_one_line_error(2, "not a model", "--shape")
 
 
 def test_a_layout_of_an_expression_is_refused_before_anything_runs(

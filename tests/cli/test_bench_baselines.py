@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api import bench as bench_module
+from cpembed.driver import bench as bench_module
 from cpembed.report import bench_plot
 from cpembed.targets.x86 import target
 from cpembed.targets.x86.baselines import onednn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.operators.registry import OPERATORS
 from cpembed.resources import constraint_files, hardware_spec_files
+from cpembed.workloads.operators import OPERATORS
 from cpembed.workloads.suites import SUITES, suite
 from tests.cli.calling import Caller, in_a_process
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api import choice
-from cpembed.api import solve as api
 from cpembed.cli import main, outcome
 from cpembed.cli.output import print_json
+from cpembed.driver import advice as choice
+from cpembed.driver import solve as api
 from cpembed.errors import InvariantError
 from cpembed.resources import hardware_spec_files
 from tests.cli.calling import Called, Caller, in_a_process

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.estimate import estimate
-from cpembed.api.solve import workload
+from cpembed.driver.estimate import estimate
+from cpembed.driver.named import workload
 from cpembed.machine.estimate import Estimate
 from cpembed.targets.families import open_family
 from tests.cli.calling import Caller

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpembed.api import bench_maker
-from cpembed.api.chosen import missing_for
-from cpembed.api.solve import hardware_spec
+from cpembed.driver import bench_maker
+from cpembed.driver.named import hardware_spec
+from cpembed.targets.registry import missing_for
 from cpembed.targets.vta.target import VtaTarget
 from tests.cli.calling import Called, Caller, in_a_process
 
@@ -108,7 +108,7 @@ def test_a_row_is_finished_and_kept(
 def test_elsewhere_an_error_that_comes_of_it_is_an_interruption(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch, within: Callable[[], None]
 ) -> None:
-    from cpembed.api import solve as api
+    from cpembed.driver import solve as api
 
     monkeypatch.setattr(api, "find_best", interrupted(api.find_best, 1, within=within))
     called = cpembed("solve", *GEMM, *VTA)
@@ -149,7 +149,7 @@ def test_the_exit_code_is_not_the_signal_s_where_it_passed_through_exec(tmp_path
     """As in the making of a dataclass; ``python -m`` then has itself killed by the signal."""
     (tmp_path / "interrupted.py").write_text("""
 import sys
-from cpembed.api import solve
+from cpembed.driver import solve
 from cpembed.cli import main
 
 def find_best(*arguments, **named):

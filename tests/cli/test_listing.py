@@ -8,7 +8,7 @@ import pytest
 
 from cpembed.cli.commands import SUBCOMMANDS
 from cpembed.hw.loader import available_targets
-from cpembed.operators.registry import OPERATORS
+from cpembed.workloads.operators import OPERATORS
 from tests.cli.calling import Caller, in_a_process
 
 

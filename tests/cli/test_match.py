@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
 from cpembed.cli.match import SECONDS
+from cpembed.driver.named import hardware_spec
 from cpembed.graph.graph import Graph
 from cpembed.network import match as match_module
 from tests.cli.calling import Caller

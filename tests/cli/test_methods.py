@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Caller
 from tests.cli.schema import NUMBER, Map, assert_matches

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.pareto import pareto
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.pareto import pareto
+from cpembed.driver.solve import solve
 from cpembed.selection.pareto import objectives
 from tests.cli.calling import Caller
 from tests.cli.schema import SOLVE, assert_matches
@@ -30,7 +31,7 @@ def dominated(point: tuple[int, ...], points: list[tuple[int, ...]]) -> bool:
 @pytest.mark.parametrize("words, target, constraints", LAYERS)
 def test_the_front_is_that_of_all_candidates(words: str, target: str, constraints: str) -> None:
     layer = workload(words, target)
-    every = solve(layer, target, constraints, top=None).embeddings
+    every = solve(layer, target, constraints=constraints, top=None).embeddings
     points = [objectives(item) for item in every]
     assert len(set(points)) > 1, "the layer decides nothing"
     expected = [
@@ -38,7 +39,7 @@ def test_the_front_is_that_of_all_candidates(words: str, target: str, constraint
         for item, point in zip(every, points, strict=True)
         if not dominated(point, points)
     ]
-    found = pareto(layer, target, constraints)
+    found = pareto(layer, target, constraints=constraints)
     assert [
         (item.rank, item.candidate.embedding.identifier()) for item in found.candidates
     ] == expected
@@ -48,7 +49,7 @@ def test_the_front_is_that_of_all_candidates(words: str, target: str, constraint
 
 def test_a_front_can_have_several_points() -> None:
     words, target, constraints = LAYERS[0]
-    found = pareto(workload(words, target), target, constraints).candidates
+    found = pareto(workload(words, target), target, constraints=constraints).candidates
     points = {objectives(item) for item in found}
     assert len(points) > 1
     assert found[0].rank == 1
@@ -57,7 +58,9 @@ def test_a_front_can_have_several_points() -> None:
 
 def test_objectives_count_bytes() -> None:
     target = "gemm_16x16x16"
-    best = pareto(workload("gemm m=24 n=40 k=96", target), target, "strict_padded").candidates[0]
+    best = pareto(
+        workload("gemm m=24 n=40 k=96", target), target, constraints="strict_padded"
+    ).candidates[0]
     cost = objectives(best)
     sizes = {o.name: (o.elements, o.dtype) for o in best.candidate.program.operands}
     width = {"float16": 2, "float32": 4, "int8": 1, "int32": 4}

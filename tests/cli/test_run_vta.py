@@ -11,7 +11,7 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.resources import hardware_spec_files
-from cpembed.targets.vta import space, target
+from cpembed.targets.vta import target, tuning
 from cpembed.targets.vta.target import VtaTarget
 from tests.cli.calling import Caller
 from tests.cli.schema import SIMULATED, assert_matches
@@ -223,13 +223,13 @@ def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.M
 def test_an_illegal_program_of_ours_is_a_bug(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = space.lower
+    honest = tuning.lower
 
     def broken(*arguments: Any) -> Any:
         lowered = honest(*arguments)
         object.__setattr__(lowered, "instructions", lowered.instructions[:-1])
         return lowered
 
-    monkeypatch.setattr(space, "lower", broken)
+    monkeypatch.setattr(tuning, "lower", broken)
     called = cpembed("run", *GEMM, *VTA)
     called.is_one_line_error(1, "is illegal: ", "FINISH", "report")

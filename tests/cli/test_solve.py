@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cli.solve import SEARCHES
+from cpembed.driver.options import FORMULATIONS
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import Formulation
 from tests.cli.calling import Caller, in_a_process
@@ -165,7 +165,7 @@ def test_what_is_not_searched_is_named_and_nothing_is_proven(
 
 
 def test_a_search_is_named_as_the_library_names_it() -> None:
-    assert list(SEARCHES) == [formulation.value for formulation in Formulation]
+    assert list(FORMULATIONS) == [formulation.value for formulation in Formulation]
 
 
 CONV = ("conv2d", "n=1", "c=16", "h=6", "w=6", "k=16", "r=2", "s=2", *VTA)
@@ -175,7 +175,7 @@ CONV = ("conv2d", "n=1", "c=16", "h=6", "w=6", "k=16", "r=2", "s=2", *VTA)
 def test_every_search_gives_the_same_candidates(cpembed: Caller) -> None:
     documents = {
         way: cpembed("solve", *CONV, "--constraints", "relaxed", "--json", "--search", way).json
-        for way in SEARCHES
+        for way in FORMULATIONS
     }
     first = documents["auto"]
     assert first["count"] > 5

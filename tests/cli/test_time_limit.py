@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from tests.cli.calling import Caller
 

@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.target import VtaTarget
-from cpembed.targets.vta.trials import VtaTrial
+from cpembed.targets.vta.tuning import VtaTrial
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.tuning.space import Proposal
 from tests.cli.calling import Called, Caller

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api import tune as api
+from cpembed.driver import tune as api
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.cpu import target
 from cpembed.targets.cpu.comparison import Failed, Timed

@@ -86,7 +86,7 @@ def test_wrong_input_is_one_line(cpembed: Caller, text: Path, tmp_path: Path) ->
 def test_a_text_without_an_end_is_not_read_to_it(
     cpembed: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpembed.targets.vta.commands._LARGEST_TEXT", 1000)
+    monkeypatch.setattr("cpembed.targets.vta.commands._MAX_TEXT_BYTES", 1000)
     called = cpembed("vta", "asm", "/dev/zero", "-o", str(tmp_path / "p.zip"))
     called.is_one_line_error(2, "/dev/zero: has more than 1,000 bytes")
     assert not [*tmp_path.iterdir()]

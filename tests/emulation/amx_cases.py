@@ -23,12 +23,12 @@ from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.halo import executed_share
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.program_nest import kernel_nest
-from cpembed.operators.convolutions import conv2d, conv3d
-from cpembed.operators.einsum import gemm as gemm_workload
 from cpembed.targets.cpu.build import build
 from cpembed.targets.x86.features import ASSUME_VARIABLE, missing_features
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
+from cpembed.workloads.convolutions import conv2d, conv3d
+from cpembed.workloads.einsum import gemm as gemm_workload
 from tests.running import verify
 from tests.unit.kernel.handwritten import conv2d_program, gemm_program
 

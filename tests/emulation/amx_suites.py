@@ -12,10 +12,10 @@ import sys
 from typing import Any
 from unittest.mock import patch
 
-from cpembed.api.bench import select_layers
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import default_dtypes, hardware_spec
+from cpembed.driver.bench import select_layers
+from cpembed.driver.named import default_dtypes, hardware_spec
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
 from cpembed.workloads.suites import Layer
 from tests.emulation.amx_cases import emulate
 
@@ -24,7 +24,7 @@ def run_layer(layer: Layer, target: str) -> dict[str, Any]:
     """Verify what the model chooses of a layer, images in NHWC."""
     workload = layer.workload(default_dtypes(hardware_spec(target)), "NHWC")
     # The time of an emulator says nothing; and AMX it is, were something beside it faster.
-    with patch("cpembed.api.run.measure"):
+    with patch("cpembed.driver.run.measure"):
         found = run(workload, target, seed=1, untuned=True, backend="native")
     if not isinstance(found, RunResult):
         return {"error": f"nothing was run of {workload.name}"}

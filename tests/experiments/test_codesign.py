@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import Nest, VtaSpace, canonical
 from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.tuning import Nest, VtaSpace, canonical
 from cpembed.workloads.suites import Layer
 from experiments.codesign.common import DEFAULT, default_spec, reference, workload_of
 from experiments.codesign.figure11 import run as figure11
@@ -46,7 +46,7 @@ NEXT = Direction("next thread loop")
 def nests() -> tuple[Nest, ...]:
     workload = workload_of(Layer("words", 0, "", "conv2d n=2 c=32 h=12 w=12 k=48 r=3 s=3 pad=1"))
     target = VtaTarget(default_spec())
-    found = solve(workload, target.spec, "strict_padded", top=2).embeddings
+    found = solve(workload, target.spec, constraints="strict_padded", top=2).embeddings
     return tuple(target.lower(item.candidate.program) for item in found)
 
 

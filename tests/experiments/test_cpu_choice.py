@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.targets.x86 import features
 from cpembed.targets.x86.features import missing_features
 from experiments.vta_evaluation.rows import load

@@ -11,7 +11,7 @@ pytest.importorskip("onnx")
 import numpy as np
 import onnx
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.frontends import load_model
 from cpembed.ir.reference import reference
 from experiments.network_mapping import networks, run

@@ -124,7 +124,7 @@ def test_models_choose_for_processors_that_are_not_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``explain --chosen`` compares candidates without executing any."""
-    monkeypatch.setattr("cpembed.api.chosen.missing_for", lambda spec: ())
+    monkeypatch.setattr("cpembed.driver.choose.missing_for", lambda spec: ())
     cpembed, rng = Caller(capsys), random.Random(35)
     for _ in range(150):
         words = expression(rng) if rng.random() < 0.7 else named(rng)

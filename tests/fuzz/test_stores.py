@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cpembed.api.bench import Bench, open_bench
-from cpembed.api.solve import hardware_spec
-from cpembed.api.tune import known
-from cpembed.api.widening import DEFAULT_CONSTRAINTS
+from cpembed.driver.bench import Bench, open_bench
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS
+from cpembed.driver.tune import known
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.measure.results import ResultStore
@@ -34,7 +34,7 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.registry import open_target
-from cpembed.targets.vta.trials import VtaTrial, key_of
+from cpembed.targets.vta.tuning import VtaTrial, key_of
 from cpembed.targets.x86 import command_reports as calibrate_report
 from cpembed.targets.x86.calibrated import CalibrateResult
 from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of

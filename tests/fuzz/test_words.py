@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cpembed.hw.loader import available_targets
-from cpembed.operators.family import Parameter, ParameterKind
-from cpembed.operators.registry import OPERATORS
 from cpembed.resources import constraint_files
+from cpembed.workloads.family import Parameter, ParameterKind
+from cpembed.workloads.operators import OPERATORS
 from cpembed.workloads.suites import SUITES
 from tests.fuzz.commands import run_all
 

@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.api.build import build, call_library, verify_library
-from cpembed.api.build_result import BuildResult
-from cpembed.api.chosen import Request, choose
-from cpembed.api.solve import SolveResult, workload
+from cpembed.driver.build import build, call_library, verify_library
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.named import workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.request import Request
+from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.kernel import kernel_program
 from cpembed.export.library import write_library
@@ -140,7 +143,7 @@ def test_a_library_that_loses_infinities_is_not_verified(
     def call(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         return np.nan_to_num(call_library(library, data))
 
-    monkeypatch.setattr("cpembed.api.build.call_library", call)
+    monkeypatch.setattr("cpembed.driver.build.call_library", call)
     workload, target = found.workload, found.chosen.plan.target
     library = tmp_path / "libkernel.so"
     with pytest.raises(InvariantError, match="is wrong by up to"):
@@ -160,10 +163,10 @@ def test_both_factors_are_inputs_where_both_vary(tmp_path: Path) -> None:
 def test_tiles_are_linked_where_they_cannot_run(tmp_path: Path) -> None:
     spec = load_hardware_spec("amx_int8")
     layer = wanted("amx_int8", "gemm m=40 n=32 k=128")
-    found = choose(Request(layer, spec, backend="generic"))
+    found = choose(Request(layer, spec, KernelOptions(backend="generic")))
     assert not isinstance(found, SolveResult)
     target = open_target(spec)
-    program = found.candidate.candidate.program
+    program = found.candidate.program
     lowered = target.lower(program)
     kernel = target.planned(lowered, target.space(lowered).best().schedule)
     assert kernel is not None

@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.api.tune import OpenTuning, open_tuning
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
+from cpembed.driver.request import Request
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import solve
+from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -66,7 +70,9 @@ def test_kernels_compute_the_workload(
 @pytest.mark.parametrize("spec, backend", BACK_ENDS)
 def test_the_instruction_is_used(spec: HardwareSpec, backend: str) -> None:
     given = workload("gemm m=32 n=32 k=128", target=spec)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     kernel = build(program, spec, backend="native")
     assert kernel.backend == backend
     name = "vpdpbusd" if spec is DOT else "vdpbf16ps"
@@ -93,14 +99,18 @@ def test_threads_share_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "2")
     given = workload("gemm m=1 n=1 k=4096", target=DOT)
     inputs = random_inputs(given, 3)
-    program = solve(given, DOT, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, DOT, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     kernel = build(program, DOT, backend="native", knobs=Knobs(split_k=2))
     assert np.array_equal(kernel.run(inputs), reference(given, inputs))
 
 
 def test_a_block_fits_the_registers() -> None:
     given = workload("gemm m=64 n=8 k=128", target=DOT)
-    program = solve(given, DOT, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, DOT, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     space = schedule_space(program, DOT)
     assert all(np.prod([*knobs.register_tiles.values(), 1]) <= 28 for _, knobs in space.ranked())
     with pytest.raises(LoweringError, match="does not fit the registers"):
@@ -111,7 +121,7 @@ def test_a_block_fits_the_registers() -> None:
 def test_the_signed_factor_may_come_first() -> None:
     given = workload("gemm m=16 n=2 k=512 dtype=int8,uint8,int32", target=DOT)
     inputs = random_inputs(given, 3)
-    program = solve(given, DOT, "complete", top=1).embeddings[0].candidate.program
+    program = solve(given, DOT, constraints="complete", top=1).embeddings[0].candidate.program
     kernel = build(program, DOT, backend="native")
     assert np.array_equal(kernel.run(inputs), reference(given, inputs))
 
@@ -135,9 +145,9 @@ def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert opened.tuning.task.target.name == "avx512_vnni_dot"
 
 
-def runs(given: Computation, target: HardwareSpec | str) -> Chosen:
-    found = choose(Request(given, target, untuned=True))
-    assert isinstance(found, Chosen)
+def runs(given: Computation, target: HardwareSpec | str) -> Selection:
+    found = choose(Request(given, target, KernelOptions(untuned=True)))
+    assert isinstance(found, Selection)
     return found
 
 

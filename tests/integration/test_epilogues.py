@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -24,12 +24,12 @@ from cpembed.kernel.epilogue import (
     channel_numbers,
     random_vectors,
 )
-from cpembed.operators.convolutions import conv2d, depthwise
-from cpembed.operators.einsum import dot, gemm
-from cpembed.targets.cpu.build import BackendChoice, build
+from cpembed.targets.cpu.build import BackendName, build
 from cpembed.targets.vta.tail import epilogue_of, tail_of
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
+from cpembed.workloads.convolutions import conv2d, depthwise
+from cpembed.workloads.einsum import dot, gemm
 
 EPILOGUES = [
     Epilogue(dtype, scale=scale, bias=bias, relu=relu)
@@ -56,7 +56,7 @@ TARGETS = {
 }
 
 
-def check(program: DerivedProgram, target: str, epilogue: Epilogue, backend: BackendChoice) -> None:
+def check(program: DerivedProgram, target: str, epilogue: Epilogue, backend: BackendName) -> None:
     workload = program.original or program.workload
     inputs = random_inputs(workload, 7)
     sums = reference(workload, inputs)
@@ -86,7 +86,7 @@ def test_native_kernels_store_what_numpy_computes(target: str, name: str, part: 
     if missing := missing_features(spec):
         pytest.skip(f"missing: {', '.join(missing)}")
     workload = WORKLOADS[name](TARGETS[target])
-    solved = solve(workload, spec, "in_place_padded", top=1)
+    solved = solve(workload, spec, constraints="in_place_padded", top=1)
     for epilogue in EPILOGUES[part::4]:
         check(solved.embeddings[0].candidate.program, target, epilogue, "native")
 
@@ -95,21 +95,21 @@ def test_native_kernels_store_what_numpy_computes(target: str, name: str, part: 
 @pytest.mark.parametrize("epilogue", EPILOGUES[::2], ids=str)
 def test_portable_kernels_store_the_same(epilogue: Epilogue) -> None:
     workload = depthwise(n=1, c=20, h=8, w=8, r=3, s=3, dtype="int8")
-    solved = solve(workload, "vta_1x16x16", "complete", top=1)
+    solved = solve(workload, "vta_1x16x16", constraints="complete", top=1)
     check(solved.embeddings[0].candidate.program, "vta_1x16x16", epilogue, "generic")
 
 
 def test_channels_of_a_grouped_convolution_are_two_axes() -> None:
     workload = conv2d(n=1, c=8, h=5, w=5, k=12, r=3, s=3, groups=2, dtype="int8")
     assert {axis: workload.extents[axis] for axis in channel_axes(workload)} == {"g": 2, "k": 12}
-    solved = solve(workload, "vta_1x16x16", "in_place_padded", top=1)
+    solved = solve(workload, "vta_1x16x16", constraints="in_place_padded", top=1)
     program = solved.embeddings[0].candidate.program
     check(program, "vta_1x16x16", EPILOGUES[0], "generic")
 
 
 def test_a_vector_of_another_length_is_refused() -> None:
     workload = WORKLOADS["gemm"](TARGETS["avx512_vnni"])
-    solved = solve(workload, "avx512_vnni", "in_place_padded", top=1)
+    solved = solve(workload, "avx512_vnni", constraints="in_place_padded", top=1)
     epilogue = Epilogue("uint8", scale=True)
     kernel = build(
         solved.embeddings[0].candidate.program,
@@ -136,7 +136,7 @@ def test_bfloat16_results_round_to_the_nearest_even() -> None:
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("backend", ["portable", "native"])
-def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendChoice) -> None:
+def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendName) -> None:
     spec = load_hardware_spec("avx512_vnni_dot")
     if backend == "native" and (missing := missing_features(spec)):
         pytest.skip(f"missing: {', '.join(missing)}")
@@ -145,7 +145,7 @@ def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendCh
     assert channel_axes(workload) == ()
     vectors = random_vectors(workload, epilogue, reference(workload, random_inputs(workload, 7)), 8)
     assert {vector.shape for vector in vectors.values()} == {()}
-    solved = solve(workload, spec, "in_place_padded", top=1)
+    solved = solve(workload, spec, constraints="in_place_padded", top=1)
     check(solved.embeddings[0].candidate.program, spec.name, epilogue, backend)
 
 
@@ -164,7 +164,7 @@ INTEGERS = [
 @pytest.mark.parametrize("epilogue", INTEGERS, ids=str)
 @pytest.mark.parametrize("words", ["conv", "gemm"])
 def test_shifted_and_clipped_integers(
-    words: str, epilogue: Epilogue, target: str, backend: BackendChoice
+    words: str, epilogue: Epilogue, target: str, backend: BackendName
 ) -> None:
     spec = load_hardware_spec(target)
     if backend == "native" and (missing := missing_features(spec)):

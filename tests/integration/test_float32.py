@@ -9,9 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.plan import Knobs
@@ -93,7 +94,9 @@ def test_a_sum_is_within_rounding_and_a_wrong_one_is_not(spec: HardwareSpec) -> 
     given = workload("gemm m=20 n=40 k=300", target=spec)
     inputs = random_inputs(given, 1)
     expected = Expected(given, inputs)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     found = build(program, spec, backend="native").run(inputs)
     assert expected.judge(found).verified
     found[3, 5] *= np.float32(1.001)
@@ -107,7 +110,9 @@ def test_a_block_stays_in_registers(spec: HardwareSpec, monkeypatch: pytest.Monk
     # On one thread the compiler writes a few of the products ahead of the loop.
     monkeypatch.setenv("TVM_NUM_THREADS", "2")
     given = workload("gemm m=28 n=64 k=200", target=spec)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     kernel = build(program, spec, backend="native", knobs=Knobs({"m.o": 14, "n.o": 2}))
     bodies = re.split(r"^\.L\w+:", kernel.assembly(), flags=re.M)
     body = max(bodies, key=lambda text: len(re.findall("vfmadd231ps", text)))
@@ -122,7 +127,9 @@ def test_a_block_stays_in_registers(spec: HardwareSpec, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("spec", TARGETS)
 def test_blocks_fit_the_registers(spec: HardwareSpec) -> None:
     given = workload(CASES[spec.name][1][0], target=spec)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     space = schedule_space(program, spec)
     for _, knobs in space.ranked():
         rows, columns = space.model.sides(space.nest, knobs)

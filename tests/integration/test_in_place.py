@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.packing import packed_before
@@ -46,7 +47,9 @@ def found(layer: str, target: str) -> Iterator[RankedCandidate]:
     spec = hardware_spec(target)
     given = workload(layer.split(), target=spec)
     for constraints in ("in_place_padded", "fused"):
-        yield from with_variants(solve(given, spec, constraints, top=1).embeddings, spec)
+        yield from with_variants(
+            solve(given, spec, constraints=constraints, top=1).embeddings, spec
+        )
 
 
 @pytest.mark.quick(4)
@@ -84,7 +87,7 @@ def test_parts_pack_only_what_they_read(target: str, monkeypatch: pytest.MonkeyP
     spec = hardware_spec(target)
     given = workload(["resnet50:2", "layout=NHWC"], target=spec)
     shares: dict[bool, set[float]] = {True: set(), False: set()}
-    for ranked in solve(given, spec, "in_place_padded", top=4).embeddings:
+    for ranked in solve(given, spec, constraints="in_place_padded", top=4).embeddings:
         space = schedule_space(ranked.candidate.program, spec)
         for _, knobs in space.ranked():
             packing = space.packing(ranked.candidate.program, knobs)

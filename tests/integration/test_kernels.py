@@ -21,12 +21,12 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel.plan import Knobs
-from cpembed.operators.convolutions import conv1d, conv2d, conv3d
-from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.x86.features import cpu_features, missing_features
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
+from cpembed.workloads.convolutions import conv1d, conv2d, conv3d
+from cpembed.workloads.einsum import gemm
 from cpembed.workloads.suites import suite as shipped_suite
 from tests.emulation.amx_cases import CASES, SLOW_CASES, STORED
 from tests.running import verify

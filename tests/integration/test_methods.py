@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.build import build
-from cpembed.api.build_result import BuildResult
-from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.methods import METHODS, choose_method, fastest
-from cpembed.api.run import run
-from cpembed.api.run_method import judged
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import hardware_spec, workload
+from cpembed.driver.build import build
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.methods import choose_method, fastest
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import METHODS
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
+from cpembed.driver.request import Request
+from cpembed.driver.run import run
+from cpembed.driver.run_method import judged
+from cpembed.driver.run_result import RunResult
 from cpembed.errors import InvariantError, LoweringError, WorkloadError
 from cpembed.export.loader import Library
 from cpembed.ir.computation import Computation
@@ -188,7 +191,7 @@ def test_the_model_compares_methods() -> None:
     layer = _given("conv2d n=1 c=128 h=28 w=28 k=128 r=3 s=3 pad=1 layout=NHWC")
     asked = Request(layer, AVX2)
     implicit = choose(asked)
-    assert isinstance(implicit, Chosen)
+    assert isinstance(implicit, Selection)
     compared = fastest(asked, implicit)
     assert compared is not None
     assert set(compared.estimates) == set(METHODS) - {"auto"}
@@ -197,7 +200,7 @@ def test_the_model_compares_methods() -> None:
     assert compared.name == "winograd_4x4"
     small = Request(_given("conv2d n=1 c=16 h=3 w=3 k=16 r=3 s=3 layout=NHWC"), AVX2)
     implicit = choose(small)
-    assert isinstance(implicit, Chosen)
+    assert isinstance(implicit, Selection)
     compared = fastest(small, implicit)
     assert compared is None or "winograd" not in compared.name
 

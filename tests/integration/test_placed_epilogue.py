@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.solve import hardware_spec, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
+from cpembed.driver.request import Request
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import (
@@ -49,17 +51,17 @@ def epilogues(shape: tuple[int, ...], dtype: str) -> dict[str, Epilogue]:
 
 
 @pytest.fixture(scope="module")
-def chosen() -> dict[str, Chosen]:
-    found: dict[str, Chosen] = {}
+def chosen() -> dict[str, Selection]:
+    found: dict[str, Selection] = {}
     for words in LAYERS:
         result = choose(Request(workload(words, hardware_spec("avx512_vnni")), "avx512_vnni"))
-        assert isinstance(result, Chosen)
+        assert isinstance(result, Selection)
         found[words] = result
     return found
 
 
-def built(chosen: Chosen, epilogue: Epilogue, native: bool) -> CompiledKernel:
-    program = chosen.candidate.candidate.program
+def built(chosen: Selection, epilogue: Epilogue, native: bool) -> CompiledKernel:
+    program = chosen.candidate.program
     if not native:
         target = PortableTarget(hardware_spec("avx512_vnni"))
         return target.build(target.lower(program, epilogue), None)
@@ -73,7 +75,7 @@ def built(chosen: Chosen, epilogue: Epilogue, native: bool) -> CompiledKernel:
 )
 @pytest.mark.parametrize("dtype", ["uint8", pytest.param("int8", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", LAYERS, ids=["conv2d", "gemm", "depthwise"])
-def test_bit_for_bit(chosen: dict[str, Chosen], words: str, dtype: str, native: bool) -> None:
+def test_bit_for_bit(chosen: dict[str, Selection], words: str, dtype: str, native: bool) -> None:
     if native and missing_for(hardware_spec("avx512_vnni")):
         pytest.skip("the processor has no AVX512-VNNI")
     layer = chosen[words].solved.workload

@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cpembed.api.solve import SolveResult, solve
-from cpembed.api.solve_result import embedding_json
+from cpembed.driver.result import SolveResult, embedding_json
+from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
@@ -29,7 +29,7 @@ LARGEST_RUN = 1 << 17
 def check_case(case: Case) -> Counter[str]:
     """What a case turned out to be, after everything about it was checked."""
     try:
-        result = solve(case.workload, case.target, case.constraints, top=TOP)
+        result = solve(case.workload, case.target, constraints=case.constraints, top=TOP)
     except WorkloadError as error:
         if "leave dtype= out" not in str(error):
             raise  # only element types may be refused

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.epilogue import Epilogue
@@ -41,7 +42,9 @@ LAYERS = {
 def candidates(layer: str, target: str) -> list[RankedCandidate]:
     spec = SPECS[target]
     given = workload(layer.split(), target=spec)
-    return list(with_variants(solve(given, spec, "in_place_padded", top=2).embeddings, spec))
+    return list(
+        with_variants(solve(given, spec, constraints="in_place_padded", top=2).embeddings, spec)
+    )
 
 
 @pytest.mark.quick(4)

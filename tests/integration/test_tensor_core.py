@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
@@ -75,7 +76,7 @@ def kernels(
 ) -> CudaKernels:  # fmt: skip
     """Those of a candidate; skips where nothing embeds."""
     spec = hardware_spec(target)
-    found = solve(given, spec, constraints, top=number + 1).embeddings
+    found = solve(given, spec, constraints=constraints, top=number + 1).embeddings
     if not found:
         pytest.skip(f"{given.name} has no embedding of {target} under {constraints}")
     program = found[min(number, len(found) - 1)].candidate.program

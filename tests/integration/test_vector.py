@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.bench_maker import RowMaker
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
-from cpembed.api.tune import OpenTuning, open_tuning
+from cpembed.driver.bench_maker import RowMaker
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import solve
+from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -81,7 +83,9 @@ def test_signs_and_results_of_every_type() -> None:
         words = f"depthwise n=1 c=20 h=6 w=9 r=3 s=3 pad=1 dtype={first},{second},int32"
         given = workload(words.split(), target=INT8)
         inputs = random_inputs(given, 3)
-        program = solve(given, INT8, "in_place_padded", top=1).embeddings[0].candidate.program
+        program = (
+            solve(given, INT8, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+        )
         for dtype in ("int32", "uint8", "int8", "float32", "bfloat16"):
             epilogue = Epilogue(dtype, relu=True)
             kernel = build(program, INT8, backend="native", epilogue=epilogue)
@@ -108,7 +112,9 @@ def test_images_are_read_without_their_padding(
         f"w={rng.randint(s, 20)} r={r} s={s} pad={pad} stride={rng.randint(1, 2)} layout=NHWC"
     )
     given = workload(words, target=spec)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     space = schedule_space(program, spec)
     columns = space.model.rows(space.nest)
     row = {columns[0].origin: min(columns[0].steps, rng.randint(2, 16))} if columns else {}
@@ -122,7 +128,9 @@ def test_images_are_read_without_their_padding(
 
 def test_a_block_is_of_neighbours_and_fits_the_registers() -> None:
     given = workload("depthwise n=1 c=64 h=30 w=30 r=3 s=3 layout=NHWC", target=INT8)
-    program = solve(given, INT8, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, INT8, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     space = schedule_space(program, INT8)
     for _, knobs in space.ranked():
         assert set(knobs.register_tiles) <= {"q.o", "c.o"}
@@ -135,7 +143,11 @@ def test_a_block_is_of_neighbours_and_fits_the_registers() -> None:
 
 def test_a_matrix_instruction_is_none_of_these() -> None:
     given = workload("gemm m=4 n=16 k=16", target="avx512_vnni")
-    program = solve(given, "avx512_vnni", "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, "avx512_vnni", constraints="in_place_padded", top=1)
+        .embeddings[0]
+        .candidate.program
+    )
     with pytest.raises(LoweringError, match="avx512_vnni is not a product lane by lane"):
         schedule_space(program, INT8)
 
@@ -195,13 +207,17 @@ def test_a_target_with_more_features_keeps_its_instruction() -> None:
     spec = hardware_spec("avx512_vnni")
     wider = replace(spec, cpu_features=("avx512f", "avx512bw", "avx512_vnni"))
     given = workload("gemm m=4 n=16 k=16", target="avx512_vnni")
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     assert schedule_space(program, wider).model is schedule_space(program, spec).model
 
 
 def test_a_calibration_without_the_timed_product_is_enough() -> None:
     given = workload("depthwise n=1 c=64 h=9 w=9 r=3 s=3 layout=NHWC", target=INT8)
-    program = solve(given, INT8, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, INT8, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     bare = replace(default_calibration(2), product_ns={"tdpbusd": 6.0}, latency_ns={"tdpbusd": 6.0})
     assert schedule_space(program, INT8, bare).ranked()
 

@@ -13,7 +13,8 @@ import sys
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
@@ -125,7 +126,9 @@ def check_random_layer(spec: HardwareSpec, seed: int) -> None:
 def test_the_instruction_is_used_and_no_register_is_wider(spec: HardwareSpec) -> None:
     backend, instruction, words = BACK_ENDS[spec.name]
     given = workload(words, target=spec)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     kernel = build(program, spec, backend="native")
     assert kernel.backend == backend
     text = kernel.assembly()
@@ -137,7 +140,9 @@ def test_the_instruction_is_used_and_no_register_is_wider(spec: HardwareSpec) ->
 @pytest.mark.parametrize("spec", TARGETS)
 def test_blocks_fit_sixteen_registers(spec: HardwareSpec) -> None:
     given = workload(BACK_ENDS[spec.name][2].replace("h=9 w=9", "h=40 w=40"), target=spec)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     space = schedule_space(program, spec)
     for _, knobs in space.ranked():
         rows, columns = space.model.sides(space.nest, knobs)
@@ -153,7 +158,9 @@ def test_blocks_fit_sixteen_registers(spec: HardwareSpec) -> None:
 def test_the_largest_products_do_not_saturate(types: str, first: int, second: int) -> None:
     spec = hardware_spec("avx2_int7")
     given = workload(f"gemm m=9 n=16 k=64 dtype={types}", target=spec)
-    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     kernel = build(program, spec)
     inputs = {
         operand.name: np.full(operand.shape, value, numpy_dtype(operand.dtype))
@@ -169,7 +176,7 @@ def test_the_largest_products_do_not_saturate(types: str, first: int, second: in
 def test_products_that_saturate_are_refused() -> None:
     spec = hardware_spec("avx2_int7")
     given = workload("gemm m=8 n=8 k=32 dtype=uint8,int8", target=spec)
-    found = solve(given, spec, "in_place_padded", top=1)
+    found = solve(given, spec, constraints="in_place_padded", top=1)
     program = found.embeddings[0].candidate.program
     with pytest.raises(LoweringError, match=r"saturates: two products .* add up to -65280"):
         schedule_space(program, spec)

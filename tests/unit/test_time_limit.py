@@ -15,7 +15,8 @@ from typing import Any
 import islpy as isl
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.ir.polyhedral import in_time
 from cpembed.time_limit import Clock, OutOfTime, check_time, seconds_left, within
 
@@ -145,7 +146,7 @@ def test_a_search_with_a_limit_ends_and_leaves_no_thread(watched: Callable[[], A
     before = set(threading.enumerate())
     started = time.perf_counter()
     with watched():
-        found = solve(layer, "wmma_f16_f16_32x8x16", "complete", timeout=0.3)
+        found = solve(layer, "wmma_f16_f16_32x8x16", constraints="complete", timeout=0.3)
     assert time.perf_counter() - started < 60
     assert not found.complete
     assert set(threading.enumerate()) <= before

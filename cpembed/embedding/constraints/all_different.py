@@ -10,10 +10,10 @@ import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint, couple_meeting, moved_dimensions
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model import ScalarModel
+from cpembed.embedding.model_builder import Ids
 from cpembed.embedding.node_map import Coordinates, NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import Ids
+from cpembed.embedding.scalar_model import ScalarModel
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from cpembed.embedding.constraints.base import (
     moved_dimensions,
 )
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.scalar_model import ScalarModel
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Dataflow(Constraint):
     """Labels agree and every edge of the instruction's graph is an edge of the workload's.
 
     Labels were paired when the problem was made. Sequential edges are in every model (see
-    :class:`~cpembed.embedding.model.ScalarModel`); spatial edges, pruned to a star around the
-    first output, say that another output of the instruction is another output of the workload.
+    :class:`~cpembed.embedding.scalar_model.ScalarModel`); spatial edges, pruned to a star around
+    the first output, say that another output of the instruction is another output of the workload.
     ``commute`` also pairs the operands of commutative operations in the other order (a search per
     order; it changes which problems are posted, not what holds in one).
     """

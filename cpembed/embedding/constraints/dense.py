@@ -11,9 +11,9 @@ import numpy as np
 from cpembed.embedding.constraints.base import Constraint, along_index, can_feed, moved_dimensions
 from cpembed.embedding.constraints.hyper_rectangle import index_digits
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, profile_digit
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.scalar_model import ScalarModel
 from cpembed.hw.instruction import StrideRule
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.digit_model import DigitModel
-from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.scalar_model import ScalarModel
 
 
 @dataclass(frozen=True)

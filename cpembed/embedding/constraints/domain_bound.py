@@ -10,9 +10,9 @@ import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint, displacements
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.scalar_model import ScalarModel
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint
-from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.scalar_model import ScalarModel
 
 
 @dataclass(frozen=True)

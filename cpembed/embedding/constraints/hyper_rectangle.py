@@ -15,10 +15,10 @@ from cpembed.embedding.constraints.base import (
     moved_dimensions,
 )
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model import DigitChoice, ScalarModel
+from cpembed.embedding.model_builder import Ids
 from cpembed.embedding.node_map import NodeMap, box_digits, operand_boxes
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import Ids
+from cpembed.embedding.scalar_model import DigitChoice, ScalarModel
 
 
 @dataclass(frozen=True)

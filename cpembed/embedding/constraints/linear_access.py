@@ -18,10 +18,10 @@ from cpembed.embedding.constraints.base import (
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import Groups, members_of
-from cpembed.embedding.model import DigitChoice, ScalarModel
+from cpembed.embedding.model_builder import Ids
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import Ids
+from cpembed.embedding.scalar_model import DigitChoice, ScalarModel
 from cpembed.hw.instruction import StrideRule
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr

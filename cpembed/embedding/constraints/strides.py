@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.embedding import Digit
-from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.scalar_model import DigitChoice, ScalarModel
 from cpembed.ir.computation import AxisKind
 
 StrideKind = Literal["one", "spread", "step"]

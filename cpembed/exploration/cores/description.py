@@ -1,13 +1,14 @@
-"""A point of the family as a machine: the text of its TOML target, and the target itself."""
+"""Cores of HASCO's kind: their intrinsics, and a point of the family as a TOML target."""
 
 from __future__ import annotations
 
+import math
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from cpembed.exploration.cores.intrinsics import Intrinsic, intrinsic
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
@@ -15,16 +16,133 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.family import Point
 
 SUMS = {"int8": "int32", "uint8": "int32", "float16": "float32", "float32": "float32"}
-"""The element types that cores multiply, and those in which they add."""
+"""Element types of sums by those of the factors."""
 
 DOUBLE, SINGLE = "double_buffered", "single_buffered"
-"""The machines of a core's target: with software that loads the next tile while one is computed,
-for which each has half of the scratchpad, and with software that does not."""
+"""Names of the machines of a core's target: with software that loads the next tile while one is
+computed, for which each has half of the scratchpad, and with software that does not."""
+
+WINDOW = 3
+"""Number of rows and columns of the filter in the convolution's intrinsic (HASCO, VII-B)."""
 
 
 @dataclass(frozen=True)
+class Role:
+    """An operand of an intrinsic with its axes."""
+
+    name: str
+    axes: tuple[str, ...]
+    is_output: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intrinsic:
+    """The computation of an array of processing elements, which takes ``cycles``.
+
+    ``stationary`` is the operand whose tiles stay in the processing elements, and for which the
+    local memories are; ``streams`` are factors of which each execution reads a new tile.
+    """
+
+    expression: str
+    axes: Mapping[str, int]
+    roles: tuple[Role, ...]
+    stationary: str
+    words: str
+    cycles: int = 1
+    streams: tuple[str, ...] = ()
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of an execution."""
+        return math.prod(self.axes.values())
+
+    def role(self, name: str) -> Role:
+        """Return the operand with a name."""
+        return next(role for role in self.roles if role.name == name)
+
+    def tile_elements(self, name: str) -> int:
+        """Return the elements of an operand's tile."""
+        return math.prod(self.axes[axis] for axis in self.role(name).axes)
+
+
+DATAFLOWS: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("os", "ws"),
+    "conv2d": ("os", "ws"),
+    "gemv": ("os",),
+    "dot": ("os",),
+}
+"""Dataflows by intrinsic: outputs (``os``) or weights (``ws``) are stationary. HASCO has one for
+matrix-vector and dot products, because the matrix, or both vectors, are used once."""
+
+
+def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
+    """Return an intrinsic on an array of processing elements.
+
+    The axes that an array unrolls are those of the instruction; everything else is a loop around
+    it. So the instruction depends on the dataflow: with stationary outputs a matrix product takes a
+    column of one factor and a row of the other each cycle, with stationary weights a row of the
+    image. HASCO's generators do the same (``generator_gemm.py``: x, y and 1).
+
+    Parameters
+    ----------
+    name
+        ``gemm``, ``conv2d``, ``gemv`` or ``dot``.
+    dataflow
+        One of its :data:`DATAFLOWS`.
+    rows, columns
+        The size of the array.
+    """
+    a, b, c = "A", "B", "C"
+    match name, dataflow:
+        case "gemm", "os":
+            return Intrinsic(
+                expression="C[x,y] += A[x] * B[y]",
+                axes={"x": rows, "y": columns},
+                roles=(Role(a, ("x",)), Role(b, ("y",)), Role(c, ("x", "y"), True)),
+                stationary=c,
+                words=f"matrix product of {rows} rows, {columns} columns and one step",
+            )
+        case "gemm", _:
+            return Intrinsic(
+                expression="C[y] += A[z] * B[z,y]",
+                axes={"y": columns, "z": rows},
+                roles=(Role(a, ("z",)), Role(b, ("z", "y")), Role(c, ("y",), True)),
+                stationary=b,
+                words=f"matrix product of one row, {columns} columns and {rows} steps",
+            )
+        case "conv2d", _:
+            axes = ("c", "r", "s")
+            return Intrinsic(
+                expression="C[k] += A[c,r,s] * B[k,c,r,s]",
+                axes={"k": rows, "c": columns, "r": WINDOW, "s": WINDOW},
+                roles=(Role(a, axes), Role(b, ("k", *axes)), Role(c, ("k",), True)),
+                stationary=b if dataflow == "ws" else c,
+                cycles=WINDOW * WINDOW,
+                words=f"{WINDOW} x {WINDOW} convolution of {rows} filters and {columns} channels",
+            )
+        case "gemv", _:
+            return Intrinsic(
+                expression="C[x] += A[x,z] * B[z]",
+                axes={"x": rows, "z": columns},
+                roles=(Role(a, ("x", "z")), Role(b, ("z",)), Role(c, ("x",), True)),
+                stationary=c,
+                words=f"product of a matrix of {rows} rows and {columns} columns with a vector",
+                streams=(a,),
+            )
+        case _:
+            return Intrinsic(
+                expression="C[] += A[z] * B[z]",
+                axes={"z": rows * columns},
+                roles=(Role(a, ("z",)), Role(b, ("z",)), Role(c, (), True)),
+                stationary=c,
+                words=f"dot product of {rows * columns} elements",
+                streams=(a, b),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Core:
-    """The figures of a point. ``local_bytes`` is of all processing elements together."""
+    """The parameters of a point; ``local_bytes`` is the size of all local memories."""
 
     intrinsic_name: str
     rows: int
@@ -44,54 +162,57 @@ class Core:
 
     @staticmethod
     def of(point: Point) -> Core:
-        """Of a point that has no flaw."""
+        """Return the core of a point that has no flaw."""
+        rows = int(point["pe_rows"])
         return Core(
-            str(point["intrinsic"]),
-            int(point["pe_rows"]),
-            int(point["pe_columns"]) or int(point["pe_rows"]),
-            str(point["dataflow"]),
-            str(point["dtype"]),
-            int(point["scratchpad_kib"]) * 1024,
-            int(point["banks"]),
-            int(point["bank_bits"]),
-            int(point["local_kib"]) * 1024,
-            int(point["dma_bits"]),
-            int(point["dma_burst_bytes"]),
-            int(point["dram_latency_cycles"]),
-            float(point["clock_mhz"]),
-            str(point["constraints"]),
-            str(point["technology"]),
+            intrinsic_name=str(point["intrinsic"]),
+            rows=rows,
+            columns=int(point["pe_columns"]) or rows,
+            dataflow=str(point["dataflow"]),
+            dtype=str(point["dtype"]),
+            scratchpad_bytes=int(point["scratchpad_kib"]) * 1024,
+            banks=int(point["banks"]),
+            bank_bits=int(point["bank_bits"]),
+            local_bytes=int(point["local_kib"]) * 1024,
+            dma_bits=int(point["dma_bits"]),
+            dma_burst_bytes=int(point["dma_burst_bytes"]),
+            dram_latency_cycles=int(point["dram_latency_cycles"]),
+            clock_mhz=float(point["clock_mhz"]),
+            constraints=str(point["constraints"]),
+            technology=str(point["technology"]),
         )
 
     @cached_property
     def intrinsic(self) -> Intrinsic:
+        """The computation of the array."""
         return intrinsic(self.intrinsic_name, self.dataflow, self.rows, self.columns)
 
     @property
     def sums(self) -> str:
-        """The type of outputs."""
+        """Element type of the outputs."""
         return SUMS[self.dtype]
 
     @property
     def elements(self) -> int:
-        """Processing elements."""
+        """Number of processing elements."""
         return self.rows * self.columns
 
     def type_of(self, operand: str) -> str:
+        """Return the element type of an operand."""
         return self.sums if self.intrinsic.role(operand).is_output else self.dtype
 
     def tile_bytes(self, operand: str) -> int:
-        """Of an operand's tile of one execution."""
+        """Return the bytes of an operand's tile of one execution."""
         return self.intrinsic.tile_elements(operand) * size_bytes(self.type_of(operand))
 
     @property
     def bytes_per_cycle(self) -> int:
-        """Of the scratchpad: all banks."""
+        """Bytes that all banks of the scratchpad read or write in a cycle."""
         return self.banks * self.bank_bits // 8
 
 
 def specification_text(core: Core) -> str:
-    """The TOML target: the instruction, and the memories around it."""
+    """Return the text of the TOML target: the instruction, and the memories around it."""
     array = f"{core.rows} x {core.columns} processing elements"
     name = f"{core.intrinsic_name}_core_{core.rows}x{core.columns}_{core.dataflow}"
     types = f"{core.dtype} x {core.dtype} -> {core.sums}"
@@ -124,7 +245,7 @@ def specification_text(core: Core) -> str:
             lines.append(f"stride = {{ {strides} }}")
         lines.append("")
     for role in core.intrinsic.roles:
-        # A register for the tile of one execution.
+        # A register holds the tile of one execution.
         lines += [
             f'[memories."{_scope(role.name)}"]',
             f"capacity_bytes = {core.tile_bytes(role.name)}",
@@ -144,7 +265,7 @@ def _quoted(words: tuple[str, ...]) -> str:
 
 
 def _machine(core: Core, name: str, overlap: str) -> list[str]:
-    """The tables of a machine; ``overlap`` is the scratchpad's."""
+    """Return the lines of a machine; ``overlap`` is the scratchpad's."""
     place = f"machines.{name}"
     software = f"{name.replace('_', '-')} software"
     lines = [
@@ -200,7 +321,7 @@ def _machine(core: Core, name: str, overlap: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def target(core: Core) -> HardwareSpec:
-    """The point as any target from a file."""
+    """Return the core as a target, read from a file as any other."""
     with tempfile.TemporaryDirectory(prefix="cpembed-core-") as folder:
         path = Path(folder) / "core.toml"
         write_whole(path, specification_text(core))

@@ -1,11 +1,11 @@
-"""Software of a layer on the cores of a group: embeddings with tilings, found once for all points
-that differ in bandwidth, latency and clock alone.
+"""Software of a layer on the cores of a group: embeddings with tilings, searched once for all of
+its points, which differ in bandwidth, latency and clock alone.
 
-Of a layer the embeddings that execute the least are tiled by the neutral model
-(:mod:`cpembed.machine`). What a tiling moves does not depend on bandwidths and latencies: kept are
-all tilings that move no more than any other one, from which a point takes the one of the fewest
-cycles *there*, by its own DMA and banks. So more banks, or a wider DMA, never take longer; nor do
-twice the bytes of a scratchpad, which keeps what is best for one of the half too.
+The embeddings that execute the least are tiled by the neutral model (:mod:`cpembed.machine`). The
+bytes that a tiling moves do not depend on bandwidths and latencies, so an analysis holds all
+tilings that move no more than any other one, and a point takes the one of the fewest cycles by its
+own DMA and banks. So more banks, or a wider DMA, never take longer; nor does a scratchpad of twice
+the size, which inherits the tilings of the smaller one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError, TransformError
 from cpembed.exploration.cores.description import DOUBLE, SINGLE, Core, target
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
 from cpembed.machine.nest import Floats, TileNest, tile_nest
 from cpembed.machine.search import best_tilings, tilings_for
@@ -36,33 +36,33 @@ from cpembed.provenance import Provenance
 from cpembed.selection.search import find_best
 from cpembed.targets.family import Activity, Choice
 
-AMONG = 64
-"""The best embeddings by their overheads, whose programs take part."""
+CANDIDATES = 64
+"""Number of the best embeddings by their overheads whose programs are candidates."""
 
-_PROGRAMS, _ALIKE = 6, 2
-"""Of these, those that execute the least and are tiled, and of them those in which the same axes
-feed the array in other parts."""
+_PROGRAMS, _SAME_FEEDS = 6, 2
+"""Maximum number of candidates that are tiled, those that execute the least first, and of them
+those in which the same axes feed the array in other parts."""
 
 _REFERENCES = {
     DOUBLE: ((8, 128, 100), (8, 32, 100), (2, 512, 100), (8, 8, 2000)),
     SINGLE: ((1, 128, 100), (1, 32, 100), (8, 8, 2000)),
 }
-"""By software: banks of the scratchpad, bits to main memory in a cycle, and cycles until that
-answers. Where there are too many tilings of the scratchpad for all tilings farther in to be
-compared, those that are good for one of these go on."""
+"""Reference machines by software: banks of the scratchpad, bits to main memory in a cycle, and
+cycles until that answers. Where there are too many tilings of the scratchpad to compare all tilings
+of local memories for each, only those that are good for one of these machines are refined."""
 
-_LATEST = 10_000
-"""Cycles until main memory answers at most."""
+_MAX_LATENCY = 10_000
+"""Maximum number of cycles until main memory answers."""
 
 _CHUNK = 256
-"""Tilings that are compared with those before them at a time."""
+"""Number of tilings that are compared with earlier ones at a time, which bounds memory."""
 
-_SMALLEST = 1 << 17
-"""Bytes of a scratchpad whose tilings larger ones take over."""
+_INHERITED_BYTES = 1 << 17
+"""Minimum size in bytes of a scratchpad whose tilings a larger one inherits."""
 
-_ROWS, _KEPT = 512, 24
-"""Tilings of a level that are compared in each order of the loops, and those of the scratchpad that
-go on to local memories; without these all do."""
+_ROWS, _REFINED = 512, 24
+"""Maximum number of tilings of a level that are compared in each order of the loops, and of those
+of the scratchpad that are refined for local memories; without such memories all remain."""
 
 
 @dataclass(frozen=True)
@@ -78,50 +78,50 @@ class Scheduled:
 
 @dataclass(eq=False)
 class CoreAnalysis:
-    """Of a layer on a group: ``embeddings`` were found by the search, ``programs`` of them were
-    looked at."""
+    """The software of a layer on a group of points, with the number of ``embeddings`` that the
+    search found, and of ``programs`` that were tiled."""
 
     software: tuple[Scheduled, ...]
     embeddings: int
     programs: int
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_known"}
+        return {name: value for name, value in self.__dict__.items() if name != "_best"}
 
     @cached_property
-    def _known(self) -> dict[Core, Choice | None]:
-        """Of each point that was looked at."""
+    def _best(self) -> dict[Core, Choice | None]:
+        """The best software of points that were looked at."""
         return {}
 
     def best(self, core: Core) -> Choice | None:
-        """The software of the fewest cycles at a point, of equals that which moves least."""
-        if core not in self._known:
-            self._known[core] = _best(core, self.software)
-        return self._known[core]
+        """Return the software of the fewest cycles at a point, of equals that which moves least."""
+        if core not in self._best:
+            self._best[core] = _best(core, self.software)
+        return self._best[core]
 
 
 def analyse(core: Core, workload: Computation) -> CoreAnalysis:
-    """Raises :class:`LoweringError` where nothing fits."""
-    found, programs = _programs(_embedded(core), workload)
-    # All that an analysis does not depend on is the same.
-    same = replace(core, dma_bits=128, dram_latency_cycles=100, banks=1, clock_mhz=1.0)
-    software = _tiled(replace(same, technology=""), workload)
+    """Return the software of a layer; raise :class:`LoweringError` where nothing fits."""
+    embeddings, programs = _programs(_embedded(core), workload)
+    # Parameters on which an analysis does not depend are made equal, so that points share it.
+    shared = replace(core, dma_bits=128, dram_latency_cycles=100, banks=1, clock_mhz=1.0)
+    software = _tiled(replace(shared, technology=""), workload)
     if not software:
         raise LoweringError(
             f"{workload.name} has no software on {target(core).name}: nothing fits the scratchpad"
         )
-    return CoreAnalysis(software, found, len(programs))
+    return CoreAnalysis(software, embeddings, len(programs))
 
 
 @lru_cache(maxsize=1024)
 def _tiled(core: Core, workload: Computation) -> tuple[Scheduled, ...]:
-    """Programs with their best tilings, those for the next smaller scratchpad among them: so a
-    larger one never takes longer."""
-    found = {(item.machine, item.embedding): [item] for item in _searched(core, workload)}
+    """Return programs with their best tilings, those for the next smaller scratchpad among them, so
+    that a larger one never takes longer."""
+    scheduled = {(item.machine, item.embedding): [item] for item in _search(core, workload)}
     smaller = 1 << ((core.scratchpad_bytes - 1).bit_length() - 1)
-    if smaller >= _SMALLEST:
+    if smaller >= _INHERITED_BYTES:
         for item in _tiled(replace(core, scratchpad_bytes=smaller), workload):
-            found.setdefault((item.machine, item.embedding), []).append(item)
+            scheduled.setdefault((item.machine, item.embedding), []).append(item)
     return tuple(
         replace(
             items[0],
@@ -129,12 +129,12 @@ def _tiled(core: Core, workload: Computation) -> tuple[Scheduled, ...]:
                 joined([item.tilings for item in items]), _machine(core, items[0].machine)
             ),
         )
-        for items in found.values()
+        for items in scheduled.values()
     )
 
 
-def _searched(core: Core, workload: Computation) -> Iterator[Scheduled]:
-    """Tilings of programs that can be the fastest at some point of the group."""
+def _search(core: Core, workload: Computation) -> Iterator[Scheduled]:
+    """Yield programs that can be the fastest at some point of the group, with their tilings."""
     fewest = float("inf")
     for program in _programs(_embedded(core), workload)[1]:
         if core.intrinsic.cycles * program.nest.calls > fewest:
@@ -146,30 +146,34 @@ def _searched(core: Core, workload: Computation) -> Iterator[Scheduled]:
                 )
                 for banks, bits, latency in references
             ]
-            kept = _KEPT if core.local_bytes else _ROWS * len(orders(program.nest)[0])
+            refined = _REFINED if core.local_bytes else _ROWS * len(orders(program.nest)[0])
             try:
-                found = tilings_for(program.nest, machines, _ROWS, kept)
+                tilings = tilings_for(program.nest, machines, _ROWS, refined)
             except TransformError:
                 continue
-            tilings = _undominated(found, machines[0])
+            tilings = _undominated(tilings, machines[0])
             if name == SINGLE:
-                # With more executions than the slowest point takes cycles a program is no better.
-                slowest = replace(core, banks=1, dma_bits=8, dram_latency_cycles=_LATEST)
+                # A program with more executions than the slowest point takes cycles is no better.
+                slowest = replace(core, banks=1, dma_bits=8, dram_latency_cycles=_MAX_LATENCY)
                 total, _ = _cycles(tilings, program.nest, _machine(slowest, name))
                 fewest = min(fewest, float(total.min()))
             yield Scheduled(name, program.embedding, program.family, program.nest, tilings)
 
 
 def _undominated(tilings: Tilings, machine: Hierarchy) -> Tilings:
-    """Without rows that move no less than another one to and from any memory, in no fewer
-    transfers, and whose first tile and waiting take no less: they take no less time, whatever
-    bandwidths and latencies are."""
-    return tilings.taken(_front(np.stack(list(_paid(tilings, machine)), axis=1)))
+    """Drop tilings that take no less time than another one, whatever bandwidths and latencies are.
+
+    Such a tiling moves no less to and from any memory, in no fewer transfers, and its first tile
+    and waiting take no less.
+    """
+    return tilings.taken(_front(np.stack(list(_time_factors(tilings, machine)), axis=1)))
 
 
-def _paid(tilings: Tilings, machine: Hierarchy) -> Iterator[Floats]:
-    """What time depends on beside bandwidths and latencies, that of a memory as far as it is
-    added up there."""
+def _time_factors(tilings: Tilings, machine: Hierarchy) -> Iterator[Floats]:
+    """Yield the quantities on which time depends besides bandwidths and latencies.
+
+    Those of a memory are added up as far as its times are.
+    """
     yield tilings.waits
     yield math.prod(tilings.stages[0].sizes.values(), start=np.ones(tilings.rows))
     for traffic in (tilings.traffic, tilings.first):
@@ -191,30 +195,32 @@ def _paid(tilings: Tilings, machine: Hierarchy) -> Iterator[Floats]:
 
 
 def _front(table: Floats) -> NDArray[np.intp]:
-    """Rows that no other one is at most in all columns, ascending; of equal ones the first."""
+    """Return the rows that no other row is below or equals in all columns, ascending.
+
+    Of equal rows the first is returned.
+    """
     _, first = np.unique(table, axis=0, return_index=True)
     scaled = table[first] / np.maximum(table.max(axis=0), 1.0)
-    # None is dominated by one that comes after it.
+    # A row has a smaller sum than those that it dominates, so none is dominated by a later one.
     order = first[np.lexsort((first, scaled.sum(axis=1)))]
     front = np.empty((0, table.shape[1]))
     rows = list[NDArray[np.intp]]()
     for begin in range(0, len(order), _CHUNK):
         chunk = order[begin : begin + _CHUNK]
-        own = table[chunk]
-        no_better = np.all(front[None, :, :] <= own[:, None, :], axis=2)
-        left = ~np.any(no_better, axis=1)
-        chunk, own = chunk[left], own[left]
-        # Each is no worse than itself.
-        no_worse = np.all(own[:, None, :] <= own[None, :, :], axis=2)
-        alone = np.sum(no_worse, axis=0) == 1
-        rows.append(chunk[alone])
-        front = np.concatenate([front, own[alone]])
+        values = table[chunk]
+        dominated = np.any(np.all(front[None, :, :] <= values[:, None, :], axis=2), axis=1)
+        chunk, values = chunk[~dominated], values[~dominated]
+        no_worse = np.all(values[:, None, :] <= values[None, :, :], axis=2)
+        # Each row is no worse than itself.
+        undominated = np.sum(no_worse, axis=0) == 1
+        rows.append(chunk[undominated])
+        front = np.concatenate([front, values[undominated]])
     return np.sort(np.concatenate(rows))
 
 
 @dataclass(frozen=True)
 class _Program:
-    """``fed``: the sets of workload axes that feed the array."""
+    """A program of an embedding; ``fed`` are the sets of workload axes that feed the array."""
 
     embedding: str
     family: str
@@ -224,7 +230,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Embedded:
-    """What embeddings depend on; ``core`` has other figures than those that are compared."""
+    """A core, compared by the parameters on which embeddings depend."""
 
     key: tuple[object, ...]
     core: Core = field(compare=False)
@@ -237,14 +243,14 @@ def _embedded(core: Core) -> _Embedded:
 
 @lru_cache(maxsize=1024)
 def _programs(embedded: _Embedded, workload: Computation) -> tuple[int, tuple[_Program, ...]]:
-    """How many embeddings there are, and programs of the best of them that differ in what they
-    execute or move, those of the fewest executions first."""
-    count, found = _distinct(embedded.core, workload, AMONG)
-    alike: Counter[object] = Counter()
+    """Return the number of embeddings, and programs of the best of them, those of the fewest
+    executions first. The programs differ in what they execute or move."""
+    count, programs = _distinct(embedded.core, workload, CANDIDATES)
+    same_feeds: Counter[object] = Counter()
     tiled: list[_Program] = []
-    for program in found:
-        alike[program.fed] += 1
-        if alike[program.fed] <= _ALIKE:
+    for program in programs:
+        same_feeds[program.fed] += 1
+        if same_feeds[program.fed] <= _SAME_FEEDS:
             tiled.append(program)
     return count, tuple(tiled[:_PROGRAMS])
 
@@ -258,27 +264,29 @@ def _distinct(core: Core, workload: Computation, top: int | None) -> tuple[int, 
         SearchLimits(),
         silent,
     )
-    found: dict[object, _Program] = {}
+    programs: dict[object, _Program] = {}
     for ranked in best.ranking.candidates:
         nest = tile_nest(ranked.candidate.program, _machine(core, DOUBLE).layouts)
         families = ranked.candidate.embedding.family
-        words = " ".join(f"{axis}:{'*'.join(fed) or '-'}" for axis, fed in families.items())
+        family = " ".join(f"{axis}:{'*'.join(fed) or '-'}" for axis, fed in families.items())
         fed = frozenset(frozenset(axes) for axes in families.values())
-        program = _Program(ranked.candidate.identifier, words, fed, nest)
-        found.setdefault(_form(nest, families, core), program)
-    if not found:
+        program = _Program(ranked.candidate.identifier, family, fed, nest)
+        programs.setdefault(_form(nest, families, core), program)
+    if not programs:
         raise LoweringError(
             f"{workload.name} has no embedding on {target(core).name} under {core.constraints}"
         )
-    return len(best.found.embeddings), sorted(found.values(), key=lambda own: own.nest.calls)
+    return len(best.found.embeddings), sorted(
+        programs.values(), key=lambda program: program.nest.calls
+    )
 
 
 def survey(core: Core, workload: Computation) -> list[tuple[str, float]]:
-    """All embeddings whose programs differ, each with the cycles of its best tiling at a point.
+    """Return all embeddings whose programs differ, each with the cycles of its best tiling.
 
     Raises :class:`LoweringError` where there is none.
     """
-    found: list[tuple[str, float]] = []
+    surveyed: list[tuple[str, float]] = []
     for program in _distinct(core, workload, None)[1]:
         times: list[float] = []
         for name in (SINGLE,) if core.banks == 1 else (SINGLE, DOUBLE):
@@ -287,17 +295,21 @@ def survey(core: Core, workload: Computation) -> list[tuple[str, float]]:
                 best = best_tilings(program.nest, machine, _ROWS).tilings
                 times.append(float(_cycles(best, program.nest, machine)[0][0]))
         if times:
-            found.append((program.family, min(times)))
-    return found
+            surveyed.append((program.family, min(times)))
+    return surveyed
 
 
 def _form(nest: TileNest, families: Mapping[str, tuple[str, ...]], core: Core) -> object:
-    """Equal for nests that take as long on any machine: factors may stand in each other's place
-    where the registers of both have the same size."""
-    new = {axis: f"<{'*'.join(fed)}:{axis if not fed else ''}>" for axis, fed in families.items()}
+    """Return a value that is equal for nests that take equally long on any machine.
 
-    def name(own: str) -> str:
-        return new.get(own, own)
+    Factors may replace each other where their registers have the same size.
+    """
+    renamed = {
+        axis: f"<{'*'.join(fed)}:{axis if not fed else ''}>" for axis, fed in families.items()
+    }
+
+    def name(axis: str) -> str:
+        return renamed.get(axis, axis)
 
     sizes = {f"core.{role.name.lower()}": role for role in core.intrinsic.roles}
     return (
@@ -323,25 +335,25 @@ def _machine(core: Core, name: str) -> Hierarchy:
 def _cycles(
     tilings: Tilings, nest: TileNest, machine: Hierarchy
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Cycles of tilings, and bytes by memory and direction as :class:`Activity` counts them: those
-    of a memory's own transfers to and from the one that fills it are among them."""
+    """Return the cycles of tilings, and bytes by memory and direction as :class:`Activity` counts
+    them, with those of a memory's own transfers to and from the memory that fills it."""
     total = compute_time(tilings, nest, machine).longest
     counts: dict[str, Floats] = {}
-    for found in memory_times(tilings, nest, machine, total):
-        total = found.together
-        counts[f"{found.memory}.read"] = found.read_bytes
-        counts[f"{found.memory}.written"] = found.written_bytes
+    for times in memory_times(tilings, nest, machine, total):
+        total = times.together
+        counts[f"{times.memory}.read"] = times.read_bytes
+        counts[f"{times.memory}.written"] = times.written_bytes
     for memory in machine.memories.values():
         if memory.parent is None or f"{memory.name}.read" not in counts:
             continue
-        own = tilings.traffic[memory.name]
-        counts[f"{memory.name}.written"] = counts[f"{memory.name}.written"] + own.read_bytes
-        counts[f"{memory.name}.read"] = counts[f"{memory.name}.read"] + own.write_bytes
+        traffic = tilings.traffic[memory.name]
+        counts[f"{memory.name}.written"] = counts[f"{memory.name}.written"] + traffic.read_bytes
+        counts[f"{memory.name}.read"] = counts[f"{memory.name}.read"] + traffic.write_bytes
     return total, counts
 
 
 def _best(core: Core, software: tuple[Scheduled, ...]) -> Choice | None:
-    found: list[tuple[tuple[float, float], Choice]] = []
+    ranked: list[tuple[tuple[float, float], Choice]] = []
     for number, item in enumerate(software):
         if item.machine == DOUBLE and core.banks == 1:
             continue
@@ -349,13 +361,13 @@ def _best(core: Core, software: tuple[Scheduled, ...]) -> Choice | None:
         times = np.round(total, 6)
         moved = sum(counts.values(), start=np.zeros(1))
         row = int(np.lexsort((np.broadcast_to(moved, times.shape), times))[0])
-        figures = {name: _at(values, row) for name, values in counts.items()}
-        figures["macs"] = item.nest.calls * core.intrinsic.macs
-        activity = Activity(float(total[row]), Provenance.ESTIMATED, figures)
+        quantities = {name: _at(values, row) for name, values in counts.items()}
+        quantities["macs"] = item.nest.calls * core.intrinsic.macs
+        activity = Activity(float(total[row]), Provenance.ESTIMATED, quantities)
         words = f"{item.embedding} ({item.family}), {_tiles(item, row)}"
         choice = Choice(f"{number}.{row}", words, None, activity)
-        found.append(((float(times[row]), _at(moved, row)), choice))
-    return min(found, key=lambda item: item[0])[1] if found else None
+        ranked.append(((float(times[row]), _at(moved, row)), choice))
+    return min(ranked, key=lambda item: item[0])[1] if ranked else None
 
 
 def _at(values: Floats, row: int) -> float:
@@ -363,7 +375,7 @@ def _at(values: Floats, row: int) -> float:
 
 
 def _tiles(item: Scheduled, row: int) -> str:
-    """The tile that the scratchpad holds, in words."""
+    """Return a text with the tile that the scratchpad holds."""
     sizes = item.tilings.stages[0].sizes
     shown = [f"{name.removesuffix('.o')}:{_at(size, row):g}" for name, size in sizes.items()]
     return f"{item.machine.replace('_', '-')}, scratchpad tile {' '.join(shown) or 'whole'}"

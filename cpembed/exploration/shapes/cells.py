@@ -1,169 +1,480 @@
-"""What one shape costs in one layer, by a search of its embeddings: where packing counts, and under
-sets whose executions are not known from tables."""
+"""Cells of the cost table by search: a cell is one shape in one layer.
+
+Where packing counts, and under constraint sets whose executions no table holds, cells are searched.
+Every cell begins with a lower bound: its fewest executions where tables hold them. The best set by
+the bounds is looked up, and the cells that it rests on are searched, which raises their bounds to
+costs. A set whose cells are all searched is the best of all, since no other set is below its
+bounds; most cells are never searched. When the time is over, the bounds still say how far the best
+set that was found can be from the best of all.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.cluster import Task, Workers
 from cpembed.embedding.checks import check_embedding
-from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.result import SearchResult
+from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.result import SearchResult, merged, silent
 from cpembed.embedding.search import find_embeddings
-from cpembed.errors import TransformError
-from cpembed.exploration.shapes.embedded import EXECUTIONS_ONLY, Embedded, embedded_of
+from cpembed.errors import InvariantError, TransformError
+from cpembed.exploration.shapes.choice import Columns, Costs, NearSets, SetChoice
 from cpembed.exploration.shapes.shape import Shape, instruction_of
-from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.selection.best_first import best_first
+from cpembed.selection.bounds import Lower
 from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.selection.overheads import Overheads, overheads
+from cpembed.selection.search import LimitedSearch, RankedSearch, Ranker
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.derive import LayoutCache
 from cpembed.transform.proof import require
 
-LEAST_SECONDS = 0.1
-"""For a search whose time is over when it is begun."""
+EXECUTIONS_ONLY = Weights(1.0, 0.0)
+"""Weights that order candidates by their executions alone, as ``--weights 1,0``."""
 
-_LATE = 0.5
-"""Seconds after its limit at which a search that does not end by itself is left."""
+MIN_SECONDS = 0.1
+"""Minimum time limit of a search that begins when the time is over."""
+
+_GRACE = 0.5
+"""Seconds after its limit at which a search that does not end by itself is abandoned."""
+
+_ALL_SECONDS = 1.0
+"""Time limit in seconds for finding all embeddings of a shape in a layer."""
+
+_TIES_SECONDS = 4.0
+"""Time limit in seconds for finding the embeddings of the fewest executions, of which the one that
+moves the fewest bytes is the result."""
+
+_FEW_MAPS = 64
+"""Maximum number of axis maps of each component, where the time limits leave no embedding."""
+
+_BATCH = 4
+"""Number of cells that are searched at a time, for each worker."""
+
+
+Key = TypeVar("Key")
+
+
+def keyed_results(workers: Workers, tasks: Mapping[Key, Task]) -> Iterator[tuple[Key, Any]]:
+    """Yield the results of tasks in the order in which they end, each with the key of its task."""
+    keys = {task.key: key for key, task in tasks.items()}
+    for task, result in workers.results(list(tasks.values())):
+        yield keys[task.key], result
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a shape is judged by: executions, and where ``bytes_per_execution`` is given, the bytes
-    that packing and unpacking move, so many of which are worth an execution.
+    """The measure of a shape: executions, and the bytes that packing and unpacking move where
+    ``bytes_per_execution`` says how many of these are worth an execution.
 
-    :meth:`of` is an integer: executions, or executions times ``bytes_per_execution`` plus bytes.
+    A cost (:meth:`of`) is an integer: executions, or executions times ``bytes_per_execution`` plus
+    bytes.
     """
 
     bytes_per_execution: int | None = None
 
     @property
     def unit(self) -> int:
-        """What an execution counts."""
+        """The cost of one execution."""
         return self.bytes_per_execution or 1
 
     def of(self, executions: int, packing_bytes: int) -> int:
+        """Return the cost of executions with packing."""
         moved = 0 if self.bytes_per_execution is None else packing_bytes
         return executions * self.unit + moved
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What was found of a shape in a layer: no embedding costs less than ``bound``, infinite where
-    there is none; ``embedded`` is the best that was found."""
+    """A shape in a layer (on the element types of the instruction), under a constraint set."""
+
+    workload: Computation
+    constraints: ConstraintSet
+    shape: Shape
+
+    @property
+    def ideal(self) -> int:
+        """Executions of an instruction that is useful throughout."""
+        return math.ceil(self.workload.macs / self.shape.macs)
+
+    def __str__(self) -> str:
+        return f"{self.shape} in {self.workload.name}"
+
+
+# ------------------------------------------------------------------------------ one embedding
+
+
+class NoProgram(TransformError):
+    """No embedding of as few executions as the tables say has a program: the tables count
+    embeddings, and those of a user's own set may have none."""
+
+
+@dataclass(frozen=True)
+class ProvenEmbedding:
+    """An embedding whose program is proven, with its overheads.
+
+    ``commuted``: the factors have each other's roles, because in their own nothing fits.
+    ``first_ranked``: it is proven to be the first of the ranking among those of as few executions.
+    """
+
+    embedding: Embedding
+    executions: int
+    utilisation: float
+    packing_bytes: int
+    in_place: tuple[str, ...]
+    commuted: bool
+    first_ranked: bool
+
+    @staticmethod
+    def of(
+        candidate: Candidate, cost: Overheads, *, commuted: bool, first_ranked: bool
+    ) -> ProvenEmbedding:
+        """Prove the program of a candidate."""
+        require(candidate.program)
+        return ProvenEmbedding(
+            embedding=candidate.embedding,
+            executions=cost.calls,
+            utilisation=cost.utilisation,
+            packing_bytes=cost.packing_bytes,
+            in_place=tuple(cost.in_place),
+            commuted=commuted,
+            first_ranked=first_ranked,
+        )
+
+
+@dataclass(frozen=True)
+class FewestExecutions:
+    """The fewest executions of a shape in a layer; ``commuted`` as in :class:`ProvenEmbedding`."""
+
+    executions: int
+    commuted: bool
+
+
+def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
+    """Return the embedding of a cell whose executions are known to be the fewest.
+
+    Raises
+    ------
+    NoProgram
+        If the embeddings of as few executions have no programs.
+    InvariantError
+        If the search finds no embedding of as few executions.
+    """
+    executions = fewest.executions
+    constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)
+    if fewest.commuted:
+        constraints = constraints.with_exchanged_factors()
+    cell = replace(cell, constraints=constraints)
+    rejected: tuple[str, ...] = ()
+    for search in _searches(cell, executions):
+        best = search.ranking.candidates[:1]
+        if best and best[0].overheads.calls == executions:
+            break
+        rejected = rejected or search.ranking.refused
+    else:
+        if rejected:
+            raise NoProgram(f"{cell}: no program of {executions} executions: {rejected[0]}")
+        raise InvariantError(f"{cell}: the search finds no embedding of {executions} executions")
+    candidate, cost = best[0].candidate, best[0].overheads
+    if search.found.problem is not None:
+        check_embedding(search.found.problem, constraints, candidate.embedding)
+    commuted, first = fewest.commuted, search.proven
+    return ProvenEmbedding.of(candidate, cost, commuted=commuted, first_ranked=first)
+
+
+def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
+    """Yield searches until one has a result: of all embeddings; of those of as few executions, as
+    many as a few seconds find; of the first of these, whatever time it takes."""
+    instruction = instruction_of(cell.shape)
+    ranker = Ranker(cell.workload, instruction, cell.constraints, 1, silent)
+    limits = SearchLimits(seconds=_ALL_SECONDS)
+    result = find_embeddings(cell.workload, instruction, cell.constraints, limits)
+    if result.complete:
+        yield ranker.rank(result)
+        return
+    ceiling = float(executions * cell.shape.macs - cell.workload.macs)
+    for limits in (SearchLimits(seconds=_TIES_SECONDS), SearchLimits(solutions=_FEW_MAPS)):
+        searches = LimitedSearch(ranker, limits).bounded(limits)
+        runs = [bounded.below(ceiling, silent) for bounded in searches]
+        if not runs:
+            continue
+        below = merged([run(limits.share(len(runs))) for run in runs])
+        ranked = ranker.rank(below, seconds=limits.seconds)
+        yield replace(ranked, proven=ranked.proven and below.complete)
+
+
+# ------------------------------------------------------------------------------ one cell
+
+
+@dataclass(frozen=True)
+class ShapeSearch:
+    """The embeddings of a shape in a layer, and the constraint set under which they were found;
+    ``commuted``: with commuted factors."""
+
+    result: SearchResult
+    constraints: ConstraintSet
+    commuted: bool = False
+
+
+def search_shape(cell: Cell, seconds: float | None) -> ShapeSearch:
+    """Return the embeddings of a cell.
+
+    As :func:`~cpembed.driver.solve.solve` does, it commutes the factors where nothing fits in the
+    roles that their order gives them.
+    """
+    instruction = instruction_of(cell.shape)
+    constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)
+    limits, clock = SearchLimits(seconds=seconds), Clock(seconds)
+    result = find_embeddings(cell.workload, instruction, constraints, limits)
+    infeasible = result.status is Status.INFEASIBLE and result.mismatch is None
+    may_commute = constraints.get("dataflow") and not constraints.exchanges_factors
+    if not (infeasible and may_commute):
+        return ShapeSearch(result, constraints)
+    constraints, limits = constraints.with_exchanged_factors(), limits.after(clock.passed)
+    result = find_embeddings(cell.workload, instruction, constraints, limits)
+    return ShapeSearch(result, constraints, commuted=True)
+
+
+class ProgramWalk(ABC):
+    """Derives the programs of a search in ascending order of their executions.
+
+    ``executions`` is a lower bound of what was not derived yet; ``complete``: nothing is left that
+    the walk is for.
+    """
+
+    def __init__(self, cell: Cell, search: ShapeSearch) -> None:
+        self.executions, self.complete = 0, False
+        self._cell, self._search = cell, search
+
+    def run(self, clock: Clock) -> None:
+        """Derive programs until the walk is complete or the time is over."""
+        left = clock.left()
+        try:
+            within(None if left is None else left + _GRACE, self._derive_all)
+        except OutOfTime:
+            if left is None:
+                # The time of a caller's limit is over, which is not for this walk to handle.
+                raise
+
+    def _derive_all(self) -> None:
+        layouts: LayoutCache = {}
+        workload, instruction = self._cell.workload, instruction_of(self._cell.shape)
+        embeddings = self._search.result.embeddings
+        for item in best_first(workload, instruction, embeddings, EXECUTIONS_ONLY):
+            check_time()
+            if self.ends_at(item.lower.calls):
+                break
+            self.executions = item.lower.calls
+            if self.skips(item.lower):
+                continue
+            try:
+                candidate = derive_candidate(workload, instruction, item.embedding, layouts)
+            except TransformError:
+                continue
+            self.add(candidate)
+        self.complete = True
+
+    @abstractmethod
+    def ends_at(self, executions: int) -> bool:
+        """True if no program of as many executions or more is needed."""
+
+    def skips(self, lower: Lower) -> bool:
+        """True if a program of at least these overheads is not needed."""
+        return False
+
+    @abstractmethod
+    def add(self, candidate: Candidate) -> None:
+        """Take in a program."""
+
+
+class _CheapestProgram(ProgramWalk):
+    """The program of the least cost."""
+
+    def __init__(self, cell: Cell, search: ShapeSearch, cost: Cost) -> None:
+        super().__init__(cell, search)
+        self.best: tuple[Candidate, Overheads] | None = None
+        self._cost, self._least = cost, math.inf
+
+    @property
+    def bound(self) -> float:
+        """A lower bound of the cost of any program."""
+        return self._least if self.complete else float(self._cost.of(self.executions, 0))
+
+    def ends_at(self, executions: int) -> bool:
+        return self._cost.of(executions, 0) >= self._least
+
+    def skips(self, lower: Lower) -> bool:
+        return self._cost.of(lower.calls, lower.packing_bytes) >= self._least
+
+    def add(self, candidate: Candidate) -> None:
+        paid = overheads(candidate.program)
+        value = self._cost.of(paid.calls, paid.packing_bytes)
+        if value < self._least:
+            self._least, self.best = value, (candidate, paid)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The best embedding of a cell that was found, and a lower bound of the cost of any, infinite
+    where there is none."""
 
     bound: float
-    embedded: Embedded | None = None
+    embedded: ProvenEmbedding | None = None
 
     def cost(self, cost: Cost) -> float:
-        """Of the best that was found."""
+        """Return the cost of the best embedding that was found."""
         if self.embedded is None:
             return math.inf
         return cost.of(self.embedded.executions, self.embedded.packing_bytes)
 
 
-def evaluate(
-    workload: Computation,
-    constraints: ConstraintSet,
-    shape: Shape,
-    cost: Cost,
-    seconds: float | None,
-) -> Cell:
-    """The embedding of least cost, its program proven."""
-    instruction, clock = instruction_of(shape), Clock(seconds)
-    searching = searched(workload, constraints, shape, seconds)
-    found = searching.result
-    if found.status is Status.INFEASIBLE:
-        return Cell(math.inf)
-    least = math.ceil(workload.macs / shape.macs) * cost.unit
-    ordered = _Ordered(workload, instruction, found, cost)
-    in_time(clock, ordered.run)
-    bound = max(float(least), ordered.bound) if found.complete else float(least)
-    if ordered.best is None:
-        return Cell(bound)
-    candidate, paid = ordered.best
-    if found.problem is not None:
-        check_embedding(found.problem, searching.constraints, candidate.embedding)
-    require(candidate.program)
+def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
+    """Return the embedding of the least cost, its program proven.
+
+    Parameters
+    ----------
+    cell
+        The shape and the layer.
+    cost
+        The measure of embeddings.
+    seconds
+        Time limit; None for no limit.
+    """
+    clock = Clock(seconds)
+    search = search_shape(cell, seconds)
+    result = search.result
+    if result.status is Status.INFEASIBLE:
+        return CellResult(math.inf)
+    walk = _CheapestProgram(cell, search, cost)
+    walk.run(clock)
+    bound = float(cell.ideal * cost.unit)
+    if result.complete:
+        bound = max(bound, walk.bound)
+    if walk.best is None:
+        return CellResult(bound)
+    candidate, paid = walk.best
+    if result.problem is not None:
+        check_embedding(result.problem, search.constraints, candidate.embedding)
     first = bound >= cost.of(paid.calls, paid.packing_bytes)
-    embedded = embedded_of(candidate, paid, exchanged=searching.exchanged, first=first)
-    return Cell(bound, embedded)
+    proven = ProvenEmbedding.of(candidate, paid, commuted=search.commuted, first_ranked=first)
+    return CellResult(bound, proven)
 
 
-@dataclass(frozen=True)
-class Searched:
-    """What a search came to, under which constraints; ``exchanged``: those in which the factors
-    have each other's roles."""
+# ------------------------------------------------------------------------------ the best sets
 
-    result: SearchResult
+
+@dataclass(frozen=True, kw_only=True)
+class CellSearch:
+    """The parameters of searches: the computation of each row and the shape of each column, under a
+    constraint set, by a cost; ``report`` is called with the number of cells searched."""
+
+    workloads: Sequence[Computation]
+    shape: Callable[[int], Shape]
     constraints: ConstraintSet
-    exchanged: bool = False
+    cost: Cost
+    workers: Workers
+    clock: Clock
+    report: Callable[[int], None]
 
 
-def searched(
-    workload: Computation, constraints: ConstraintSet, shape: Shape, seconds: float | None
-) -> Searched:
-    """The embeddings of a shape; as :func:`~cpembed.api.solve.solve` does, the factors exchange
-    their roles where nothing fits in their own."""
-    instruction = instruction_of(shape)
-    chosen = replace(constraints, weights=EXECUTIONS_ONLY)
-    limits, clock = SearchLimits(seconds=seconds), Clock(seconds)
-    found = find_embeddings(workload, instruction, chosen, limits)
-    nothing = found.status is Status.INFEASIBLE and found.mismatch is None
-    if not (nothing and chosen.get("dataflow") and not chosen.exchanges_factors):
-        return Searched(found, chosen)
-    chosen = chosen.with_exchanged_factors()
-    found = find_embeddings(workload, instruction, chosen, limits.after(clock.passed))
-    return Searched(found, chosen, exchanged=True)
+class CellTable:
+    """Lower bounds and costs of cells, a row per computation and a column per shape.
 
-
-def in_time(clock: Clock, work: Callable[[], None]) -> None:
-    """Do what keeps what it has found so far, until the time is over."""
-    left = clock.left()
-    try:
-        within(None if left is None else left + _LATE, work)
-    except OutOfTime:
-        if left is None:
-            raise
-
-
-class _Ordered:
-    """Derives programs in ascending order of their executions until none can cost less."""
+    Searches raise the ``bounds``; those of ``exact`` rows are costs, which need no search.
+    ``weights`` say how often the network has each row.
+    """
 
     def __init__(
-        self, workload: Computation, instruction: Instruction, found: SearchResult, cost: Cost
+        self,
+        bounds: NDArray[np.float64],
+        exact: NDArray[np.bool_],
+        weights: NDArray[np.float64],
+        search: CellSearch,
     ) -> None:
-        self.best: tuple[Candidate, Overheads] | None = None
-        self.bound = 0.0
-        self._cost, self._least = cost, math.inf
-        self._workload, self._instruction = workload, instruction
-        self._embeddings = found.embeddings
+        self.results: dict[tuple[int, int], CellResult] = {}
+        self._bounds, self._exact = bounds, exact
+        self._weights, self._search = weights, search
+        # Of the best embeddings that were found; infinite where none was.
+        self._costs = np.where(exact[:, None], bounds, np.inf)
 
-    def run(self) -> None:
-        """Until the best is known; the bound rises with what was looked at."""
-        layouts: LayoutCache = {}
-        for item in best_first(
-            self._workload, self._instruction, self._embeddings, EXECUTIONS_ONLY
-        ):
-            check_time()
-            floor = self._cost.of(item.lower.calls, 0)
-            if floor >= self._least:
+    @property
+    def weighted_costs(self) -> Costs:
+        """Costs of the embeddings that were found, each as often as the network has its row."""
+        return self._costs * self._weights[:, None]
+
+    def best(self, choose: Callable[[Costs], SetChoice]) -> SetChoice:
+        """Return the best set and the runner-up, or the best that were found when the time is over;
+        ``choose`` returns those by weighted costs."""
+        while True:
+            choice = choose(self._bounds * self._weights[:, None])
+            # The runner-up's cells only where the best set has none left.
+            places: list[tuple[int, int]] = []
+            for columns in choice.sets:
+                places = places or self._open_places(columns)
+            if not places and all(map(self._is_settled, choice.sets)):
+                return choice
+            if not places or self._is_late():
                 break
-            self.bound = float(floor)
-            if self._cost.of(item.lower.calls, item.lower.packing_bytes) >= self._least:
-                continue
-            try:
-                candidate = derive_candidate(
-                    self._workload, self._instruction, item.embedding, layouts
-                )
-            except TransformError:
-                continue
-            paid = overheads(candidate.program)
-            value = self._cost.of(paid.calls, paid.packing_bytes)
-            if value < self._least:
-                self._least, self.best = value, (candidate, paid)
-        self.bound = self._least
+            self._run(places)
+        by_costs = choose(self.weighted_costs)
+        least = choice.costs[-1] if len(choice.costs) > 1 else math.inf
+        proven = len(by_costs.costs) > 1 and by_costs.costs[1] <= least
+        return SetChoice(by_costs.sets, by_costs.costs, choice.bound, proven)
+
+    def near(self, choose: Callable[[Costs], NearSets]) -> NearSets:
+        """Return the sets within a limit, or those found when the time is over; ``choose`` returns
+        those by weighted costs."""
+        while True:
+            near = choose(self._bounds * self._weights[:, None])
+            sets = [columns for columns, _ in near.sets]
+            places = list(dict.fromkeys(place for s in sets for place in self._open_places(s)))
+            if not places and all(map(self._is_settled, sets)):
+                return near
+            if not places or self._is_late():
+                return replace(choose(self.weighted_costs), complete=False)
+            self._run(places)
+
+    def _open_places(self, columns: Columns) -> list[tuple[int, int]]:
+        """Return the cells that a set rests on and that are not searched, the most costly first."""
+        best: list[int] = self._bounds[:, columns].argmin(axis=1).tolist()
+        places = [(row, columns[n]) for row, n in enumerate(best)]
+        unsearched = [p for p in places if p not in self.results and not self._exact[p[0]]]
+        return sorted(unsearched, key=lambda place: -self._bounds[place] * self._weights[place[0]])
+
+    def _is_settled(self, columns: Columns) -> bool:
+        """True if no embeddings of a set can cost less than those that were found."""
+        least = self._bounds[:, columns].min(axis=1)
+        return bool((self._costs[:, columns].min(axis=1) <= least).all())
+
+    def _is_late(self) -> bool:
+        left = self._search.clock.left()
+        return left is not None and left <= 0
+
+    def _run(self, places: Sequence[tuple[int, int]]) -> None:
+        """Search a batch of the first cells, which may make the rest unnecessary."""
+        search = self._search
+        left = search.clock.left()
+        seconds = None if left is None else max(left, MIN_SECONDS)
+        tasks: dict[tuple[int, int], Task] = {}
+        for row, column in places[: _BATCH * search.workers.count]:
+            cell = Cell(search.workloads[row], search.constraints, search.shape(column))
+            arguments = cell, search.cost, seconds
+            key = f"cell {row} {column}"
+            tasks[row, column] = Task(key, search_cell, arguments, f"embedding {cell}")
+        for place, result in keyed_results(search.workers, tasks):
+            self.results[place] = result
+            self._bounds[place] = max(self._bounds[place], result.bound)
+            self._costs[place] = result.cost(search.cost)
+            if math.isfinite(self._costs[place]):
+                self._bounds[place] = min(self._bounds[place], self._costs[place])
+            search.report(len(self.results))

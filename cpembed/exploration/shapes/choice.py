@@ -1,99 +1,286 @@
-"""The best K shapes, of which each layer takes its best: one and two by exhausting what bounds
-leave."""
+"""The best K columns of a cost table, where each layer takes its best of them.
+
+One and two shapes are found here by exhausting what bounds leave, larger sets and those that share
+a budget by CP-SAT (:mod:`~cpembed.exploration.shapes.median`). Shapes that another one matches on
+every layer are removed beforehand (:func:`undominated`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.time_limit import Clock
+
 Costs = NDArray[np.float64]
 """A row per layer, weighted with how often the network has it; a column per shape. Infinite where
 the shape has no embedding in the layer."""
 
+Columns = tuple[int, ...]
+"""A set of shapes as ascending columns of a cost table."""
+
+MAX_SETS = 10_000
+"""Maximum number of sets near the best that are listed."""
+
+_COMPARED_FIRST = 6
+"""Number of layers that decide most comparisons of a shape with the one that may dominate it."""
+
+_ROUNDING = 1e-12
+"""Relative tolerance of a cost limit, so that a set that costs exactly the limit is within it."""
+
 
 @dataclass(frozen=True)
-class Found:
-    """Sets of shapes (columns, ascending) in ascending order of what they cost, the best first;
-    ``bound``: no set of as many shapes costs less. The second is the runner-up, the best that does
-    not hold all shapes of the first; ``second_proven``: that is proven too."""
+class Budget:
+    """A limit on the sum of the ``sizes`` (one per column) of a set's shapes."""
 
-    sets: tuple[tuple[int, ...], ...]
+    sizes: Sequence[int]
+    limit: int
+
+    def admits(self, columns: Columns) -> bool:
+        """True if the shapes of a set fit the budget."""
+        return sum(self.sizes[n] for n in columns) <= self.limit
+
+
+@dataclass(frozen=True)
+class SetChoice:
+    """The best set and the runner-up, which does not hold all shapes of the best.
+
+    ``sets`` and ``costs`` are empty where no set serves all layers. No set of as many shapes costs
+    less than ``bound``; ``runner_up_proven``: nor, without all of the best, less than the second.
+    """
+
+    sets: tuple[Columns, ...]
     costs: tuple[float, ...]
     bound: float
-    second_proven: bool = True
+    runner_up_proven: bool = True
 
     @property
     def proven(self) -> bool:
+        """True if the first set is proven to be the best."""
         return bool(self.costs) and self.costs[0] <= self.bound
 
 
-def best_one(costs: Costs) -> Found:
-    """The best shape and the runner-up."""
-    totals = costs.sum(axis=0)
-    return _result([((int(n),), float(totals[n])) for n in np.argsort(totals, kind="stable")[:2]])
+def cost_of(costs: Costs, columns: Sequence[int]) -> float:
+    """Return the cost of a set, each layer by its best shape."""
+    return float(costs[:, list(columns)].min(axis=1).sum())
 
 
-def best_two(costs: Costs) -> Found:
-    """The best set of at most two shapes, and the runner-up: the best one without all of these."""
-    first = _best_pair(costs, ())
-    if first is None:
-        return _result([])
-    chosen, cost = first
-    second = _best_pair(costs, chosen)
-    return _result([(chosen, cost), *([] if second is None else [second])])
-
-
-def needed(costs: Costs, chosen: Sequence[int]) -> tuple[int, ...]:
-    """A set without those of its shapes without which it costs no more; ascending."""
-    kept = sorted(chosen)
-    cost = cost_of(costs, kept)
-    for number in sorted(chosen, reverse=True):
-        rest = [n for n in kept if n != number]
+def drop_redundant(costs: Costs, columns: Sequence[int]) -> Columns:
+    """Return a set without the shapes whose removal does not raise its cost, ascending."""
+    needed = sorted(columns)
+    cost = cost_of(costs, needed)
+    for column in sorted(columns, reverse=True):
+        rest = [n for n in needed if n != column]
         if rest and cost_of(costs, rest) <= cost:
-            kept = rest
-    return tuple(kept)
+            needed = rest
+    return tuple(needed)
 
 
-def cost_of(costs: Costs, chosen: Sequence[int]) -> float:
-    """What a set costs, each layer by its best."""
-    return float(costs[:, list(chosen)].min(axis=1).sum())
+def best_one(costs: Costs) -> SetChoice:
+    """Return the best shape and the runner-up."""
+    totals = costs.sum(axis=0)
+    first_two = np.argsort(totals, kind="stable")[:2].tolist()
+    return _finite([((n,), float(totals[n])) for n in first_two])
 
 
-def _result(found: Sequence[tuple[tuple[int, ...], float]]) -> Found:
-    finite = [(chosen, cost) for chosen, cost in found if math.isfinite(cost)]
+def best_two(costs: Costs) -> SetChoice:
+    """Return the best set of at most two shapes and the runner-up."""
+    best = _best_pair(costs, ())
+    if best is None:
+        return _finite([])
+    runner_up = _best_pair(costs, best[0])
+    return _finite([best] if runner_up is None else [best, runner_up])
+
+
+def _finite(sets: Sequence[tuple[Columns, float]]) -> SetChoice:
+    finite = [(columns, cost) for columns, cost in sets if math.isfinite(cost)]
     costs = tuple(cost for _, cost in finite)
-    return Found(tuple(chosen for chosen, _ in finite), costs, costs[0] if costs else math.inf)
+    return SetChoice(
+        tuple(columns for columns, _ in finite), costs, costs[0] if costs else math.inf
+    )
 
 
-def _best_pair(costs: Costs, without: Sequence[int]) -> tuple[tuple[int, ...], float] | None:
-    """The best set of at most two shapes that does not hold all of ``without``.
+def _best_pair(costs: Costs, excluded: Columns) -> tuple[Columns, float] | None:
+    """Return the best set of at most two shapes that does not hold all of ``excluded``.
 
-    Shapes are taken in ascending order of what they cost alone, each with those after it. With
-    these it costs no less than where each layer takes the best of all of them; where that is not
-    below the best pair so far, the shape is the first of no better pair.
+    Shapes are taken in ascending order of their costs alone, each with those after it. With these
+    it costs no less than where each layer takes the best of all of them; where that is not below
+    the best pair so far, the shape is the first of no better pair.
     """
     totals = costs.sum(axis=0)
     order = np.argsort(totals, kind="stable")
-    if len(without) == 1:
-        order = order[order != without[0]]
+    if len(excluded) == 1:
+        order = order[order != excluded[0]]
     if not len(order):
         return None
     ordered = np.ascontiguousarray(costs[:, order])
     best, pair = float(totals[order[0]]), (int(order[0]),)
-    after = np.minimum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
-    bounds = np.minimum(ordered[:, :-1], after[:, 1:]).sum(axis=0)
+    bounds = np.minimum(ordered[:, :-1], _suffix_minima(ordered)[:, 1:]).sum(axis=0)
     for place in np.flatnonzero(bounds < best):
+        # The best pair may have improved since the loop began.
         if bounds[place] >= best:
             continue
         first = int(order[place])
         pairs = np.minimum(ordered[:, place + 1 :], ordered[:, place : place + 1]).sum(axis=0)
-        if first in without:
-            pairs[np.isin(order[place + 1 :], without)] = np.inf
-        other = int(np.argmin(pairs))
-        if pairs[other] < best:
-            best, pair = float(pairs[other]), (first, int(order[place + 1 + other]))
-    return (needed(costs, pair), best) if math.isfinite(best) else None
+        if first in excluded:
+            pairs[np.isin(order[place + 1 :], excluded)] = np.inf
+        second = int(np.argmin(pairs))
+        if pairs[second] < best:
+            best, pair = float(pairs[second]), (first, int(order[place + 1 + second]))
+    return (drop_redundant(costs, pair), best) if math.isfinite(best) else None
+
+
+def _suffix_minima(ordered: Costs) -> Costs:
+    """Return the least cost of each layer among a column and all after it."""
+    return np.minimum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
+
+
+# ------------------------------------------------------------------------------ dominance
+
+
+def undominated(costs: Costs, preference: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the columns that no other column matches or beats on every layer.
+
+    For each column that is removed there is a remaining one that is at most as expensive on every
+    layer, so no set of K columns is better than the best one of those that remain. They are
+    ascending by their total costs; of equal columns the one of the least ``preference`` remains.
+    """
+    if not costs.size:
+        return np.arange(min(costs.shape[1], 1), dtype=np.int64)
+    # Sums with infinite costs have no order, so the number of infinite costs comes first.
+    missing = np.isinf(costs).sum(axis=0)
+    sums = np.where(np.isinf(costs), 0.0, costs).sum(axis=0)
+    remaining = np.lexsort((preference, sums, missing))
+    result: list[int] = []
+    # The layers on which costs vary most come first, as most comparisons end there.
+    ordered = np.ascontiguousarray(costs[np.argsort(-_variation(costs))][:, remaining])
+    while len(remaining):
+        head = ordered[:, 0]
+        result.append(int(remaining[0]))
+        better = ordered[:_COMPARED_FIRST] < head[:_COMPARED_FIRST, None]
+        survives = np.array(better.any(axis=0), np.bool_)
+        unsure = np.flatnonzero(~survives)
+        later = (ordered[_COMPARED_FIRST:, unsure] < head[_COMPARED_FIRST:, None]).any(axis=0)
+        survives[unsure[later]] = True
+        remaining, ordered = remaining[survives], ordered[:, survives]
+    return np.array(result, np.int64)
+
+
+def undominated_without(
+    costs: Costs, preference: NDArray[np.int64], columns: NDArray[np.int64], excluded: int
+) -> NDArray[np.int64]:
+    """Return the undominated columns where one column is excluded from the table.
+
+    The best set without this column is among them: it may need columns that only this one
+    dominates.
+
+    Parameters
+    ----------
+    costs, preference
+        As in :func:`undominated`.
+    columns
+        The undominated columns of the whole table.
+    excluded
+        The column to leave out.
+    """
+    rest = columns[columns != excluded]
+    dominated = np.flatnonzero((costs >= costs[:, excluded : excluded + 1]).all(axis=0))
+    candidates = np.union1d(rest, dominated[dominated != excluded])
+    result: NDArray[np.int64] = candidates[
+        undominated(costs[:, candidates], preference[candidates])
+    ]
+    return result
+
+
+def _variation(costs: Costs) -> NDArray[np.float64]:
+    """Return the ratio of the mean cost to the best on each layer."""
+    finite = np.isfinite(costs)
+    mean = np.where(finite, costs, 0.0).sum(axis=1) / np.maximum(finite.sum(axis=1), 1)
+    least = costs.min(axis=1)
+    usable = np.isfinite(least) & (least > 0)
+    return np.where(usable, mean / np.where(usable, least, 1.0), 0.0)
+
+
+# ------------------------------------------------------------------------------ near the best
+
+
+@dataclass(frozen=True)
+class NearSets:
+    """Sets with their costs in ascending order; ``complete``: these are all within the limit."""
+
+    sets: tuple[tuple[Columns, float], ...]
+    complete: bool
+
+    @staticmethod
+    def first_of(sets: Sequence[tuple[Columns, float]], *, complete: bool) -> NearSets:
+        """Return the first :data:`MAX_SETS` of sets in any order."""
+        ordered = sorted(sets, key=lambda item: (item[1], item[0]))
+        return NearSets(tuple(ordered[:MAX_SETS]), complete and len(ordered) <= MAX_SETS)
+
+
+def cost_limit(best: float, percent: float) -> float:
+    """Return the maximum cost of a set within a percentage of the best cost."""
+    return best * (1 + percent / 100) * (1 + _ROUNDING)
+
+
+def sets_within(
+    costs: Costs, count: int, limit: float, clock: Clock, budget: Budget | None = None
+) -> NearSets:
+    """Return all sets that cost at most a limit and have no redundant shape.
+
+    Parameters
+    ----------
+    costs
+        The cost table.
+    count
+        Maximum number of shapes in a set.
+    limit
+        Maximum cost of a set.
+    clock
+        When it runs out, the sets listed so far are returned as incomplete.
+    budget
+        A limit on the sizes of a set's shapes.
+    """
+    sets: list[tuple[Columns, float]] = []
+    for columns, cost in _grown(costs, count, limit):
+        left = clock.left()
+        if left is not None and left <= 0:
+            return NearSets.first_of(sets, complete=False)
+        if budget is not None and not budget.admits(columns):
+            continue
+        if drop_redundant(costs, columns) == columns:
+            sets.append((columns, cost))
+            # Enough to list the cheapest ones, while memory and time stay bounded.
+            if len(sets) > MAX_SETS * 10:
+                return NearSets.first_of(sets, complete=False)
+    return NearSets.first_of(sets, complete=True)
+
+
+def _grown(costs: Costs, count: int, limit: float) -> Iterator[tuple[Columns, float]]:
+    """Yield sets within the limit, grown in ascending order of what shapes cost alone.
+
+    With all shapes that follow, a set costs no less than where each layer takes the best of these;
+    where that is above the limit the set is not extended.
+    """
+    order = np.argsort(costs.sum(axis=0), kind="stable")
+    ordered = np.ascontiguousarray(costs[:, order])
+    minima = _suffix_minima(ordered)
+
+    def grow(places: Columns, least: Costs, begin: int) -> Iterator[tuple[Columns, float]]:
+        extended = np.minimum(ordered[:, begin:], least[:, None])
+        sums = extended.sum(axis=0)
+        for place in np.flatnonzero(sums <= limit).tolist():
+            columns = (*places, begin + place)
+            yield tuple(sorted(int(order[n]) for n in columns)), float(sums[place])
+        if len(places) + 1 == count:
+            return
+        bounds = np.minimum(extended[:, :-1], minima[:, begin + 1 :]).sum(axis=0)
+        for place in np.flatnonzero(bounds <= limit).tolist():
+            yield from grow((*places, begin + place), extended[:, place], begin + place + 1)
+
+    if len(order):
+        yield from grow((), np.full(len(costs), np.inf), 0)

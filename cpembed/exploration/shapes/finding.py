@@ -2,273 +2,311 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
-from cpembed.exploration.shapes.choice import Costs, Found
-from cpembed.exploration.shapes.dominance import undominated, undominated_without
-from cpembed.exploration.shapes.embedded import Embedded, Fewest, NoProgram, embed
-from cpembed.exploration.shapes.layers import (
-    LayerSet,
+from cpembed.exploration.shapes.cells import (
+    Cell,
+    CellSearch,
+    CellTable,
+    FewestExecutions,
+    NoProgram,
+    ProvenEmbedding,
+    embed,
+    keyed_results,
+)
+from cpembed.exploration.shapes.choice import (
+    Costs,
+    NearSets,
+    SetChoice,
+    undominated,
+    undominated_without,
+)
+from cpembed.exploration.shapes.layout_search import LayoutSearch
+from cpembed.exploration.shapes.network import network_of
+from cpembed.exploration.shapes.question import (
+    Model,
+    Question,
     Report,
-    executions_of,
     read_layers,
+    tabulate,
     weighted,
 )
-from cpembed.exploration.shapes.network import network_of
-from cpembed.exploration.shapes.question import Model, Question
 from cpembed.exploration.shapes.result import (
     Counts,
     LayerRow,
     LeftOut,
+    NearShapes,
     Sets,
-    ShapedSets,
     ShapeResult,
 )
-from cpembed.exploration.shapes.settling import Cells, Search, settle, settle_near
 from cpembed.exploration.shapes.shape import Shape
-from cpembed.exploration.shapes.together import NOTHING, Chooser
-from cpembed.exploration.shapes.used_ways import rows_of
-from cpembed.exploration.shapes.within import Near
 from cpembed.time_limit import Clock
 
 
 def find_shapes(model: Model, question: Question, workers: Workers, report: Report) -> ShapeResult:
-    """The best shapes, proven, or the best that were found in the time, with the gap.
+    """Return the best shapes, proven, or the best that were found in the time, with the gap.
 
-    Raises :class:`~cpembed.errors.CpembedError` for a model that cannot be read, and what ends a
-    worker's task.
+    Parameters
+    ----------
+    model
+        The suite or the model.
+    question
+        The shapes that are compared and how.
+    workers
+        The workers that compute tables and search embeddings.
+    report
+        Called as the search proceeds.
+
+    Raises
+    ------
+    CpembedError
+        If the model cannot be read or a worker's task ends with an error.
     """
-    started = time.perf_counter()
     finder = _Finder(model, question, workers, report)
     if question.layouts:
-        return _with_layouts(finder, started)
+        return _with_layouts(finder)
     answer = finder.answer()
     try:
         rows = finder.rows(answer)
     except NoProgram:
-        answer = finder.searched(exact=False)
+        # The tables count an embedding without a program: they are lower bounds only.
+        answer = finder.by_search(exact=False)
         rows = finder.rows(answer)
-    return ShapeResult(
-        finder.layers.suite,
-        question,
-        Sets.of(answer.found, [finder.shape(int(n)) for n in answer.columns]),
-        tuple(rows),
-        finder.left_out(),
-        Counts(len(finder.columns), answer.not_dominated, answer.searched),
-        tuple(finder.shape(column) for column in answer.equal),
-        time.perf_counter() - started,
-        near=answer.near,
-    )
+    counts = Counts(len(finder.columns), answer.not_dominated, answer.searched)
+    sets = Sets.of(answer.choice, [finder.shape(int(n)) for n in answer.columns])
+    equal = tuple(finder.shape(column) for column in answer.equal)
+    result = finder.result(sets, rows, counts)
+    return replace(result, equal=equal, near=answer.near)
 
 
-def _with_layouts(finder: _Finder, started: float) -> ShapeResult:
-    network = network_of(finder.layers, frozenset(finder.used))
+def _with_layouts(finder: _Finder) -> ShapeResult:
+    network = network_of(finder.layers, frozenset(finder.computations))
     shapes = [finder.shape(int(column)) for column in finder.columns]
-    found = NOTHING
+    executions = np.empty((0, 0))
     if network.uses and shapes:
-        executions = [finder.tables[n].executions[finder.columns] for n in network.computations]
-        chooser = Chooser(network, finder.question, shapes, np.stack(executions), finder.clock)
-        found = chooser.run(finder.workers, finder.report)
-    rows = rows_of(network, found.best, finder.layers, shapes, finder.workers)
-    choices = [found.best, *([] if found.second is None else [found.second])]
-    sets = Found(
-        tuple(choice.columns for choice in choices if choice.options),
-        tuple(choice.cost for choice in choices if choice.options),
-        found.bound,
-        found.second_proven,
+        rows = [finder.tables[n].executions[finder.columns] for n in network.computations]
+        executions = np.stack(rows)
+    search = LayoutSearch(network, finder.question, shapes, executions, finder.clock)
+    answer = search.run(finder.workers, finder.report)
+    choices = [choice for choice in (answer.best, answer.runner_up) if choice and choice.options]
+    sets = SetChoice(
+        tuple(choice.columns for choice in choices),
+        tuple(choice.cost for choice in choices),
+        answer.bound,
+        answer.runner_up_proven,
     )
-    return ShapeResult(
-        finder.layers.suite,
-        finder.question,
-        Sets.of(sets, shapes),
-        tuple(rows),
-        finder.left_out(),
-        Counts(len(shapes), None if shapes else 0, found.searched),
-        (),
-        time.perf_counter() - started,
-        found.best.copies,
-        None if found.near is None else ShapedSets.of(found.near, shapes),
-    )
+    counts = Counts(len(shapes), None if shapes else 0, answer.searched)
+    near = None if answer.near is None else NearShapes.of(answer.near, shapes)
+    rows = search.rows(answer.best, finder.layers)
+    result = finder.result(Sets.of(sets, shapes), rows, counts)
+    return replace(result, copies=answer.best.copies, near=near)
 
 
 def choose_undominated(
     question: Question,
-    compared: Costs,
     costs: Costs,
-    sizes: NDArray[np.int64],
-    kept: NDArray[np.int64],
+    macs: NDArray[np.int64],
     clock: Clock,
-) -> tuple[Found, NDArray[np.int64]]:
-    """The best sets and the columns that their numbers are of; ``kept`` are the undominated ones.
+) -> tuple[SetChoice, NDArray[np.int64], int]:
+    """Return the best sets among the undominated shapes.
 
-    A runner-up lacks one of the best shapes, in whose place there may be one that it dominates.
+    Parameters
+    ----------
+    question
+        How shapes are chosen.
+    costs
+        A row per layer, weighted, and a column per shape.
+    macs
+        The multiply-accumulates of each shape.
+    clock
+        The time limit.
+
+    Returns
+    -------
+    The choice, the columns that its sets number, and the number of undominated shapes.
     """
-    columns, looked_at = kept, set[int]()
+    compared = costs
+    if question.total_macs is not None:
+        # Where shapes share a budget a smaller one may be needed.
+        compared = np.concatenate([costs, macs[None].astype(np.float64)])
+    remaining = undominated(compared, macs)
+    columns, excluded = remaining, set[int]()
     while True:
-        found = question.choose(costs[:, columns], sizes[columns], clock)
-        best = {int(columns[n]) for chosen in found.sets[:1] for n in chosen}
-        if best <= looked_at:
-            return found, columns
-        for column in best - looked_at:
-            more = undominated_without(compared, sizes, kept, column)
+        choice = question.choose(costs[:, columns], macs[columns], clock)
+        best = {int(columns[n]) for chosen in choice.sets[:1] for n in chosen}
+        if best <= excluded:
+            return choice, columns, len(remaining)
+        # A runner-up lacks one of the best shapes, and may need one that only this one dominates.
+        for column in best - excluded:
+            more = undominated_without(compared, macs, remaining, column)
             columns = np.union1d(columns, more)
-        looked_at |= best
+        excluded |= best
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """Sets of ``columns``; ``costs`` of the rows in these. ``embedded``: embeddings that are known,
-    by row and by place among the columns. ``not_dominated`` and ``searched`` are None where
-    nothing was removed, and no cell searched. ``equal``: columns of all shapes that are as good as
-    a best one."""
+    """A choice among ``columns`` of the table, with the ``costs`` of its rows there.
 
-    found: Found
+    ``embedded`` holds the embeddings that searches found, by row and position among the columns;
+    ``equal`` the columns of all other shapes that are as good as a single best one;
+    ``not_dominated`` and ``searched`` are as in :class:`~cpembed.exploration.shapes.result.Counts`.
+    """
+
+    choice: SetChoice
     columns: NDArray[np.int64]
     costs: Costs
-    embedded: dict[tuple[int, int], Embedded]
+    embedded: dict[tuple[int, int], ProvenEmbedding]
     not_dominated: int | None = None
     searched: int | None = None
     equal: tuple[int, ...] = ()
-    near: ShapedSets | None = None
+    near: NearShapes | None = None
 
 
 class _Finder:
-    """The suite's layers with their tables, and the ways to the best shapes."""
+    """The suite's layers with their tables, from which the best shapes are chosen."""
 
     def __init__(self, model: Model, question: Question, workers: Workers, report: Report) -> None:
         self.question, self.workers, self.report = question, workers, report
-        self.clock = Clock(question.timeout)
-        self.layers: LayerSet = read_layers(model.name, model.layout, model.inputs)
-        self.tables = executions_of(
-            self.layers, question.constraints, question.scope, workers, report
-        )
-        self.used = [n for n, found in enumerate(self.tables) if found.reason is None]
+        self.clock, self._started = Clock(question.timeout), time.perf_counter()
+        self.layers = read_layers(model)
+        self.tables = tabulate(self.layers, question, workers, report)
+        self.computations = [n for n, table in enumerate(self.tables) if table.reason is None]
         self.columns = question.admitted()
+        self._macs: NDArray[np.int64] = question.scope.shapes[self.columns].prod(axis=1)
 
     def shape(self, column: int) -> Shape:
-        """The shape of a column of the tables."""
+        """Return the shape of a column of the tables."""
         return Shape(*map(int, self.question.scope.shapes[column]))
 
     def answer(self) -> _Answer:
-        """The best sets."""
-        if not self.used or not len(self.columns):
-            nothing = Found((), (), float("inf"))
-            return _Answer(nothing, self.columns[:0], np.empty((0, 0)), {}, 0)
-        searched = any(self.tables[n].obstacle is not None for n in self.used)
-        if searched or self.question.cost.bytes_per_execution is not None:
-            return self.searched(exact=self.question.cost.bytes_per_execution is None)
-        return self._from_tables()
+        """Return the best sets, by tables alone where these hold all costs."""
+        if not self.computations or not len(self.columns):
+            return _Answer(
+                choice=SetChoice((), (), math.inf),
+                columns=self.columns[:0],
+                costs=np.empty((0, 0)),
+                embedded={},
+                not_dominated=0,
+            )
+        packing = self.question.cost.bytes_per_execution is not None
+        if packing or any(self.tables[n].obstacle is not None for n in self.computations):
+            return self.by_search(exact=not packing)
+        return self._by_tables()
 
-    def _from_tables(self) -> _Answer:
-        costs = weighted(self.layers, self.tables, self.used)[:, self.columns]
-        sizes = self._sizes(self.columns)
-        compared = costs
-        if self.question.total_macs is not None:
-            # Where shapes share a budget a smaller one may be needed.
-            compared = np.concatenate([costs, sizes[None].astype(np.float64)])
-        kept = undominated(compared, sizes)
-        found, columns = choose_undominated(self.question, compared, costs, sizes, kept, self.clock)
-        near = None
-        if self.question.within is not None and found.sets:
-            near = self.question.near(costs, sizes, found.costs[0], self.clock)
-        shaped = self._shaped(near, self.columns, found)
-        answer = _Answer(
-            found, self.columns[columns], costs[:, columns], {}, len(kept), near=shaped
+    def _by_tables(self) -> _Answer:
+        costs = weighted(self.layers, self.tables, self.computations)[:, self.columns]
+        choice, columns, not_dominated = choose_undominated(
+            self.question, costs, self._macs, self.clock
         )
-        if len(found.sets[:1]) and len(found.sets[0]) == 1:
-            totals = costs.sum(axis=0)
-            equal = self.columns[totals == found.costs[0]]
-            best = answer.columns[found.sets[0][0]]
-            return replace(answer, equal=tuple(int(n) for n in equal if n != best))
-        return answer
+        near, equal = None, ()
+        if self.question.within is not None and choice.sets:
+            near = self.question.near(costs, self._macs, choice.costs[0], self.clock)
+        if choice.sets and len(choice.sets[0]) == 1:
+            best = columns[choice.sets[0][0]]
+            ties = np.flatnonzero(costs.sum(axis=0) == choice.costs[0])
+            equal = tuple(int(self.columns[n]) for n in ties if n != best)
+        return _Answer(
+            choice=choice,
+            columns=self.columns[columns],
+            costs=costs[:, columns],
+            embedded={},
+            not_dominated=not_dominated,
+            equal=equal,
+            near=self._near_shapes(near, choice),
+        )
 
-    def _shaped(
-        self, near: Near | None, columns: NDArray[np.int64], found: Found
-    ) -> ShapedSets | None:
+    def by_search(self, *, exact: bool) -> _Answer:
+        """Return the best sets by searches of cells.
+
+        ``exact``: executions in tables are costs, else they are lower bounds.
+        """
+        question, tables, rows = self.question, self.tables, self.computations
+        bounds = np.stack([tables[n].executions[self.columns] * question.cost.unit for n in rows])
+        weights = np.array([self.layers.weight(n) for n in rows], np.float64)
+        in_tables = [exact and tables[n].obstacle is None for n in rows]
+        search = CellSearch(
+            workloads=[self.layers.workloads[n] for n in rows],
+            shape=lambda column: self.shape(self.columns[column]),
+            constraints=question.constraints,
+            cost=question.cost,
+            workers=self.workers,
+            clock=self.clock,
+            report=lambda count: self.report(f"searching: {count:,} shapes in layers", 0, 1),
+        )
+        table = CellTable(bounds, np.array(in_tables, np.bool_), weights, search)
+        choice = table.best(lambda costs: question.choose(costs, self._macs, self.clock))
+        near = None
+        if question.within is not None and choice.sets:
+            best = choice.costs[0]
+            near = table.near(lambda costs: question.near(costs, self._macs, best, self.clock))
+        results = table.results.items()
+        return _Answer(
+            choice=choice,
+            columns=self.columns,
+            costs=table.weighted_costs,
+            embedded={place: c.embedded for place, c in results if c.embedded is not None},
+            searched=len(results),
+            near=self._near_shapes(near, choice),
+        )
+
+    def _near_shapes(self, near: NearSets | None, choice: SetChoice) -> NearShapes | None:
+        """Return the shapes of sets near the best; they are all only if the best is proven."""
         if near is None:
             return None
-        shapes = {int(n): self.shape(int(columns[n])) for chosen, _ in near.sets for n in chosen}
-        return ShapedSets.of(replace(near, complete=near.complete and found.proven), shapes)
-
-    def searched(self, *, exact: bool) -> _Answer:
-        """The best sets by searches of shapes in layers; ``exact``: executions that tables know are
-        costs, else they are lower bounds."""
-        unit = self.question.cost.unit
-        bounds = np.stack([self.tables[n].executions[self.columns] * unit for n in self.used])
-        weights = np.array([self.layers.weights(n) for n in self.used], np.float64)
-        known = [exact and self.tables[n].obstacle is None for n in self.used]
-        cells = Cells(bounds, weights, np.array(known, np.bool_))
-        search = Search(
-            [self.layers.workloads[n] for n in self.used],
-            lambda column: self.shape(self.columns[column]),
-            self.question.constraints,
-            self.question.cost,
-            self.workers,
-            self.clock,
-            lambda count: self.report(f"searching: {count:,} shapes in layers", 0, 1),
-        )
-        sizes = self._sizes(self.columns)
-        found = settle(cells, search, lambda c: self.question.choose(c, sizes, self.clock))
-        near = None
-        if self.question.within is not None and found.sets:
-            best = found.costs[0]
-            near = settle_near(
-                cells, search, lambda c: self.question.near(c, sizes, best, self.clock)
-            )
-        embedded = {
-            place: cell.embedded for place, cell in cells.known.items() if cell.embedded is not None
-        }
-        costs = cells.weighted_costs
-        shaped = self._shaped(near, self.columns, found)
-        return _Answer(found, self.columns, costs, embedded, None, len(cells.known), near=shaped)
-
-    def _sizes(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
-        sizes: NDArray[np.int64] = self.question.scope.shapes[columns].prod(axis=1)
-        return sizes
+        numbers = {n for columns, _ in near.sets for n in columns}
+        shapes = {n: self.shape(int(self.columns[n])) for n in numbers}
+        return NearShapes.of(replace(near, complete=near.complete and choice.proven), shapes)
 
     def rows(self, answer: _Answer) -> list[LayerRow]:
-        """Each layer with its shape and the embedding of that, proven."""
-        if not answer.found.sets:
+        """Return each layer with its best shape and the embedding, proven."""
+        if not answer.choice.sets:
             return []
-        best = list(answer.found.sets[0])
-        taken = {
-            n: (row, best[int(np.argmin(answer.costs[row, best]))])
-            for row, n in enumerate(self.used)
-        }
-        columns = {n: int(answer.columns[place]) for n, (_, place) in taken.items()}
-        known = {n: answer.embedded[p] for n, p in taken.items() if p in answer.embedded}
-        known |= self._embed({n: column for n, column in columns.items() if n not in known})
+        best = list(answer.choice.sets[0])
+        columns: dict[int, int] = {}
+        embedded: dict[int, ProvenEmbedding] = {}
+        for row, computation in enumerate(self.computations):
+            place = row, best[int(np.argmin(answer.costs[row, best]))]
+            columns[computation] = int(answer.columns[place[1]])
+            if place in answer.embedded:
+                embedded[computation] = answer.embedded[place]
+        embedded |= self._embed({n: c for n, c in columns.items() if n not in embedded})
         return [
-            LayerRow(layer, self.shape(columns[n]), known[n])
+            LayerRow(layer, self.shape(columns[n]), embedded[n])
             for layer in self.layers.layers
             if (n := layer.computation) in columns
         ]
 
-    def _embed(self, columns: dict[int, int]) -> dict[int, Embedded]:
-        """The embeddings of the chosen shapes, by the workers."""
-        tasks: list[Task] = []
+    def _embed(self, columns: dict[int, int]) -> dict[int, ProvenEmbedding]:
+        """Return the embeddings of the shape of a column in each computation."""
+        tasks: dict[int, Task] = {}
         for computation, column in columns.items():
-            table, shape = self.tables[computation], self.shape(column)
-            fewest = Fewest(int(table.executions[column]), bool(table.exchanged[column]))
-            workload = self.layers.workloads[computation]
-            arguments = (workload, self.question.constraints, shape, fewest)
-            doing = f"embedding {shape} in {workload.name}"
-            tasks.append(Task(str(computation), embed, arguments, doing))
-        found: dict[int, Embedded] = {}
-        for task, result in self.workers.results(tasks):
-            found[int(task.key)] = result
-            self.report("embedding the best shapes", len(found), len(tasks))
-        return found
+            table, workload = self.tables[computation], self.layers.workloads[computation]
+            cell = Cell(workload, self.question.constraints, self.shape(column))
+            fewest = FewestExecutions(int(table.executions[column]), bool(table.commuted[column]))
+            tasks[computation] = Task(str(computation), embed, (cell, fewest), f"embedding {cell}")
+        embedded: dict[int, ProvenEmbedding] = {}
+        for computation, result in keyed_results(self.workers, tasks):
+            embedded[computation] = result
+            self.report("embedding the best shapes", len(embedded), len(tasks))
+        return embedded
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """The layers that no shape embeds."""
-        return tuple(
-            LeftOut(layer, reason)
-            for layer in self.layers.layers
-            if (reason := self.tables[layer.computation].reason) is not None
+    def result(self, sets: Sets, rows: Sequence[LayerRow], counts: Counts) -> ShapeResult:
+        """Return the result with the rows of layers, and with those that no shape embeds."""
+        reasons = {n: t.reason for n, t in enumerate(self.tables) if t.reason is not None}
+        layers = (layer for layer in self.layers.layers if layer.computation in reasons)
+        return ShapeResult(
+            suite=self.layers.suite,
+            question=self.question,
+            sets=sets,
+            layers=tuple(rows),
+            left_out=tuple(LeftOut(layer, reasons[layer.computation]) for layer in layers),
+            counts=counts,
+            seconds=time.perf_counter() - self._started,
         )

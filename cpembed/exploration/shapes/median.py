@@ -6,6 +6,9 @@ level ``k``, so that the layer costs ``D_0 + sum (D_{k+1} - D_k) z_k``; ``z_{k-1
 shape of cost ``D_k`` imply ``z_k`` (Elloumi, A tighter formulation of the p-median problem,
 Journal of Combinatorial Optimization 19, 2010). Levels that cost more than a known set
 are left out.
+
+The choice of open shapes (:class:`OpenShapes`) is shared with the model of layouts
+(:mod:`~cpembed.exploration.shapes.layout_model`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -13,156 +16,200 @@ are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cpembed.exploration.shapes.choice import Costs, Found, cost_of, needed
+from cpembed.exploration.shapes.choice import (
+    Budget,
+    Columns,
+    Costs,
+    SetChoice,
+    cost_of,
+    drop_redundant,
+)
 from cpembed.time_limit import Clock
 
-_SHARE = 0.75
-"""Of the time, for the best set; the runner-up gets what is left."""
+_BEST_SHARE = 0.75
+"""Fraction of the time for the best set; the runner-up gets what is left."""
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What the shapes of a set may have together: ``sizes`` per shape, ``most`` in all."""
+class SetLimits:
+    """Limits on a set of shapes: at most ``count``, within a ``budget`` over all columns, and not
+    all of ``excluded``; ``seconds`` limits the search for it."""
 
-    sizes: Sequence[int]
-    most: int
+    count: int
+    budget: Budget | None = None
+    excluded: Columns = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The answer of CP-SAT: the ``values`` of literals by index, None where no solution was found,
+    and a lower ``bound`` of the objective, infinite where the model is infeasible."""
+
+    values: Sequence[int] | None
+    bound: float
+
+    @property
+    def infeasible(self) -> bool:
+        """True if the model is proven to have no solution."""
+        return self.bound == math.inf
+
+
+class OpenShapes:
+    """A CP-SAT model with a literal per column that says whether the shape is in the set."""
+
+    def __init__(self, columns: Iterable[int], limits: SetLimits) -> None:
+        from ortools.sat.python import cp_model
+
+        self.model = cp_model.CpModel()
+        self.open = {column: self.model.new_bool_var("") for column in columns}
+        self._seconds = limits.seconds
+        self.model.add(sum(self.open.values()) <= limits.count)
+        if limits.budget is not None:
+            sizes = limits.budget.sizes
+            total = sum(sizes[column] * literal for column, literal in self.open.items())
+            self.model.add(total <= limits.budget.limit)
+        if limits.excluded and all(column in self.open for column in limits.excluded):
+            opened = sum(self.open[column] for column in limits.excluded)
+            self.model.add(opened <= len(limits.excluded) - 1)
+
+    def minimize(self, objective: Any) -> Solution:
+        """Minimize an objective of integers on one thread, so that the answer is reproducible."""
+        from ortools.sat.python import cp_model_helper as cmh
+
+        from cpembed.embedding.cpsat import solve_in_thread
+
+        self.model.minimize(objective)
+        wrapper = cmh.SolveWrapper()
+        parameters = cmh.SatParameters()
+        parameters.num_workers = 1
+        # The relaxation of such choices is nearly tight: 0.2 s instead of 6.4 s for two shapes of
+        # MobileNetV2 with its layouts.
+        parameters.linearization_level = 2
+        parameters.catch_sigint_signal = False
+        if self._seconds is not None:
+            parameters.max_time_in_seconds = max(self._seconds, 0.01)
+        wrapper.set_parameters(parameters)
+        response = solve_in_thread(wrapper, self.model.proto)
+        if response.status.name == "INFEASIBLE":
+            return Solution(None, math.inf)
+        bound = response.best_objective_bound
+        if math.isfinite(bound):
+            # Objectives are integers, the bound is a sum of floating-point numbers.
+            bound = float(math.ceil(bound - 1e-6))
+        solved = response.status.name in ("OPTIMAL", "FEASIBLE")
+        return Solution(list(response.solution) if solved else None, bound)
 
 
 def best_sets(
     costs: Costs, count: int, seconds: float | None = None, budget: Budget | None = None
-) -> Found:
-    """The best set of at most ``count`` shapes and the runner-up, or the best that were found in
-    the time, with a bound. Costs are integers."""
+) -> SetChoice:
+    """Return the best set and the runner-up, or the best ones found in the time, with a bound.
+
+    Parameters
+    ----------
+    costs
+        The cost table; finite costs are integers.
+    count
+        Maximum number of shapes in a set.
+    seconds
+        Time limit for both searches; None for no limit.
+    budget
+        A limit on the sizes of a set's shapes.
+    """
     if np.isinf(costs.min(axis=1)).any():
-        return Found((), (), math.inf)
+        return SetChoice((), (), math.inf)
     clock = Clock(seconds)
     start = greedy(costs, count, budget)
     left = clock.left()
-    first = _solve(costs, count, start, None if left is None else _SHARE * left, budget, ())
-    if first.chosen is None:
-        return Found((), (), first.bound)
-    best = (cost_of(costs, first.chosen), needed(costs, first.chosen))
-    second = _solve(costs, count, None, clock.left(), budget, best[1])
-    if second.chosen is None:
-        return Found((best[1],), (best[0],), first.bound, not math.isfinite(second.bound))
-    other = (cost_of(costs, second.chosen), needed(costs, second.chosen))
-    (low, one), (high, two) = sorted([best, other])
-    proven = low <= first.bound and high <= second.bound
-    return Found((one, two), (low, high), first.bound, proven)
+    limits = SetLimits(count, budget, (), None if left is None else _BEST_SHARE * left)
+    columns, bound = _best_set(costs, limits, start)
+    if columns is None:
+        return SetChoice((), (), bound)
+    best = (cost_of(costs, columns), drop_redundant(costs, columns))
+    limits = SetLimits(count, budget, best[1], clock.left())
+    columns, second_bound = _best_set(costs, limits, None)
+    if columns is None:
+        return SetChoice((best[1],), (best[0],), bound, not math.isfinite(second_bound))
+    # A search that was stopped may find the better set second.
+    (low, first), (high, second) = sorted(
+        [best, (cost_of(costs, columns), drop_redundant(costs, columns))]
+    )
+    return SetChoice((first, second), (low, high), bound, low <= bound and high <= second_bound)
 
 
-def greedy(costs: Costs, count: int, budget: Budget | None = None) -> tuple[int, ...] | None:
-    """A good set: shapes added one by one, then exchanged while that helps; None where the budget
-    or layers without an embedding leave none to such steps."""
-    chosen: list[int] = []
+def greedy(costs: Costs, count: int, budget: Budget | None = None) -> Columns | None:
+    """Return a good set as a start: shapes are added one by one, then exchanged while that helps.
+
+    None where the budget, or layers without an embedding, leave no set to such steps.
+    """
+    columns: list[int] = []
     for _ in range(min(count, costs.shape[1])):
-        options = _improvements(costs, chosen, budget)
-        if options is None:
+        best = _best_addition(costs, columns, budget)
+        if best is None:
             break
-        chosen.append(options)
-    better = True
-    while better and chosen:
-        better = False
-        for place in range(len(chosen)):
-            rest = chosen[:place] + chosen[place + 1 :]
-            other = _improvements(costs, rest, budget)
-            if other is not None and _measure(costs, [*rest, other]) < _measure(costs, chosen):
-                chosen, better = [*rest, other], True
-    found = tuple(sorted(chosen))
-    return found if found and math.isfinite(cost_of(costs, found)) else None
+        columns.append(best)
+    improved = True
+    while improved and columns:
+        improved = False
+        for place in range(len(columns)):
+            rest = columns[:place] + columns[place + 1 :]
+            best = _best_addition(costs, rest, budget)
+            if best is not None and _measure(costs, [*rest, best]) < _measure(costs, columns):
+                columns, improved = [*rest, best], True
+    result = tuple(sorted(columns))
+    return result if result and math.isfinite(cost_of(costs, result)) else None
 
 
-def _measure(costs: Costs, chosen: Sequence[int]) -> tuple[int, float]:
-    """Layers without an embedding, then what the others cost."""
-    least = costs[:, list(chosen)].min(axis=1)
+def _measure(costs: Costs, columns: Sequence[int]) -> tuple[int, float]:
+    """Return the number of layers without an embedding, then the cost of the rest."""
+    least = costs[:, list(columns)].min(axis=1)
     return int(np.isinf(least).sum()), float(least[np.isfinite(least)].sum())
 
 
-def _improvements(costs: Costs, chosen: Sequence[int], budget: Budget | None) -> int | None:
-    """The shape that helps most beside those chosen, that the budget allows."""
-    held = costs[:, list(chosen)].min(axis=1) if chosen else np.full(len(costs), np.inf)
-    together = np.minimum(costs, held[:, None])
-    missing = np.isinf(together).sum(axis=0)
-    sums = np.where(np.isinf(together), 0.0, together).sum(axis=0)
+def _best_addition(costs: Costs, columns: Sequence[int], budget: Budget | None) -> int | None:
+    """Return the shape within the budget that lowers the cost of a set most."""
+    least = costs[:, list(columns)].min(axis=1) if columns else np.full(len(costs), np.inf)
+    extended = np.minimum(costs, least[:, None])
+    missing = np.isinf(extended).sum(axis=0)
+    sums = np.where(np.isinf(extended), 0.0, extended).sum(axis=0)
     order = np.lexsort((sums, missing))
     if budget is not None:
-        used = sum(budget.sizes[n] for n in chosen)
-        sizes = np.array(budget.sizes)[order]
-        order = order[used + sizes <= budget.most]
-    order = [int(n) for n in order[: len(chosen) + 1] if n not in chosen]
-    return order[0] if order else None
+        used = sum(budget.sizes[n] for n in columns)
+        order = order[used + np.array(budget.sizes)[order] <= budget.limit]
+    candidates = [int(n) for n in order[: len(columns) + 1] if n not in columns]
+    return candidates[0] if candidates else None
 
 
-@dataclass(frozen=True)
-class _Solved:
-    chosen: tuple[int, ...] | None
-    bound: float
-
-
-def _solve(
-    costs: Costs,
-    count: int,
-    start: tuple[int, ...] | None,
-    seconds: float | None,
-    budget: Budget | None,
-    without: Sequence[int],
-) -> _Solved:
-    from ortools.sat.python import cp_model
-
-    model = cp_model.CpModel()
-    opened = [model.new_bool_var("") for _ in range(costs.shape[1])]
-    model.add(sum(opened) <= count)
-    if budget is not None:
-        model.add(sum(s * o for s, o in zip(budget.sizes, opened, strict=True)) <= budget.most)
-    if without:
-        model.add(sum(opened[n] for n in without) <= len(without) - 1)
-    limit = math.inf if start is None else cost_of(costs, start)
-    constant, terms = _levels(model, opened, costs, limit)
-    model.minimize(sum(weight * literal for weight, literal in terms))
+def _best_set(
+    costs: Costs, limits: SetLimits, start: Columns | None
+) -> tuple[Columns | None, float]:
+    """Return the best set that CP-SAT finds, beginning with ``start``, and a bound of all sets."""
+    shapes = OpenShapes(range(costs.shape[1]), limits)
+    cost = math.inf if start is None else cost_of(costs, start)
+    constant, terms = _levels(shapes, costs, cost)
     if start is not None:
-        for number, literal in enumerate(opened):
-            model.add_hint(literal, number in start)
-    response = solved(model, seconds)
+        for column, literal in shapes.open.items():
+            shapes.model.add_hint(literal, column in start)
+    solution = shapes.minimize(sum(weight * literal for weight, literal in terms))
+    if solution.infeasible:
+        return None, math.inf
     floor = float(costs.min(axis=1).sum()) if len(costs) else 0.0
-    if response.status.name == "INFEASIBLE":
-        return _Solved(None, math.inf)
-    if response.status.name not in ("OPTIMAL", "FEASIBLE"):
-        return _Solved(start, floor)
-    values = list(response.solution)
-    picked = tuple(n for n, literal in enumerate(opened) if values[literal.index])
-    bound = constant + math.ceil(response.best_objective_bound - 1e-6)
-    return _Solved(picked, max(floor, float(bound)))
+    if solution.values is None:
+        return start, floor
+    opened = [n for n, literal in shapes.open.items() if solution.values[literal.index]]
+    return tuple(opened), max(floor, constant + solution.bound)
 
 
-def solved(model: Any, seconds: float | None) -> Any:
-    """What CP-SAT answers within the time, on one thread, so that it is the same every time."""
-    from ortools.sat.python import cp_model_helper as cmh
-
-    from cpembed.embedding.cpsat import solve_in_thread
-
-    wrapper = cmh.SolveWrapper()
-    parameters = cmh.SatParameters()
-    parameters.num_workers = 1
-    # The relaxation of such choices is nearly tight: 0.2 s instead of 6.4 s for two shapes of
-    # MobileNetV2 with its layouts.
-    parameters.linearization_level = 2
-    parameters.catch_sigint_signal = False
-    if seconds is not None:
-        parameters.max_time_in_seconds = max(seconds, 0.01)
-    wrapper.set_parameters(parameters)
-    return solve_in_thread(wrapper, model.proto)
-
-
-def _levels(
-    model: Any, opened: Sequence[Any], costs: Costs, limit: float
-) -> tuple[int, list[tuple[int, Any]]]:
-    """Post the levels of each layer; what all sets cost, and the weighted literals of the rest."""
+def _levels(shapes: OpenShapes, costs: Costs, limit: float) -> tuple[int, list[tuple[int, Any]]]:
+    """Post the levels of each layer; return the cost of all sets and the terms to add to it."""
+    model = shapes.model
     floors = costs.min(axis=1)
     slack = limit - floors.sum()
     constant, terms = 0, []
@@ -173,12 +220,13 @@ def _levels(
         constant += int(levels[0])
         above = None
         for level, value in enumerate(levels):
-            here = [opened[n] for n in np.flatnonzero(row == value).tolist()]
+            served = [shapes.open[n] for n in np.flatnonzero(row == value).tolist()]
+            reached = [] if above is None else [above.negated()]
             if level == len(levels) - 1:
-                model.add_bool_or([*here, *([] if above is None else [above.negated()])])
+                model.add_bool_or([*served, *reached])
                 break
             missed = model.new_bool_var("")
-            model.add_bool_or([*here, missed, *([] if above is None else [above.negated()])])
+            model.add_bool_or([*served, missed, *reached])
             terms.append((int(levels[level + 1] - value), missed))
             above = missed
     return constant, terms

@@ -1,4 +1,4 @@
-"""What the search for shapes came to."""
+"""The answer of ``cpembed shape``: the best shapes, their runner-up, and each layer's embedding."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.exploration.shapes.choice import Found
-from cpembed.exploration.shapes.embedded import Embedded
-from cpembed.exploration.shapes.joint import Copy
-from cpembed.exploration.shapes.layers import ShapedLayer
-from cpembed.exploration.shapes.question import Question
+from cpembed.exploration.shapes.cells import ProvenEmbedding
+from cpembed.exploration.shapes.choice import NearSets, SetChoice
+from cpembed.exploration.shapes.layout_model import Copy
+from cpembed.exploration.shapes.question import Question, ShapedLayer
 from cpembed.exploration.shapes.shape import Shape
-from cpembed.exploration.shapes.within import Near
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer with the shape that it takes, and the embedding of that. Where layouts are kept
-    between layers a row is of those that take the same way: ``layouts`` of the tensors that they
-    read, then of the one that they write."""
+    """A layer with its best shape and the embedding.
+
+    Where layouts are kept between layers, a row stands for all layers with the same embedding and
+    ``layouts``, which are those of the tensors that they read, then of the one that they write.
+    """
 
     layer: ShapedLayer
     shape: Shape
-    embedded: Embedded
+    embedded: ProvenEmbedding
     layouts: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        found, layer = self.embedded, self.layer
+        embedded, layer = self.embedded, self.layer
         return {
             "index": layer.index,
             "label": layer.label,
             "count": layer.count,
             "macs": layer.macs,
             "shape": list(self.shape.extents.values()),
-            "executions": found.executions,
-            "utilisation": found.utilisation,
-            "packing_bytes": found.packing_bytes,
-            "in_place": list(found.in_place),
-            "exchanged": found.exchanged,
-            "first_of_ties": found.first,
+            "executions": embedded.executions,
+            "utilisation": embedded.utilisation,
+            "packing_bytes": embedded.packing_bytes,
+            "in_place": list(embedded.in_place),
+            "exchanged": embedded.commuted,
+            "first_of_ties": embedded.first_ranked,
             "layouts": None if self.layouts is None else list(self.layouts),
             "embedding": {
-                "id": found.embedding.identifier(),
-                "family": {axis: list(axes) for axis, axes in found.embedding.family.items()},
-                **{k: v for k, v in found.embedding.to_json().items() if k != "origin"},
+                "id": embedded.embedding.identifier(),
+                "family": {axis: list(axes) for axis, axes in embedded.embedding.family.items()},
+                **{k: v for k, v in embedded.embedding.to_json().items() if k != "origin"},
             },
         }
 
@@ -63,9 +63,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Sets:
-    """The best shapes and the next best ones, those that do not hold all of the best, with what
-    they cost; empty and None where there are none. No set of as many shapes costs less than
-    ``bound``; ``next_proven``: nor, without all of the best, less than the next."""
+    """The best shapes and the runner-up, which does not hold all of the best, with their costs.
+
+    They are empty and None where there are none. No set of as many shapes costs less than
+    ``bound``; ``next_proven``: nor, without all of the best, less than the runner-up.
+    """
 
     best: tuple[Shape, ...]
     cost: float | None
@@ -75,49 +77,51 @@ class Sets:
     next_proven: bool = False
 
     @staticmethod
-    def of(found: Found, shapes: Sequence[Shape]) -> Sets:
-        """Of numbers among the shapes."""
-        if not found.sets:
-            return Sets((), None, found.bound)
-        best = tuple(shapes[n] for n in found.sets[0])
-        if len(found.sets) == 1:
-            return Sets(best, found.costs[0], found.bound)
-        other = tuple(shapes[n] for n in found.sets[1])
-        return Sets(best, found.costs[0], found.bound, other, found.costs[1], found.second_proven)
+    def of(choice: SetChoice, shapes: Sequence[Shape]) -> Sets:
+        """Return the sets of a choice among the columns of shapes."""
+        sets = [tuple(shapes[n] for n in columns) for columns in choice.sets]
+        costs = choice.costs
+        if not sets:
+            return Sets((), None, choice.bound)
+        if len(sets) == 1:
+            return Sets(sets[0], costs[0], choice.bound)
+        proven = choice.runner_up_proven
+        return Sets(sets[0], costs[0], choice.bound, sets[1], costs[1], next_proven=proven)
 
 
 @dataclass(frozen=True)
-class ShapedSets:
-    """Sets of shapes that cost little more than the best, with what they cost, ascending;
+class NearShapes:
+    """Sets of shapes that cost little more than the best, with their costs, ascending;
     ``complete``: proven to be all of them."""
 
     sets: tuple[tuple[tuple[Shape, ...], float], ...]
     complete: bool
 
     @staticmethod
-    def of(near: Near, shapes: Mapping[int, Shape] | Sequence[Shape]) -> ShapedSets:
-        """Of numbers among the shapes."""
-        sets = [(tuple(shapes[n] for n in chosen), cost) for chosen, cost in near.sets]
-        return ShapedSets(tuple(sets), near.complete)
+    def of(near: NearSets, shapes: Mapping[int, Shape] | Sequence[Shape]) -> NearShapes:
+        """Return the shapes of sets of columns."""
+        sets = [(tuple(shapes[n] for n in columns), cost) for columns, cost in near.sets]
+        return NearShapes(tuple(sets), near.complete)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Shapes that were compared, and those that none dominates; where costs are searched, none is
-    removed (None), and so many shapes in layers were searched."""
+    """Numbers of shapes that were compared, of those that no other dominates (None where costs are
+    searched, as none is removed then), and of cells that were searched."""
 
     compared: int
     not_dominated: int | None
     searched: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShapeResult:
-    """The best shapes for the layers of a suite, and what each layer makes of them.
+    """The best shapes for the layers of a suite, and each layer's embedding.
 
-    ``equal``: where the best is one shape, the others that need as few executions in all.
-    ``copies``: between layouts of the tensors of a model, where they are kept between layers.
-    ``near``: the sets that cost little more, where they were asked for."""
+    Where the best set is one shape, ``equal`` are the others that need as few executions. Where
+    layouts are kept between layers, ``copies`` are those between layouts of a model's tensors.
+    ``near`` are the sets that cost little more than the best, if the question lists them.
+    """
 
     suite: str
     question: Question
@@ -125,42 +129,44 @@ class ShapeResult:
     layers: tuple[LayerRow, ...]
     left_out: tuple[LeftOut, ...]
     counts: Counts
-    equal: tuple[Shape, ...]
     seconds: float
+    equal: tuple[Shape, ...] = ()
     copies: tuple[Copy, ...] | None = None
-    near: ShapedSets | None = None
+    near: NearShapes | None = None
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
+        """The best shapes; empty where none were found."""
         return self.sets.best
 
     @property
     def executions(self) -> int | None:
-        """Of all layers, each times its count; None where nothing was found."""
+        """Executions of all layers, each times its count; None where no shapes were found."""
         if not self.layers:
             return None
         return sum(row.embedded.executions * row.layer.count for row in self.layers)
 
     @property
     def packing_bytes(self) -> int:
-        """That packing and unpacking move, of all layers, each times its count; or copies between
-        layers do."""
+        """Bytes that packing and unpacking move in all layers, each times its count, or that copies
+        between layers move."""
         if self.copies is not None:
             return sum(copy.moved_bytes for copy in self.copies)
         return sum(row.embedded.packing_bytes * row.layer.count for row in self.layers)
 
     @property
     def proven(self) -> bool:
+        """True if the shapes are proven to be the best."""
         return self.sets.cost is not None and self.sets.cost <= self.sets.bound
 
     @property
     def infeasible(self) -> bool:
-        """Whether no shape embeds any layer, or none that is allowed: proven."""
+        """True if it is proven that no set of shapes serves the layers."""
         return self.sets.cost is None and not math.isfinite(self.sets.bound)
 
     @property
     def why_nothing(self) -> str:
-        """One line: why there is no shape."""
+        """One line that says why there is no shape."""
         if not self.infeasible:
             return "no shapes were found before the limit: give a longer --timeout"
         if not self.counts.compared:
@@ -172,19 +178,19 @@ class ShapeResult:
 
     @property
     def gap(self) -> float | None:
-        """By how much of what was found less might be needed."""
+        """Fraction of the cost by which a better set may still be cheaper."""
         if self.sets.cost is None:
             return None
         return max(0.0, 1 - self.sets.bound / self.sets.cost)
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of all layers, by count."""
+        """Multiply-accumulates of all layers, each times its count."""
         return sum(row.layer.macs * row.layer.count for row in self.layers)
 
     @property
     def utilisation(self) -> float | None:
-        """Useful share of the multiply-accumulates executed."""
+        """Fraction of the executed multiply-accumulates that are useful."""
         executed = sum(
             row.embedded.executions * row.shape.macs * row.layer.count for row in self.layers
         )
@@ -192,21 +198,21 @@ class ShapeResult:
 
     @property
     def ideal(self) -> int:
-        """Executions of a shape of the whole budget that was never idle."""
+        """Executions of a shape of the whole budget, if it were never idle."""
         return math.ceil(self.macs / self.question.scope.macs)
 
     def of_shape(self, shape: Shape) -> tuple[int, int]:
-        """Layers (by count) and executions of one of the shapes."""
+        """Return the number of layers (each times its count) and the executions of a shape."""
         rows = [row for row in self.layers if row.shape == shape]
         executions = sum(row.embedded.executions * row.layer.count for row in rows)
         return sum(row.layer.count for row in rows), executions
 
     def in_executions(self, cost: float | None) -> float | None:
-        """A cost in executions: with packing, its bytes as executions that are worth as much."""
+        """Return a cost in executions; bytes of packing count as the executions they are worth."""
         return None if cost is None or math.isinf(cost) else cost / self.question.cost.unit
 
     def to_json(self) -> dict[str, Any]:
-        """The document that ``cpembed shape --json`` prints (``docs/shapes.md``)."""
+        """Return the document of ``cpembed shape --json`` (``docs/shapes.md``)."""
         question, scope, sets = self.question, self.question.scope, self.sets
         return {
             "suite": self.suite,

@@ -1,4 +1,4 @@
-"""Shapes as targets in TOML, which every command takes."""
+"""Files of targets in TOML, which every command reads, with the shapes that were found."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from cpembed.resources import constraint_files
 
 
 def check_file(path: Path) -> None:
-    """Before anything is searched: raises :class:`CpembedError` where targets cannot be saved
-    there."""
+    """Raise :class:`CpembedError` if targets cannot be saved at a path, before any search."""
     if path.suffix != ".toml":
         raise CpembedError(f"--save {path}: a target is a TOML file: end its name in .toml")
     if not Path(os.path.realpath(path)).parent.is_dir():
@@ -23,14 +22,24 @@ def check_file(path: Path) -> None:
 
 
 def files_of(path: Path, shapes: Sequence[Shape]) -> list[Path]:
-    """The file of each shape: the path itself for one, else with the shapes in the names."""
+    """Return the file of each shape: the path itself for one, else with the shapes in the names."""
     if len(shapes) == 1:
         return [path]
     return [path.with_name(f"{path.stem}_{shape}{path.suffix}") for shape in shapes]
 
 
 def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
-    """Write all of the targets, or none; the files. ``constraints`` is the set's name."""
+    """Write all of the targets, or none, and return their files.
+
+    Parameters
+    ----------
+    path
+        The file of a single target, or the pattern of several names.
+    shapes
+        The shapes.
+    constraints
+        The name of the constraint set under which they were found.
+    """
     texts = [target_text(shape, constraints) for shape in shapes]
     written: list[Path] = []
     try:
@@ -46,7 +55,7 @@ def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
 
 
 def target_text(shape: Shape, constraints: str) -> str:
-    """The target's file. A set that does not ship is not named in it: its path is the user's."""
+    """Return the text of a target. It names shipped constraint sets only: a path is the user's."""
     instruction = template().instruction
     lines = [
         "# The matrix product of BLAS level 3 in a shape that `cpembed shape` found: no hardware",

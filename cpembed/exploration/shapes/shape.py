@@ -16,16 +16,16 @@ from cpembed.hw.loader import MAX_OPERATIONS, load_hardware_spec
 from cpembed.ir.dtypes import size_bytes
 
 AXES = ("x", "y", "z")
-"""Rows, columns and steps of ``C[x,y] += A[x,z] * B[z,y]``."""
+"""Names of the rows, columns and steps of ``C[x,y] += A[x,z] * B[z,y]``."""
 
 TEMPLATE = Path(__file__).with_name("matrix_product.toml")
-"""The element types and memories that every shape has."""
+"""Path of the specification with the element types and memories that every shape has."""
 
-MOST_SHAPES = 500_000
-"""Compared at a time: with a hundred layers half a gigabyte for each table of them."""
+MAX_SHAPES = 500_000
+"""Maximum number of shapes: with a hundred layers a table of as many takes half a gigabyte."""
 
 Extents = NDArray[np.int64]
-"""Shapes as rows of three extents."""
+"""Array with a row of three extents for each shape."""
 
 
 @dataclass(frozen=True, order=True)
@@ -38,10 +38,12 @@ class Shape:
 
     @property
     def macs(self) -> int:
+        """Multiply-accumulates of an execution."""
         return self.x * self.y * self.z
 
     @property
     def extents(self) -> dict[str, int]:
+        """Extents by the names of the axes."""
         return {"x": self.x, "y": self.y, "z": self.z}
 
     def __str__(self) -> str:
@@ -49,10 +51,21 @@ class Shape:
 
 
 def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Extents:
-    """All triples of extents whose product is at most ``macs``, ascending; of powers of two only,
-    and of extents of ``smallest`` or more, where asked for.
+    """Return all triples of extents whose product is at most ``macs``, ascending.
 
-    Raises :class:`WorkloadError` where there is none, or more than ``MOST_SHAPES``.
+    Parameters
+    ----------
+    macs
+        Maximum number of multiply-accumulates.
+    powers
+        True for powers of two only.
+    smallest
+        Minimum extent.
+
+    Raises
+    ------
+    WorkloadError
+        If there is no shape, or more than ``MAX_SHAPES``.
     """
     if not 1 <= macs <= MAX_OPERATIONS:
         raise WorkloadError(f"macs is {macs:,}: an instruction has 1 to {MAX_OPERATIONS:,}")
@@ -73,35 +86,36 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
                 break
             last = int(np.searchsorted(values, macs // (x * y), side="right"))
             count += last
-            if count > MOST_SHAPES:
+            if count > MAX_SHAPES:
                 raise WorkloadError(
-                    f"more than {MOST_SHAPES:,} shapes have {macs:,} multiply-accumulates or "
+                    f"more than {MAX_SHAPES:,} shapes have {macs:,} multiply-accumulates or "
                     "fewer: allow powers of two only"
                 )
             block = np.empty((last, 3), np.int64)
             block[:, 0], block[:, 1], block[:, 2] = x, y, values[:last]
             blocks.append(block)
-    found = np.concatenate(blocks) if blocks else np.empty((0, 3), np.int64)
-    if not len(found):
+    shapes = np.concatenate(blocks) if blocks else np.empty((0, 3), np.int64)
+    if not len(shapes):
         raise WorkloadError(
             f"no shape of extents of {smallest} or more has {macs:,} multiply-accumulates or "
             "fewer: allow smaller extents"
         )
-    return found
+    return shapes
 
 
 @cache
 def template() -> HardwareSpec:
+    """Return the specification with the element types and memories that every shape has."""
     return load_hardware_spec(TEMPLATE)
 
 
 def representative() -> Instruction:
-    """A small instruction in the place of all shapes, where only the roles of its axes matter."""
+    """Return a small instruction that stands for all shapes where only the axes' roles matter."""
     return _instruction("matrix_product", {name: InstructionAxis(name, 1, 4) for name in AXES})
 
 
 def instruction_of(shape: Shape) -> Instruction:
-    """The instruction of a shape."""
+    """Return the instruction of a shape."""
     axes = {name: InstructionAxis(name, size, size) for name, size in shape.extents.items()}
     return _instruction(f"gemm_{shape}", axes)
 
@@ -111,15 +125,17 @@ def _instruction(name: str, axes: Mapping[str, InstructionAxis]) -> Instruction:
     sizes = {axis.name: axis.maximum for axis in axes.values()}
     most = max(*sizes.values(), *first.extents.values())
     free = replace(first, axes=tuple(InstructionAxis(axis, 1, most) for axis in AXES))
-    computation = replace(free.at(sizes), name=name)
+    computation = replace(free.with_extents(sizes), name=name)
     return replace(
         first, name=name, axes=tuple(axes[axis] for axis in AXES), computation=computation
     )
 
 
 def target_of(shape: Shape, constraints: str | None = None) -> HardwareSpec:
-    """The target of a shape: the template's element types and memories, no machine.
-    ``constraints`` is the set that is searched where none is named."""
+    """Return the target of a shape: the template's element types and memories, without machines.
+
+    ``constraints`` names the target's default constraint set.
+    """
     spec, name = template(), f"gemm_{shape}"
     return replace(
         spec,
@@ -133,13 +149,13 @@ def target_of(shape: Shape, constraints: str | None = None) -> HardwareSpec:
 
 
 def tile_bytes(shapes: Extents) -> NDArray[np.int64]:
-    """Bytes of the tiles of all operands of each shape."""
+    """Return the bytes of the tiles of all operands of each shape."""
     instruction = template().instruction
     columns = {axis: shapes[:, place] for place, axis in enumerate(AXES)}
-    whole = np.zeros(len(shapes), np.int64)
+    total = np.zeros(len(shapes), np.int64)
     for operand in instruction.computation.operands:
         elements = np.ones(len(shapes), np.int64)
         for axis in instruction.memory[operand.name].axes:
             elements = elements * columns[axis]
-        whole += elements * size_bytes(operand.dtype)
-    return whole
+        total += elements * size_bytes(operand.dtype)
+    return total

@@ -1,5 +1,4 @@
-"""How a tensor lies in memory for an instruction, so that who stores it and who loads it can be
-compared.
+"""The layout of a tensor in memory, in a form in which layouts of different programs are compared.
 
 >>> layout = TensorLayout.plain((1, 64, 56, 56))
 >>> layout.named(image=True)
@@ -12,17 +11,17 @@ compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import PackedOperand
 
 _IMAGES = {4: "NCHW", 5: "NCDHW"}
-"""Letters of the axes of images."""
+"""Letters of the axes of images, by their rank."""
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""Of other tensors."""
+"""Letters of the axes of all other tensors."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,15 @@ class Part:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """``parts``: the dimensions in memory, the outermost first, of axes of one element none. A
-    buffer may have room for more of the outermost part of an axis, a halo or padding: who stores
-    into it takes the distances between its elements from the buffer.
+    """The dimensions of a tensor in memory, the outermost first, as ``parts``.
 
-    ``packed`` is of a layout in which elements lie more than once or at no such places (an unrolled
-    window): the elements in memory; ``text`` tells it from others of these."""
+    Axes of one element have no part. A buffer may have room for more of the outermost part of an
+    axis, a halo or padding: whoever stores into it takes the distances between its elements from
+    the buffer.
+
+    Where elements lie more than once or irregularly, as in an unrolled window, there are no parts:
+    ``packed`` is the number of elements in memory, and ``text`` identifies the layout.
+    """
 
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
@@ -50,23 +52,23 @@ class TensorLayout:
 
     @staticmethod
     def plain(shape: Sequence[int]) -> TensorLayout:
-        """In the order of the axes."""
+        """Return the layout of a shape in the order of its axes."""
         parts = tuple(Part(axis, 1, size) for axis, size in enumerate(shape) if size > 1)
         return TensorLayout(tuple(shape), parts)
 
     @property
     def elements(self) -> int:
-        """Of the tensor."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def moved(self) -> int:
-        """Elements read and written by a copy into this layout."""
+        """Number of elements read and written by a copy into this layout."""
         return self.elements + (self.packed or self.elements)
 
-    def taken_along(self, shape: Sequence[int], axes: Sequence[int]) -> TensorLayout | None:
-        """The same layout of a tensor of another shape, whose ``axes`` alone may have other
-        extents; None where their blocks are not whole."""
+    def carried_to(self, shape: Sequence[int], axes: Sequence[int]) -> TensorLayout | None:
+        """Return the same layout of a tensor of another shape, which differs along ``axes`` alone;
+        None where another axis differs or a block is not whole."""
         if self.packed or len(shape) != len(self.shape):
             return None
         outermost = {part.axis: part for part in sorted(self.parts, key=lambda part: part.step)}
@@ -81,30 +83,39 @@ class TensorLayout:
                 parts.append(part)
             elif size > outer.step:
                 parts.append(Part(part.axis, part.step, size // part.step))
-        there = {part.axis for part in parts}
-        if any(size > 1 and axis not in there for axis, size in enumerate(shape)):
+        covered = {part.axis for part in parts}
+        if any(size > 1 and axis not in covered for axis, size in enumerate(shape)):
             return None
         return TensorLayout(tuple(shape), _merged(parts, shape))
 
     def named(self, *, image: bool) -> str:
-        """The axes by letters, small ones with their extents inside blocks, as in ``NCHW16c``; of
-        an ``image`` by those of its axes."""
+        """Return the letters of the axes, small ones with extents inside blocks, as in ``NCHW16c``;
+        ``image``: a tensor of four or five axes has the letters of an image."""
         letters = _IMAGES.get(len(self.shape), _LETTERS) if image else _LETTERS
         if self.packed:
             return f"packed, {self.packed:,} elements"
         seen: set[int] = set()
-        words: list[str] = []
+        name = ""
         for part in self.parts:
             letter = letters[part.axis]
-            words.append(f"{part.extent}{letter.lower()}" if part.axis in seen else letter)
+            name += f"{part.extent}{letter.lower()}" if part.axis in seen else letter
             seen.add(part.axis)
-        units = [letters[axis] for axis in range(len(self.shape)) if axis not in seen]
-        return "".join([*units, *words])
+        return "".join(letters[n] for n in range(len(self.shape)) if n not in seen) + name
 
 
 def tensor_layout(operand: PackedOperand, shape: Sequence[int], *, stored: bool) -> TensorLayout:
-    """Of a tensor of a shape that a program has as an operand: a row-major reshape of that shape.
-    ``stored``: the program writes it; one without regular parts is then like no other."""
+    """Return the layout of a tensor that a program has as an operand.
+
+    Parameters
+    ----------
+    operand
+        The operand; its original shape may be a row-major reshape of the tensor's.
+    shape
+        The shape of the tensor.
+    stored
+        True if the program writes it. A layout without regular parts then equals no layout that is
+        read, as one that repeats elements cannot be stored.
+    """
     parts = _parts(operand)
     if parts is not None:
         parts = _reshaped(parts, operand.original_shape, shape)
@@ -116,8 +127,10 @@ def tensor_layout(operand: PackedOperand, shape: Sequence[int], *, stored: bool)
 
 
 def _parts(operand: PackedOperand) -> list[Part] | None:
-    """The dimensions of a packed operand, those that hold several digits cut into these; None where
-    one is no digit of a single axis, or a halo moves the blocks of an axis."""
+    """Return the dimensions of a packed operand, cut where they hold several digits.
+
+    None where one is no digit of a single axis, or a halo moves the blocks of an axis.
+    """
     parts: list[Part] = []
     for dimension in operand.dimensions:
         cut = _cut(dimension.name, dimension.extent, operand.source)
@@ -125,10 +138,10 @@ def _parts(operand: PackedOperand) -> list[Part] | None:
             return None
         parts += cut
     for axis, (size, index) in enumerate(zip(operand.original_shape, operand.source, strict=True)):
-        own = [n for n, part in enumerate(parts) if part.axis == axis]
-        if not own:
+        of_axis = [n for n, part in enumerate(parts) if part.axis == axis]
+        if not of_axis:
             continue
-        outer = max(own, key=lambda n: parts[n].step)
+        outer = max(of_axis, key=lambda n: parts[n].step)
         step = parts[outer].step
         if index.constant % step:
             return None
@@ -137,7 +150,7 @@ def _parts(operand: PackedOperand) -> list[Part] | None:
 
 
 def _cut(name: str, extent: int, source: Sequence[IndexExpr]) -> list[Part] | None:
-    """A dimension as digits, each of one axis."""
+    """Return a dimension as digits, each of one axis; None where it is no such product."""
     terms = [
         (axis, term) for axis, index in enumerate(source) for term in index.terms
         if name in term.iterators
@@ -149,7 +162,7 @@ def _cut(name: str, extent: int, source: Sequence[IndexExpr]) -> list[Part] | No
     ends = {t.divisor * t.modulus for _, t in terms if t.modulus is not None}
     cuts = sorted(c for c in {1, *(t.divisor for _, t in terms), *ends} if c < extent)
     parts: list[Part] = []
-    for cut, following in _steps(cuts, extent):
+    for cut, following in zip(cuts, [*cuts[1:], extent], strict=True):
         if following % cut and following != extent:
             return None
         feeding = [
@@ -165,17 +178,15 @@ def _cut(name: str, extent: int, source: Sequence[IndexExpr]) -> list[Part] | No
     return parts[::-1]
 
 
-def _steps(cuts: Sequence[int], extent: int) -> Iterator[tuple[int, int]]:
-    return zip(cuts, [*cuts[1:], extent], strict=True)
-
-
 def _reshaped(
     parts: Sequence[Part], before: Sequence[int], shape: Sequence[int]
 ) -> list[Part] | None:
-    """Parts of a shape as those of a row-major reshape of it; None where one ends within an axis of
-    the other."""
+    """Return parts of a shape as those of a row-major reshape of it.
+
+    None where one ends within an axis of the other shape.
+    """
     strides, targets = _strides(before), _strides(shape)
-    found: list[Part] = []
+    reshaped: list[Part] = []
     for part in parts:
         step, extent = part.step * strides[part.axis], part.extent
         pieces: list[Part] = []
@@ -186,13 +197,13 @@ def _reshaped(
                 return None
             axis = axes[0]
             room = -(-targets[axis] * shape[axis] // step)
-            taken = min(extent, room)
+            size = min(extent, room)
             if extent > room and (extent % room or targets[axis] * shape[axis] % step):
                 return None
-            pieces.append(Part(axis, step // targets[axis], taken))
-            extent, step = -(-extent // taken), step * taken
-        found += pieces[::-1]
-    return found
+            pieces.append(Part(axis, step // targets[axis], size))
+            extent, step = -(-extent // size), step * size
+        reshaped += pieces[::-1]
+    return reshaped
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
@@ -200,7 +211,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def _are_digits(parts: Sequence[Part], shape: Sequence[int]) -> bool:
-    """Whether each element has one place: the parts of an axis are the digits of its index."""
+    """True if each element has one place: the parts of an axis are the digits of its index."""
     for axis, size in enumerate(shape):
         reach = 1
         for part in sorted((p for p in parts if p.axis == axis), key=lambda p: p.step):
@@ -213,13 +224,13 @@ def _are_digits(parts: Sequence[Part], shape: Sequence[int]) -> bool:
 
 
 def _merged(parts: Sequence[Part], shape: Sequence[int]) -> tuple[Part, ...]:
-    """Neighbours that are one digit as one part, with no more than the axis has."""
-    found: list[Part] = []
+    """Join neighbouring parts that are one digit, with no more elements than the axis has."""
+    merged: list[Part] = []
     for part in parts:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last and last.axis == part.axis and last.step == part.step * part.extent:
             extent = min(last.extent * part.extent, -(-shape[part.axis] // part.step))
-            found[-1] = Part(part.axis, part.step, extent)
+            merged[-1] = Part(part.axis, part.step, extent)
         else:
-            found.append(part)
-    return tuple(found)
+            merged.append(part)
+    return tuple(merged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from cpembed.api.explain import Explanation
+from cpembed.driver.explain import Explanation
 from cpembed.report import nest
 from cpembed.report.drawing.axes import draw_axes
 from cpembed.report.drawing.canvas import DEFINITIONS, LINE, STYLE, Canvas, page_colours
@@ -105,5 +105,5 @@ def _header(explanation: Explanation) -> list[tuple[str, str]]:
     return [
         *problem_rows(solved),
         ("found", found(solved)),
-        ("embedding", f"{explanation.candidate.candidate.identifier}, program proven"),
+        ("embedding", f"{explanation.candidate.identifier}, program proven"),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cpembed.api.explain import Explanation, Layout, Step, original_layout
+from cpembed.driver.explain import Explanation, Layout, Step, original_layout
 from cpembed.report import words
 from cpembed.report.drawing.axes import lane_numbers
 from cpembed.report.drawing.canvas import LINE, Canvas, strip, width_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cpembed.ir.interpreter import interpret
 from cpembed.targets.TEMPLATE.lower import Tile, Walk
 from cpembed.targets.TEMPLATE.schedule import Order
-from cpembed.transform.data import pack, unpack
+from cpembed.transform.program import pack, unpack
 
 Array = NDArray[Any]
 
@@ -56,7 +56,7 @@ class Unit:
             self._store(memory)
             self._accumulate_from(key, point, memory)
         extents = {lane.name: lane.extent for lane in program.instruction_axes}
-        instruction = program.instruction.at(extents)
+        instruction = program.instruction.with_extents(extents)
         given = {role: tiles[name] for role, name in program.roles.items() if name in tiles}
         found = interpret(instruction, {o.tensor: given[o.name] for o in instruction.inputs})
         self._registers[walk.output.operand.name][1][...] += found

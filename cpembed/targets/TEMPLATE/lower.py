@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpembed.errors import LoweringError
-from cpembed.hw.instruction import Machine
+from cpembed.hw.machine import MemoryInterface
 from cpembed.ir.dtypes import size_bytes
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -32,7 +32,7 @@ class Walk:
     output: Tile
 
 
-def lower(program: DerivedProgram, machine: Machine) -> Walk:
+def lower(program: DerivedProgram, machine: MemoryInterface) -> Walk:
     """Raises :class:`LoweringError` for a program that this unit does not execute."""
     if len(program.workload.outputs) != 1 or program.overlaps:
         raise LoweringError(f"{program.workload.name}: the unit stores one output, each tile once")

@@ -22,7 +22,7 @@ from cpembed.transform.program import DerivedProgram
 if TYPE_CHECKING:
     from cpembed.targets.cpu.target import CpuTarget
 
-BackendChoice = Literal["auto", "native", "generic"]
+BackendName = Literal["auto", "native", "generic"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def build(
     program: DerivedProgram,
     spec: HardwareSpec,
     *,
-    backend: BackendChoice = "auto",
+    backend: BackendName = "auto",
     knobs: Knobs | None = None,
     epilogue: Epilogue | None = None,
 ) -> CompiledKernel:

@@ -64,6 +64,6 @@ def _rows(workload: Computation) -> Iterator[tuple[str, tuple[str, ...], int]]:
             continue
         for operand in workload.inputs:
             index = workload.access(operand.name).index
-            found = JoinedRows.of(index, operand.shape, workload.extents, members)
+            found = JoinedRows.find(index, operand.shape, workload.extents, members)
             if found is not None and found.pitch > workload.extents[members[-1]]:
                 yield name, members, found.pitch

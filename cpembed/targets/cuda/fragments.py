@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from cpembed.errors import InvariantError
-from cpembed.hw.instruction import InstructionAxis, TileDimension
+from cpembed.hw.instruction import InstructionAxis, TileDimension, read_tile
 from cpembed.hw.schema import read_table, spec_error
-from cpembed.hw.tile import read_tile
 from cpembed.targets.cuda.instructions import LANES
 
 PATH = Path(__file__).with_name("fragments.toml")

@@ -1,6 +1,6 @@
 """A GPU as kernels' times are estimated from it: published figures, none measured or fitted.
 
-What an instruction's specification says of a machine (:mod:`cpembed.hw.levels`) is taken from
+What an instruction's specification says of a machine (:mod:`cpembed.hw.machine`) is taken from
 there; what only GPUs have is in ``machines/NAME.toml`` beside this file, with its sources.
 """
 
@@ -132,7 +132,7 @@ def gpu(spec: HardwareSpec, name: str) -> Gpu:
         shared.capacity_bytes or unit.unified_bytes,
         l2.capacity_bytes or 0,
         l2.read_bytes,
-        l2.each_read,
+        l2.child_read_bytes,
         l2.latency_cycles,
         dram.read_bytes,
         dram.latency_cycles,

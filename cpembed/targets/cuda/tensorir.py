@@ -20,7 +20,7 @@ from cpembed.targets.cuda.defects import PASS_OPTIONS
 from cpembed.targets.cuda.emit import Writer
 from cpembed.targets.cuda.schedule import Plan
 from cpembed.targets.cuda.writer import PARAMETERS, PARTIAL, VECTORS
-from cpembed.transform import data
+from cpembed.transform.program import pack
 
 Array = NDArray[Any]
 
@@ -54,7 +54,7 @@ def _memory(
         layout, operand = stored.layout, workload.operand(stored.layout.name)
         if operand.tensor in constants:
             array = constants[operand.tensor].reshape(layout.original_shape)
-            memory[name] = _holding(data.pack(layout, array))
+            memory[name] = _holding(pack(layout, array))
             continue
         found = Memory(math.prod(layout.original_shape), storage_dtype(layout.dtype))
         given[operand.tensor] = memory[f"{name}_original" if stored.needs_packing else name] = found

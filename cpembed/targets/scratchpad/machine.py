@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.level_tables import Overlapping
-from cpembed.hw.levels import Hierarchy, Mesh
+from cpembed.hw.machine import Hierarchy, Mesh, Overlapping
 from cpembed.hw.schema import spec_error
 from cpembed.machine.estimate import machine_of
 from cpembed.targets.scratchpad.requirements import Lanes, lanes_of
@@ -86,7 +85,9 @@ def _engine(found: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
     stores = operand == spec.instruction.computation.output.name
     return Engine(
         min(
-            min(m.write_bytes, m.each_write) if stores else min(m.read_bytes, m.each_read)
+            min(m.write_bytes, m.child_write_bytes)
+            if stores
+            else min(m.read_bytes, m.child_read_bytes)
             for m in path
         ),
         max(memory.latency_cycles for memory in path),
@@ -120,7 +121,7 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
         ),
         {operand: memories.index(scope) for operand, scope in scopes.items()},
         max(held.alignment_bytes for held in spec.instruction.memory.values()),
-        all(found.memories[s].overlapped is not Overlapping.NONE for s in memories),
+        all(found.memories[s].effective_overlap is not Overlapping.NONE for s in memories),
         {operand: _engine(found, spec, operand) for operand in scopes},
         found.compute.cycles,
         found.compute.call_cycles,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from cpembed.errors import InvariantError
 from cpembed.targets.scratchpad.boxes import Box
 from cpembed.targets.scratchpad.schedule import Plan
-from cpembed.transform.proof.tiles import covers_once
+from cpembed.transform.proof.lemmas import covers_once
 
 
 def require(plan: Plan) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.hw.schema import Key, spec_error
 from cpembed.ir.dtypes import size_bytes
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,29 +19,29 @@ from cpembed.errors import ProgramError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from rich.console import RenderableType
 
-    from cpembed.targets.vta.order import Policy
     from cpembed.targets.vta.program import VtaProgram
+    from cpembed.targets.vta.timing import Timing
+    from cpembed.targets.vta.tokens import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
-
 _PATH = click.Path(path_type=Path)
-
 _program = click.argument("path", metavar="PROGRAM", type=_PATH)
 
 
-def _output_option(words: str) -> Callable[[F], F]:
+_MAX_TEXT_BYTES = 1 << 29
+"""Maximum size of an assembly text in bytes, 512 MiB: FILE may be a device, which never ends."""
+
+
+def _output_option(text: str) -> Callable[[F], F]:
     kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option("-o", "--output", type=kind, metavar="FILE", help=words)
+    return click.option("-o", "--output", type=kind, metavar="FILE", help=text)
 
 
-def _memory_option(name: str, default: int, words: str) -> Callable[[F], F]:
-    """A number of the memory system."""
-    return click.option(name, type=int, default=default, metavar="N", show_default=True, help=words)
-
-
-_LARGEST_TEXT = 1 << 29
-"""Bytes, 512 MiB: a device has no end."""
+def _memory_option(name: str, default: int, text: str) -> Callable[[F], F]:
+    """Return the option of one size of the memory system."""
+    return click.option(name, type=int, default=default, metavar="N", show_default=True, help=text)
 
 
 @click.group()
@@ -128,18 +129,18 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
     from cpembed.targets.vta.container import load_program
 
     program = load_program(path)
-    found = violations(program, limit=None if every else 1)
+    problems = violations(program, limit=None if every else 1)
     if as_json:
-        rows = [{"instruction": v.instruction, "problem": v.line(program)} for v in found]
-        print_json({"legal": not found, "violations": rows})
-    elif not found:
+        rows = [{"instruction": v.instruction, "problem": v.line(program)} for v in problems]
+        print_json({"legal": not problems, "violations": rows})
+    elif not problems:
         write(f"{path}: legal, {len(program.instructions):,} instructions\n")
     elif every:
-        for violation in found:
+        for violation in problems:
             write(f"{violation.line(program)}\n")
     else:
-        message(f"{path}: {found[0].line(program)}")
-    return ProgramError.exit_code if found else 0
+        message(f"{path}: {problems[0].line(program)}")
+    return ProgramError.exit_code if problems else 0
 
 
 @command.command("run", cls=Subcommand, short_help="Execute a program on the functional simulator.")
@@ -160,7 +161,6 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     \b
     cpembed vta run product.zip -o product.npz
     """
-    from cpembed.targets.vta import command_reports as report
     from cpembed.targets.vta.container import load_program
     from cpembed.targets.vta.simulator import simulate, written
 
@@ -172,9 +172,9 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     if output is not None:
         _save(output, outputs)
     if as_json:
-        print_json(report.run_json(outputs))
+        print_json({"outputs": _output_rows(outputs)})
     else:
-        print_text(*report.run_report(outputs))
+        print_text(*_outputs_report(outputs))
     return 0
 
 
@@ -197,21 +197,19 @@ def cycles(
     \b
     cpembed vta cycles product.zip --delay 40 --trace product.json
     """
-    from cpembed.targets.vta import command_reports as report
     from cpembed.targets.vta.container import load_program
-    from cpembed.targets.vta.timing import MemorySystem, time_program
+    from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 
     program = load_program(path)
     timing = time_program(program, MemorySystem(delay, bus_bits, burst))
     if trace is not None:
         from cpembed.files import write_whole
-        from cpembed.targets.vta.trace import trace as timeline
 
         write_whole(trace, json.dumps(timeline(program, timing), separators=(",", ":")))
     if as_json:
         print_json(timing.to_json())
     else:
-        print_text(*report.cycles_report(timing))
+        print_text(*_cycles_report(timing))
     return 0
 
 
@@ -243,9 +241,9 @@ def _save(output: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
 def _read(file: str) -> str:
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
-            data = source.read(_LARGEST_TEXT + 1)
-        if len(data) > _LARGEST_TEXT:
-            problem = f"has more than {_LARGEST_TEXT:,} bytes; is it an assembly text?"
+            data = source.read(_MAX_TEXT_BYTES + 1)
+        if len(data) > _MAX_TEXT_BYTES:
+            problem = f"has more than {_MAX_TEXT_BYTES:,} bytes; is it an assembly text?"
             raise ProgramError(f"{file}: {problem}")
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -261,3 +259,53 @@ def _summary(program: VtaProgram) -> dict[str, Any]:
         "dram_bytes": len(program.dram),
         "tensors": list(program.tensors),
     }
+
+
+def _outputs_report(outputs: Mapping[str, NDArray[Any]]) -> Iterator[RenderableType]:
+    """Yield the table of the tensors that a program wrote."""
+    from cpembed.report.blocks import table
+
+    rows = [tuple(str(value) for value in row.values()) for row in _output_rows(outputs)]
+    yield table(("tensor", "dtype", "shape", "minimum>", "maximum>", "crc32"), rows)
+
+
+def _output_rows(outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "dtype": str(array.dtype),
+            "shape": list(array.shape),
+            "minimum": int(array.min()) if array.size else None,
+            "maximum": int(array.max()) if array.size else None,
+            "crc32": f"{zlib.crc32(array.tobytes()):08x}",
+        }
+        for name, array in outputs.items()
+    ]
+
+
+def _cycles_report(timing: Timing) -> Iterator[RenderableType]:
+    """Yield the blocks on a program's cycles, its modules and the bytes it transferred."""
+    from cpembed.report.blocks import header, table
+
+    memory = timing.memory
+    products = f"{timing.macs:,} multiplications in {timing.gemm_cycles:,} cycles"
+    reads = f"{timing.read_beats:,} beats in {timing.bursts:,} bursts"
+    bus = f"bus {memory.bus_bits} bits, bursts of {memory.burst_beats} beats"
+    yield header(
+        [
+            ("cycles", f"{timing.cycles:,}"),
+            ("gemm", f"{timing.gemm_utilisation:.1%} of its peak: {products}"),
+            ("reading", f"{timing.read_utilisation:.1%} of the bus: {reads}"),
+            ("memory", f"delay {memory.dram_delay_cycles} cycles, {bus}"),
+        ]
+    )
+    yield ""
+    yield table(
+        ("module", "busy>", "stalled>", "idle>"),
+        [
+            (name, *(f"{part:,}" for part in (module.busy, module.stalled, module.idle)))
+            for name, module in timing.modules.items()
+        ],
+    )
+    yield ""
+    yield table(("moved", "bytes>"), [(name, f"{moved:,}") for name, moved in timing.bytes.items()])

@@ -7,45 +7,52 @@ from __future__ import annotations
 
 import io
 import re
+import stat
+import struct
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+import zlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import IO
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError, SpecError
 from cpembed.files import make_folder, write_whole
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.encoding import decode, encode
-from cpembed.targets.vta.formats import INSTRUCTION_BYTES, formats_of
-from cpembed.targets.vta.members import members
+from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, decode, encode, formats_of
+from cpembed.targets.vta.isa import VtaConfig
 from cpembed.targets.vta.program import Tensor, VtaProgram
 
 FORMAT = "vta-program"
 VERSION = 1
 INSTRUCTIONS, DRAM, META = "insns.bin", "dram.bin", "meta.json"
-
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 """Element types of tensors, little-endian."""
 
-_MOST_SIZES = 32
-"""Of a shape; numpy takes no more."""
+_MAX_RANK = 32
+"""Maximum rank of a tensor: older releases of numpy read no more dimensions."""
 
 TENSOR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@]*")
-"""``A@0`` and ``A@1`` are what a program reads of a tensor that is both its factors."""
-NAME_RULE = "a letter or _, then letters, digits and _ . @"
+"""Names of tensors: ``A@0`` and ``A@1`` are the two reads of a tensor that is both factors."""
 
-LARGEST_IMAGE = 1 << 30
-"""Bytes of a DRAM image, 1 GiB: a damaged file or a typing error should not take all memory."""
-LARGEST_CODE = 1 << 20
-"""Instructions of a program, which take 1.3 KB each while it is checked."""
-_LARGEST_META = 1 << 24
-"""Bytes of ``meta.json``, 16 MiB: a hundred thousand tensors."""
+NAME_RULE = "a letter or _, then letters, digits and _ . @"
+MAX_IMAGE_BYTES = 1 << 30
+"""Maximum size of a DRAM image, 1 GiB: a damaged file or a typing error must not take all
+memory."""
+
+MAX_INSTRUCTIONS = 1 << 20
+"""Maximum number of instructions; each takes 1.3 KB while the program is checked."""
+
+_MAX_META_BYTES = 1 << 24
+"""Maximum size of ``meta.json``, 16 MiB: a hundred thousand tensors."""
 
 
 class _Meta(msgspec.Struct, forbid_unknown_fields=True):
-    """``meta.json``."""
+    """Content of ``meta.json``."""
 
     format: str
     version: int
@@ -57,26 +64,28 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Header(msgspec.Struct):
-    """What tells whether the rest can be understood."""
+    """Format and version, which decide whether the rest of ``meta.json`` can be read."""
 
     format: str = ""
     version: int | None = None
 
 
 def save_program(program: VtaProgram, path: Path) -> None:
-    """Write a program: a zip where the name ends in ``.zip``, else a directory.
+    """Write a program to a zip if the path ends in ``.zip``, else to a directory, replacing both.
 
-    What is there is replaced. Raises :class:`ProgramError` for a program that could not be read
-    back and where the path cannot be written.
+    Raises :class:`ProgramError` for a program that :func:`load_program` would reject, and for a
+    path that cannot be written.
     """
     where = str(path)
     check_tensors(program.tensors, len(program.dram), lambda _: where)
-    for stated, count, most in (
-        ("instructions", len(program.instructions), LARGEST_CODE),
-        ("bytes of DRAM", len(program.dram), LARGEST_IMAGE),
+    for unit, count, maximum in (
+        ("instructions", len(program.instructions), MAX_INSTRUCTIONS),
+        ("bytes of DRAM", len(program.dram), MAX_IMAGE_BYTES),
     ):
-        if count > most:
-            raise ProgramError(f"{where}: {count:,} {stated}; a saved program has {most:,} at most")
+        if count > maximum:
+            raise ProgramError(
+                f"{where}: {count:,} {unit}; a saved program has {maximum:,} at most"
+            )
     _check_base(program.base, where)
     contents = {
         INSTRUCTIONS: encode(program.instructions, program.config),
@@ -100,21 +109,22 @@ def save_program(program: VtaProgram, path: Path) -> None:
 
 
 def load_program(path: Path) -> VtaProgram:
-    """Read a program that :func:`save_program` wrote, or somebody else.
+    """Read a saved program, from any writer of the format.
 
-    Raises :class:`ProgramError`: the file, what is wrong in it, what is allowed.
+    Raises :class:`ProgramError` with the file, the problem and the allowed values.
     """
-    with members(path, (INSTRUCTIONS, DRAM, META)) as found:
-        if found.sizes[META] > _LARGEST_META:
+    with members(path, (INSTRUCTIONS, DRAM, META)) as files:
+        if files.sizes[META] > _MAX_META_BYTES:
             raise ProgramError(
-                f"{path}: {META}: has {found.sizes[META]:,} bytes; allowed: {_LARGEST_META:,}"
+                f"{path}: {META}: has {files.sizes[META]:,} bytes; allowed: {_MAX_META_BYTES:,}"
             )
-        meta = _read_meta(found.read(META).tobytes(), f"{path}: {META}")
+        meta = _read_meta(files.read(META).tobytes(), f"{path}: {META}")
         config = _config(meta.config, f"{path}: {META}")
-        _check_sizes(path, meta, found.sizes)
+        # Sizes are checked before anything large is unpacked.
+        _check_sizes(path, meta, files.sizes)
         check_tensors(meta.tensors, meta.dram_bytes, lambda _: f"{path}: {META}")
         _check_base(meta.base, f"{path}: {META}")
-        code, dram = found.read(INSTRUCTIONS).tobytes(), found.read(DRAM)
+        code, dram = files.read(INSTRUCTIONS).tobytes(), files.read(DRAM)
     try:
         instructions = decode(code, config)
     except ProgramError as error:
@@ -123,26 +133,38 @@ def load_program(path: Path) -> VtaProgram:
 
 
 def _check_sizes(path: Path, meta: _Meta, sizes: Mapping[str, int]) -> None:
-    """Before instructions and DRAM are unpacked."""
-    for name, count, unit, stated, most in (
-        (INSTRUCTIONS, meta.instructions, INSTRUCTION_BYTES, "instructions", LARGEST_CODE),
-        (DRAM, meta.dram_bytes, 1, "dram_bytes", LARGEST_IMAGE),
+    """Require that the sizes of the files are those that ``meta.json`` states."""
+    for name, count, unit, counted, maximum in (
+        (INSTRUCTIONS, meta.instructions, INSTRUCTION_BYTES, "instructions", MAX_INSTRUCTIONS),
+        (DRAM, meta.dram_bytes, 1, "dram_bytes", MAX_IMAGE_BYTES),
     ):
-        if not 0 <= count <= most:
-            raise ProgramError(f"{path}: {META}: {stated} {count}; allowed: 0..{most}")
+        if not 0 <= count <= maximum:
+            raise ProgramError(f"{path}: {META}: {counted} {count}; allowed: 0..{maximum}")
         if sizes[name] != count * unit:
             raise ProgramError(
                 f"{path}: {name}: has {sizes[name]:,} bytes; "
-                f"{META} says {count:,} {stated}, {count * unit:,} bytes"
+                f"{META} says {count:,} {counted}, {count * unit:,} bytes"
             )
 
 
 def check_tensors(
     tensors: Mapping[str, Tensor], dram_bytes: int, where: Callable[[str], str]
 ) -> None:
-    """Raise :class:`ProgramError` for a tensor that is not within DRAM or overlaps another one.
+    """Require that tensors have valid names and types, lie within DRAM, and do not overlap.
 
-    ``where`` says where a tensor of a name is declared.
+    Parameters
+    ----------
+    tensors
+        Tensors by name.
+    dram_bytes
+        Size of the DRAM image.
+    where
+        Function from a tensor's name to the place of its declaration, for messages.
+
+    Raises
+    ------
+    ProgramError
+        For the first tensor that breaks a rule.
     """
     for name, tensor in tensors.items():
         problem = _tensor_problem(name, tensor, dram_bytes)
@@ -163,12 +185,12 @@ def _tensor_problem(name: str, tensor: Tensor, dram_bytes: int) -> str | None:
         return f"not a name; allowed: {NAME_RULE}"
     if tensor.dtype not in DTYPES:
         return f"unknown dtype {tensor.dtype!r}; allowed: {', '.join(DTYPES)}"
-    if len(tensor.shape) > _MOST_SIZES:
-        return f"shape of {len(tensor.shape):,} sizes; allowed: {_MOST_SIZES} at most"
-    if any(not 1 <= size <= LARGEST_IMAGE for size in tensor.shape):
-        return f"shape {[*tensor.shape]}; allowed: sizes of at least 1, {LARGEST_IMAGE} at most"
-    if abs(tensor.offset) > LARGEST_IMAGE:
-        return f"offset {tensor.offset}; allowed: 0..{LARGEST_IMAGE}"
+    if len(tensor.shape) > _MAX_RANK:
+        return f"shape of {len(tensor.shape):,} sizes; allowed: {_MAX_RANK} at most"
+    if any(not 1 <= size <= MAX_IMAGE_BYTES for size in tensor.shape):
+        return f"shape {[*tensor.shape]}; allowed: sizes of at least 1, {MAX_IMAGE_BYTES} at most"
+    if abs(tensor.offset) > MAX_IMAGE_BYTES:
+        return f"offset {tensor.offset}; allowed: 0..{MAX_IMAGE_BYTES}"
     end = tensor.offset + tensor.size_bytes
     if tensor.offset < 0 or end > dram_bytes:
         return f"bytes {tensor.offset}..{end - 1} are not within DRAM, which has {dram_bytes} bytes"
@@ -209,12 +231,12 @@ def _read_meta(data: bytes, where: str) -> _Meta:
 
 
 def _config(table: dict[str, int], where: str) -> VtaConfig:
-    """A configuration of which every size is given, and no other."""
-    known = [field.name for field in fields(VtaConfig)]
-    for name in (*known, *table):
-        if name not in known or name not in table:
-            problem = "is missing" if name in known else "unknown key"
-            raise ProgramError(f"{where}: config.{name}: {problem}; allowed: {', '.join(known)}")
+    """Return the configuration of a table, which must have exactly the sizes of one."""
+    sizes = [field.name for field in fields(VtaConfig)]
+    for name in (*sizes, *table):
+        if name not in sizes or name not in table:
+            problem = "is missing" if name in sizes else "unknown key"
+            raise ProgramError(f"{where}: config.{name}: {problem}; allowed: {', '.join(sizes)}")
     for name, value in table.items():
         if not 0 <= value <= 40:
             raise ProgramError(f"{where}: config.{name}: {value}; allowed: 0..40 (log2 of a size)")
@@ -227,7 +249,7 @@ def _config(table: dict[str, int], where: str) -> VtaConfig:
 
 
 def _zipped(contents: dict[str, bytes]) -> bytes:
-    """A zip without dates, so that equal programs are equal files."""
+    """Return a zip of files without dates, so that equal programs are equal files."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in contents.items():
@@ -235,3 +257,102 @@ def _zipped(contents: dict[str, bytes]) -> bytes:
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, data)
     return file.getvalue()
+
+
+_CHUNK_BYTES = 1 << 20
+"""Number of bytes to unpack at a time."""
+
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DAMAGE = (
+    EOFError,
+    OSError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    NotImplementedError,
+    RuntimeError,  # an encrypted member
+    ValueError,
+)
+"""Errors that reading a damaged file or zip raises."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """Files of an open program; nothing is unpacked before :meth:`read`.
+
+    ``sizes`` are in bytes, unpacked, as the directory or the zip states them.
+    """
+
+    sizes: dict[str, int]
+    _open: Callable[[str], IO[bytes]]
+    _where: str
+    _expected: str
+
+    def read(self, name: str) -> NDArray[np.uint8]:
+        """Return a file's content, as many bytes as its size says.
+
+        Raises :class:`ProgramError` for a damaged file.
+        """
+        content = np.empty(self.sizes[name], np.uint8)
+        filled = 0
+        with _damage_named(self._where, self._expected), self._open(name) as file:
+            while filled < len(content):
+                part = file.read(min(_CHUNK_BYTES, len(content) - filled))
+                if not part:
+                    raise EOFError(f"{name} ends after {filled:,} of {len(content):,} bytes")
+                content[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
+                filled += len(part)
+        return content
+
+
+@contextmanager
+def members(path: Path, names: Sequence[str]) -> Generator[Members]:
+    """Open the files of a saved program, a directory or a zip.
+
+    Raises :class:`ProgramError` if one is missing, or the zip cannot be read.
+    """
+    expected = f"a directory or a zip of {', '.join(names[:-1])} and {names[-1]}"
+    if not path.is_file():
+        sizes = {name: _file_size(path, name, expected) for name in reversed(names)}
+        yield Members(sizes, lambda name: (path / name).open("rb"), str(path), expected)
+        return
+    with _damage_named(str(path), expected):
+        archive = zipfile.ZipFile(path)
+    with archive:
+        sizes = {name: _zip_member_size(path, archive, name, expected) for name in reversed(names)}
+        yield Members(sizes, archive.open, str(path), expected)
+
+
+@contextmanager
+def _damage_named(where: str, expected: str) -> Generator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        # zipfile's EOFError of a member that is cut off has no text.
+        text = getattr(error, "strerror", None) or str(error) or "it is cut off"
+        reason = " ".join(text.split())
+        raise ProgramError(f"{where}: not a saved program: {reason}; allowed: {expected}") from None
+
+
+def _zip_member_size(path: Path, archive: zipfile.ZipFile, name: str, expected: str) -> int:
+    matches = [member for member in archive.infolist() if member.filename == name]
+    if len(matches) != 1:
+        problem = f"has {len(matches)} members {name}" if matches else f"has no member {name}"
+        raise ProgramError(f"{path}: {problem}; a program is {expected}, one of each")
+    if matches[0].compress_type not in _COMPRESSIONS:
+        raise ProgramError(
+            f"{path}: {name} is compressed by method {matches[0].compress_type}; "
+            "allowed: deflated (8) or stored (0)"
+        )
+    return matches[0].file_size
+
+
+def _file_size(path: Path, name: str, expected: str) -> int:
+    try:
+        status = (path / name).stat()
+        reason = None if stat.S_ISREG(status.st_mode) else "it is no file"
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        status, reason = None, getattr(error, "strerror", None) or str(error)
+    if status is None or reason is not None:
+        raise ProgramError(f"{path}: {name} cannot be read: {reason}; a program is {expected}")
+    return status.st_size

@@ -1,7 +1,7 @@
 """From a tile nest and a schedule to VTA's instructions.
 
 Each step loads the regions of INP and WGT that are not in SRAM yet, and multiplies; the last step
-of an output tile ends with the tail and the stores. SRAM is cut into slots (schedule.py); what
+of an output tile ends with the tail and the stores. SRAM is cut into slots (:class:`Ring`); what
 must wait for what goes to :class:`~cpembed.targets.vta.tokens.Dependences`.
 """
 
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpembed.targets.vta.bias import bias_kernels
-from cpembed.targets.vta.gemm_kernels import MAX_ITERATIONS, Indices, Kernel, gemm_kernels
 from cpembed.targets.vta.isa import (
     Alu,
     AluOp,
@@ -24,20 +22,91 @@ from cpembed.targets.vta.isa import (
     Memory,
     Store,
 )
-from cpembed.targets.vta.legality import uops_kept
-from cpembed.targets.vta.regions import Region, Tile, region_of
+from cpembed.targets.vta.regions import Region, Tile, region_of, trimmed_tiles
 from cpembed.targets.vta.schedule import Schedule, Step, check_schedule, largest_regions, steps
-from cpembed.targets.vta.sram import MicroOps, Ring, Slot
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor
 from cpembed.targets.vta.tokens import Dependences
-from cpembed.targets.vta.trimming import trimmed_tiles
+from cpembed.targets.vta.uop_loops import MAX_ITERATIONS, Indices, UopLoop, bias_loops, gemm_loops
+
+
+@dataclass
+class Slot:
+    """Room for a region in SRAM: its content, the LOAD that completed it, and its last GEMM."""
+
+    base: int
+    holds: Region | None = None
+    loaded: int | None = None
+    used: int | None = None
+
+
+class Ring:
+    """Slots of a buffer, the least recently used first."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._slots = [Slot(k * size) for k in range(count)]
+
+    def find(self, region: Region) -> tuple[Slot, bool]:
+        """Return a region's slot and whether it holds the region already; if none does, it is the
+        least recently used slot."""
+        resident = next((slot for slot in self._slots if slot.holds == region), None)
+        slot = resident or self._slots[0]
+        self._slots.remove(slot)
+        self._slots.append(slot)
+        return slot, resident is not None
+
+    def forget(self) -> None:
+        """Mark all slots as empty, so that the next region is loaded."""
+        for slot in self._slots:
+            slot.holds = None
+
+
+class MicroOps:
+    """Micro-ops in main memory and in SRAM, each list once.
+
+    SRAM is filled from its start; a list that does not fit in the rest starts there again. No token
+    is needed, because loads of micro-ops and the instructions that use them are in one module.
+    """
+
+    def __init__(self, program: Dependences, capacity: int, dram: int) -> None:
+        self._program = program
+        self._capacity = capacity
+        self._dram = dram
+        self._lists: list[Indices] = []
+        self._length = 0
+        self._stored: dict[bytes, int] = {}
+        self._resident: dict[bytes, int] = {}
+        self._free = 0
+
+    @property
+    def image(self) -> Indices:
+        """All lists as they lie in main memory, as rows of dst, src and wgt."""
+        return np.concatenate([np.empty((0, 3), np.int64), *self._lists])
+
+    def place(self, uops: Indices) -> int:
+        """Return the place of a list in SRAM, after loading it if necessary."""
+        key = uops.tobytes()
+        if key in self._resident:
+            return self._resident[key]
+        if key not in self._stored:
+            self._stored[key] = self._length
+            self._lists.append(uops)
+            self._length += len(uops)
+        count = len(uops)
+        if self._free + count > self._capacity:
+            self._resident.clear()
+            self._free = 0
+        at = self._resident[key] = self._free
+        self._free += count
+        dram = self._dram + self._stored[key]
+        self._program.append(Load(Memory.UOP, at, dram, y=1, x=count, x_stride=count))
+        return at
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where things lie in main memory, each in elements of its memory: INP and WGT, an output
-    per STORE of the tail, the micro-ops, and the bias."""
+    """Addresses in main memory, in elements of the memory that each tensor is loaded to: an output
+    for each STORE of the tail."""
 
     inp: int
     wgt: int
@@ -55,9 +124,23 @@ class Emitted:
 
 
 def emit(nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses) -> Emitted:
-    """The program of a nest.
+    """Return the instructions of a nest.
 
-    Raises :class:`LoweringError` where the schedule does not belong to the nest or does not fit.
+    Parameters
+    ----------
+    nest
+        Tile nest, with the bias of the tail.
+    schedule
+        Schedule of the nest.
+    tail
+        Operations on the sums before they are stored.
+    addresses
+        Places of the tensors in main memory.
+
+    Raises
+    ------
+    LoweringError
+        If the schedule does not belong to the nest or does not fit.
     """
     emitter = Emitter(nest, schedule, tail, addresses)
     for step in steps(nest, schedule):
@@ -66,7 +149,7 @@ def emit(nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses) -
 
 
 class Emitter:
-    """A program under construction: the operations of a tile nest append their instructions."""
+    """Program under construction, to which the operations of a tile nest append instructions."""
 
     def __init__(
         self, nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses
@@ -76,7 +159,7 @@ class Emitter:
         config = nest.config
         self._nest = nest
         self._tail = tail
-        self._uop_limit = uops_kept(config)
+        self._uop_limit = config.usable_uops
         self.uops = MicroOps(self.program, self._uop_limit, addresses.uops)
         self._dram = {
             Memory.INP: addresses.inp,
@@ -84,38 +167,41 @@ class Emitter:
             Memory.ACC: addresses.bias,
         }
         self._outputs = addresses.outputs
-        taken = largest_regions(nest, schedule)
+        sizes = largest_regions(nest, schedule)
         self._rings = {
-            tensor.memory: Ring(count, taken[tensor.memory])
+            tensor.memory: Ring(count, sizes[tensor.memory])
             for tensor, count in zip(nest.factors, schedule.slots, strict=True)
         }
         self._reuse, self._trim = schedule.reuse, schedule.trim
-        half = taken[Memory.ACC]
-        self._accumulators = [thread * half for thread in range(schedule.threads)]
-        self._bias = Slot(schedule.threads * half)
+        size = sizes[Memory.ACC]
+        self._accumulators = [thread * size for thread in range(schedule.threads)]
+        """First accumulator of each thread."""
+        self._bias = Slot(schedule.threads * size)
         self._written: list[int | None] = [None] * schedule.threads
-        """The last instruction since its reset that wrote a half, other than the reset."""
+        """Last instruction of each thread that wrote its accumulators since their reset."""
         self._untouched: list[set[int]] = [set() for _ in range(schedule.threads)]
-        """Accumulators of a half that nothing but its reset wrote."""
+        """Accumulators of each thread that only their reset wrote."""
         self._stored: list[int | None] = [None] * schedule.threads
-        """The last STORE of a half."""
-        self._kernels: dict[object, list[Kernel]] = {}
+        """Last STORE of each thread."""
+        self._loops: dict[object, list[UopLoop]] = {}
+        """GEMM instructions of a tile, by everything that they depend on."""
         tensors = (*nest.factors, nest.acc)
         self._digits = tuple({name: None for tensor in tensors for name in tensor.digit_loops})
         self._regions: dict[tuple[object, ...], Region] = {}
 
     def emitted(self) -> Emitted:
-        """End the program, which is done when what it stores has arrived.
+        """Return the program, which ends when its stores have arrived.
 
-        FINISH takes no tokens: a LOAD of nothing in the same module waits in its place.
+        FINISH takes no tokens, so an empty LOAD in the same module waits in its place.
         """
         if any(stored is not None for stored in self._stored):
-            self.program.append(Load(Memory.UOP, 0, 0, 0, 0, 0), *self._stored)
+            empty = Load(Memory.UOP, sram=0, dram=0, y=0, x=0, x_stride=0)
+            self.program.append(empty, *self._stored)
         self.program.append(Finish())
         return Emitted(self.program.instructions(), self.uops.image)
 
     def step(self, step: Step) -> None:
-        """Everything of one step."""
+        """Append all instructions of a step."""
         if step.begins:
             self.reset(step.thread, step.tile)
         for tensor in self._nest.factors:
@@ -125,7 +211,7 @@ class Emitter:
             self.finish(step.thread, step.tile)
 
     def reset(self, thread: int, tile: Tile) -> None:
-        """Clear a thread's accumulators, once the stores of their last contents are done."""
+        """Clear a thread's accumulators after the stores of their last content."""
         stored, self._written[thread] = self._stored[thread], None
         acc = self._region(self._nest.acc, tile)
         if acc.is_empty:
@@ -134,52 +220,53 @@ class Emitter:
             self._untouched[thread].update(range(first, first + count))
             begin = self.uops.place(np.array([[first, 0, 0]]))
             self.program.append(
-                Gemm(begin, begin + 1, 1, count, Factors(0, int(count > 1)), reset=True), stored
+                Gemm(begin, begin + 1, 1, count, dst=Factors(0, int(count > 1)), reset=True), stored
             )
 
     def load(self, tensor: TileTensor, tile: Tile) -> None:
-        """Bring a factor's region to SRAM, unless it is there or the step multiplies nothing."""
+        """Load a factor's region, unless it lies in SRAM or the step multiplies nothing."""
         if not self._reuse:
             self._rings[tensor.memory].forget()
         if not self._is_idle(tile):
-            self._held(self._region(tensor, tile))
+            self._resident(self._region(tensor, tile))
 
     def _is_idle(self, tile: Tile) -> bool:
-        """Whether a step has only zeros to multiply, or nothing of its result is kept."""
+        """True if a step multiplies only zeros, or its whole result is discarded."""
         tensors = (*self._nest.factors, self._nest.acc)
         return any(self._region(tensor, tile).is_empty for tensor in tensors)
 
     def multiply(self, thread: int, tile: Tile) -> None:
-        """The products of a step, whose regions :meth:`load` has brought."""
+        """Multiply a step, whose regions :meth:`load` loaded."""
         if self._is_idle(tile):
             return
         acc = self._region(self._nest.acc, tile)
         inp, wgt = (self._region(tensor, tile) for tensor in self._nest.factors)
-        slots = [self._held(region) for region in (inp, wgt)]
+        slots = [self._resident(region) for region in (inp, wgt)]
         bases = (self._accumulators[thread], slots[0].base, slots[1].base)
-        for kernel in self._kernel(tile, (acc, inp, wgt), bases):
-            begin = self.uops.place(kernel.uops)
-            end = begin + len(kernel.uops)
+        for loop in self._fastest_loops(tile, (acc, inp, wgt), bases):
+            begin = self.uops.place(loop.uops)
+            end = begin + len(loop.uops)
             number = self.program.append(
-                Gemm(begin, end, kernel.outer, kernel.inner, kernel.dst, kernel.src, kernel.wgt),
+                Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, src=loop.src, wgt=loop.wgt),
                 *(slot.loaded for slot in slots),
             )
             self._written[thread] = number
             if self._untouched[thread]:
-                self._untouched[thread] -= kernel.accumulators
+                self._untouched[thread] -= loop.accumulators
             for slot in slots:
                 slot.used = number
 
     def _region(self, tensor: TileTensor, tile: Tile) -> Region:
-        """Many steps have the same."""
+        """Return a tensor's region for a tile; many steps share it, so it is cached."""
         key = tensor.name, *(tile[name] for name in tensor.loops)
         if key not in self._regions:
             self._regions[key] = region_of(tensor, tile)
         return self._regions[key]
 
-    def _held(self, region: Region) -> Slot:
-        slot, is_held = self._rings[region.tensor.memory].find(region)
-        if not is_held:
+    def _resident(self, region: Region) -> Slot:
+        """Return the slot of a region, after loading it if necessary."""
+        slot, loaded = self._rings[region.tensor.memory].find(region)
+        if not loaded:
             self._load(region, slot)
         return slot
 
@@ -191,53 +278,54 @@ class Emitter:
             slot.loaded = self.program.append(load, slot.used)
         slot.holds, slot.used = region, None
 
-    def _kernel(
-        self,
-        tile: Tile,
-        regions: tuple[Region, Region, Region],
-        bases: tuple[int, int, int],
-    ) -> list[Kernel]:
-        """Of the whole tile or of the parts that padding leaves of it, whichever is faster.
-
-        Equal for tiles of equal sizes and parts, unless an access has digits of a loop.
-        """
+    def _fastest_loops(
+        self, tile: Tile, regions: tuple[Region, Region, Region], bases: tuple[int, int, int]
+    ) -> list[UopLoop]:
+        """Return the GEMM instructions of a whole tile or of its parts without padding, whichever
+        are faster."""
         parts = trimmed_tiles(self._nest.inp, tile) if self._trim else [tile]
+        # Tiles of equal sizes and parts have equal instructions, unless an access takes digits.
         key = (
             bases,
             tuple(size for _, size in tile.values()),
             tuple(tile[name][0] for name in self._digits),
             tuple((at - tile[name][0], n) for part in parts for name, (at, n) in part.items()),
         )
-        if key not in self._kernels:
+        if key not in self._loops:
             choices = [
-                [k for part in some for k in self._gemm(part, regions, bases)]
-                for some in ([[tile], parts] if parts != [tile] else [[tile]])
+                [
+                    loop
+                    for part in cut
+                    for loop in gemm_loops(self._nest, part, regions, bases, self._uop_limit)
+                ]
+                for cut in ([[tile], parts] if parts != [tile] else [[tile]])
             ]
-            self._kernels[key] = min(choices, key=lambda kernels: sum(k.cycles for k in kernels))
-        return self._kernels[key]
-
-    def _gemm(
-        self,
-        tile: Tile,
-        regions: tuple[Region, Region, Region],
-        bases: tuple[int, int, int],
-    ) -> list[Kernel]:
-        return gemm_kernels(self._nest, tile, regions, bases, self._uop_limit)
+            self._loops[key] = min(choices, key=lambda loops: sum(loop.cycles for loop in loops))
+        return self._loops[key]
 
     def _add(self, thread: int, acc: Region, bias: Region) -> None:
-        """Add the bias; all of this is in the compute module, in order."""
+        """Add the bias; no token is needed, because all of it is in the compute module."""
         if self._bias.holds != bias:
             self._load(bias, self._bias)
-        for kernel in bias_kernels(acc, bias, self._accumulators[thread], self._bias.base):
-            begin = self.uops.place(kernel.uops)
-            end = begin + len(kernel.uops)
+        for loop in bias_loops(acc, bias, self._accumulators[thread], self._bias.base):
+            begin = self.uops.place(loop.uops)
+            end = begin + len(loop.uops)
             self._written[thread] = self.program.append(
-                Alu(AluOp.ADD, begin, end, kernel.outer, kernel.inner, kernel.dst, kernel.src)
+                Alu(
+                    AluOp.ADD,
+                    uop_begin=begin,
+                    uop_end=end,
+                    outer=loop.outer,
+                    inner=loop.inner,
+                    dst=loop.dst,
+                    src=loop.src,
+                )
             )
         self._untouched[thread].clear()
 
     def finish(self, thread: int, tile: Tile) -> None:
-        """The bias, then each phase of the tail with its stores, which the next one waits for."""
+        """Append the bias and each phase of the tail with its stores, which the next phase
+        awaits."""
         acc = self._region(self._nest.acc, tile)
         if acc.is_empty:
             return
@@ -259,17 +347,30 @@ class Emitter:
     def _alu(
         self, thread: int, acc: Region, op: AluOp, immediate: int, waits_for: int | None
     ) -> None:
+        """Append an operation with an immediate on all accumulators of an output tile."""
         self._untouched[thread].clear()
         for first, count in _runs(self._accumulators[thread], acc.tiles):
             begin = self.uops.place(np.array([[first, first, 0]]))
             step = Factors(0, int(count > 1))
             self._written[thread] = self.program.append(
-                Alu(op, begin, begin + 1, 1, count, step, step, True, immediate), waits_for
+                Alu(
+                    op,
+                    uop_begin=begin,
+                    uop_end=begin + 1,
+                    outer=1,
+                    inner=count,
+                    dst=step,
+                    src=step,
+                    use_immediate=True,
+                    immediate=immediate,
+                ),
+                waits_for,
             )
 
 
 def _runs(base: int, tiles: int) -> list[tuple[int, int]]:
-    """Consecutive accumulators, as many at a time as an instruction iterates over."""
+    """Cut consecutive accumulators into runs (first, count) that an instruction can iterate
+    over."""
     return [
         (base + first, min(MAX_ITERATIONS, tiles - first))
         for first in range(0, tiles, MAX_ITERATIONS)

@@ -1,31 +1,33 @@
-"""Estimates of schedules, many at once: arrays have an entry for each choice of tile sizes.
+"""Cycles of many schedules at once, without their programs, and the schedules of least estimates.
 
-Cycles of the compute, load and store modules by the cycle table of VTA's RTL, each alone; with two
-threads they overlap and the slowest one decides.
+Arrays have an entry for each choice of tile sizes. Cycles of the compute, load and store modules
+follow the cycle table of VTA's RTL, each alone; with two threads they overlap and the slowest
+module decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.gemm_kernels import FETCH_CYCLES
-from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail
-from cpembed.targets.vta.tiles import TileNest, TileTensor
-from cpembed.targets.vta.timing import PIPELINE, MemorySystem, writing
+from cpembed.targets.vta.tiles import TileNest, TileTensor, executions
+from cpembed.targets.vta.timing import PIPELINE, MemorySystem, write_cycles
+from cpembed.targets.vta.uop_loops import FETCH_CYCLES
 
 LOAD_OVERHEAD = 7
-"""Cycles of a LOAD beside the delay of main memory and its beats."""
+"""Cycles of a LOAD in addition to its beats and the delay of main memory."""
+
 BIAS_PASSES = 2
 """Cycles of an addition of two accumulators."""
 
@@ -34,48 +36,72 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Tilings:
-    """A nest at many choices of tile sizes, ``sizes`` by loop: what all forms share."""
+    """Nest at many choices of tile sizes, with the counts that all forms of schedules share.
+
+    ``sizes`` has an entry for each choice, by loop; so have all counts.
+    """
 
     nest: TileNest
     sizes: dict[str, Counts]
 
     @cached_property
     def tiles(self) -> dict[Memory, Counts]:
-        """Of a region of each operand."""
+        """Tiles of a region of each operand."""
         nest = self.nest
         return {t.memory: region_tiles(t, self.sizes) for t in (*nest.factors, nest.acc)}
 
     @cached_property
     def transfers(self) -> dict[Memory, Counts]:
-        """Of a region of each factor."""
+        """Transfers of a region of each factor."""
         return {t.memory: transfers(t, self.sizes) for t in self.nest.factors}
 
     @cached_property
     def executions(self) -> int:
-        """Products of the nest that multiply more than zeros."""
-        return _executions(self.nest)
+        """Number of products of the nest that do not multiply zero padding."""
+        return executions(self.nest)
 
     @cached_property
     def volume(self) -> Counts:
-        """Products of a step."""
+        """Number of products of a step."""
         return _product(list(self.sizes.values()))
 
 
 def estimate(
     tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
-    """Cycles of schedules of one ``form``, which differ in their tiles; infinite where one does not
-    fit."""
+    """Estimate schedules that differ in their tiles only.
+
+    Parameters
+    ----------
+    tilings
+        Nest and tile sizes.
+    form
+        Schedule whose tiles are replaced by each choice of sizes.
+    tail
+        Operations on the sums before they are stored.
+    memory
+        Memory system.
+
+    Returns
+    -------
+    ndarray
+        Cycles of each choice of sizes; infinite if it does not fit the buffers.
+    """
     return np.where(fits(tilings, form), estimated_cycles(tilings, form, tail, memory), np.inf)
 
 
 def estimated_cycles(
     tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
-    """Cycles of schedules, whether or not they fit.
+    """Estimate schedules as :func:`estimate` does, whether or not they fit.
 
-    Loads run ahead by a step where there are two slots, so a step takes as long as the longer of
-    its products and the next one's loads; with more slots only the sums count.
+    With two slots, loads run ahead by a step, so a step takes the longer of its products and the
+    loads of the next step; with more slots only the sums count.
+
+    Parameters
+    ----------
+    tilings, form, tail, memory
+        As for :func:`estimate`.
     """
     nest, sizes = tilings.nest, tilings.sizes
     config = nest.config
@@ -113,14 +139,27 @@ def estimated_cycles(
 def estimate_schedule(
     nest: TileNest, schedule: Schedule, tail: Tail, memory: MemorySystem
 ) -> float:
-    """Cycles of one schedule; infinite where it does not fit."""
+    """Return the estimated cycles of one schedule; infinite if it does not fit.
+
+    Parameters
+    ----------
+    nest, schedule
+        Tile nest and its schedule.
+    tail
+        Operations on the sums before they are stored.
+    memory
+        Memory system.
+    """
     sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
     return float(estimate(Tilings(nest, sizes), schedule, tail, memory)[0])
 
 
 def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -> Counts:
-    """Cycles of a step, on average, where products with zero padding are left out: a part for each
-    value of all but the longest loop of a padded dimension, in the tiles at its borders."""
+    """Return the average cycles of a step without the products that multiply zero padding.
+
+    A tile at the border of a padded dimension has a part for each value of all but the longest of
+    the dimension's loops (:func:`~cpembed.targets.vta.regions.trimmed_tiles`).
+    """
     nest, sizes = tilings.nest, tilings.sizes
     parts = np.ones(len(steps))
     for index, extent in zip(nest.inp.access, nest.inp.shape, strict=True):
@@ -137,15 +176,17 @@ def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -
 
 
 def fits(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
-    """Which schedules' regions fit their buffers; a little strict where an access has digits."""
-    config, found = tilings.nest.config, pairs(tilings, form)
+    """Return a mask of the schedules that fit their buffers; it is strict if an access has
+    digits."""
+    config, fitting = tilings.nest.config, has_pairs(tilings, form)
     for memory, needed in needs(tilings, form).items():
-        found = found & (needed <= config.elements(memory))
-    return found
+        fitting = fitting & (needed <= config.elements(memory))
+    return fitting
 
 
 def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
-    """Elements of each buffer that schedules take; rather more where an access has digits."""
+    """Return the elements of each buffer that schedules occupy, at most: accesses with digits may
+    need fewer."""
     nest, tiles = tilings.nest, tilings.tiles
     acc = form.threads * tiles[Memory.ACC]
     if nest.bias is not None:
@@ -154,36 +195,61 @@ def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
     return {Memory.ACC: acc, **{memory: count * tiles[memory] for memory, count in slots.items()}}
 
 
-def pairs(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
-    """Which schedules have what their form says: a single tile along a thread loop pairs nothing,
-    which is the form without one."""
+def has_pairs(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
+    """Return a mask of the schedules with neighbours along the form's thread loop: with a single
+    tile along it, they are schedules of the form without a thread loop."""
     if form.thread_loop is None:
         return np.ones(len(tilings.volume), bool)
     return tilings.sizes[form.thread_loop] < tilings.nest.extents[form.thread_loop]
 
 
 def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:
-    """Cycles of steps, each the longer of its products and the loads of the step after it: some
-    load both operands, some the one that is loaded more often, the others none."""
-    (first, one), (second, other) = loads
-    both = np.minimum(first, second)
-    either = np.where(first > second, one, other)
-    most = np.maximum(first, second)
+    """Return the cycles of steps, each the longer of its products and the next step's loads.
+
+    Some steps load both operands, some only the operand that is loaded more often, the others none.
+    ``loads`` has the number of loads of each operand and the cycles of one.
+    """
+    (inp_count, inp_cycles), (wgt_count, wgt_cycles) = loads
+    both = np.minimum(inp_count, wgt_count)
+    frequent = np.where(inp_count > wgt_count, inp_cycles, wgt_cycles)
+    any_load = np.maximum(inp_count, wgt_count)
     return (
-        both * np.maximum(compute, one + other)
-        + (most - both) * np.maximum(compute, either)
-        + (steps - most) * compute
+        both * np.maximum(compute, inp_cycles + wgt_cycles)
+        + (any_load - both) * np.maximum(compute, frequent)
+        + (steps - any_load) * compute
     )
 
 
 def store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
-    """Of the STORE of a region that is in one piece in DRAM."""
+    """Return the cycles of a STORE of a region that is contiguous in DRAM.
+
+    Parameters
+    ----------
+    acc
+        Accumulators of the region.
+    config
+        Configuration, which has the size of a tile.
+    memory
+        Memory system.
+    """
     beats = beats_of(acc, Memory.OUT, config, memory)
-    return 1 + writing(-(-beats // memory.burst_beats), beats, config, memory)
+    return 1 + write_cycles(-(-beats // memory.burst_beats), beats, config, memory)
 
 
 def beats_of(tiles: Counts, kind: Memory, config: VtaConfig, memory: MemorySystem) -> Counts:
-    """Of tiles one after the other; a beat may hold several."""
+    """Return the beats of contiguous tiles, of which a beat may hold several.
+
+    Parameters
+    ----------
+    tiles
+        Number of tiles.
+    kind
+        Memory of the tiles.
+    config
+        Configuration, which has the size of a tile.
+    memory
+        Memory system, which has the size of a beat.
+    """
     return -(-tiles * config.element_bytes(kind) // memory.beat_bytes)
 
 
@@ -195,7 +261,8 @@ def _product(counts: Sequence[Counts]) -> Counts:
 
 
 def _trips(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
-    """The loops over tiles, outermost first, each with its number of iterations."""
+    """Return the loops over tiles, outermost first, each with its number of iterations; a thread
+    loop is two loops, over pairs and within a pair."""
     trips = [(name, -(-nest.extents[name] // sizes[name])) for name in form.order]
     if form.thread_loop is None:
         return trips
@@ -205,8 +272,8 @@ def _trips(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> list[tup
 
 
 def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> Counts:
-    """How often a region is loaded: a loop that it does not depend on costs nothing while all its
-    regions inside that loop lie in the slots."""
+    """Return the number of loads of an operand: a loop that its regions do not depend on repeats no
+    loads as long as all regions inside that loop fit the slots."""
     distinct = loads = np.ones_like(trips[0][1])
     for name, count in reversed(trips):
         if name in tensor.loops:
@@ -217,12 +284,13 @@ def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> C
 
 
 def region_tiles(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
-    """Tiles of a region, by the sizes of the loops' tiles."""
+    """Return the tiles of a region, by the sizes of the loops' tiles."""
     counts = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
     return _product([next(iter(sizes.values())) * 0 + 1, *counts])
 
 
 def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]) -> Counts:
+    """Return the extent of a region along dimension ``k``, as ``regions.span_of`` counts it."""
     zero = next(iter(sizes.values())) * 0
     step, reach = zero, zero
     for term in index.terms:
@@ -240,145 +308,141 @@ def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]
 
 
 def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
-    """Transfers of a region: one for all dimensions beyond its two innermost longer ones."""
+    """Return the transfers of a region: one covers its two innermost dimensions longer than 1,
+    after joining dimensions that continue each other."""
     spans = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
     runs = np.ones_like(next(iter(sizes.values())))
-    # Dimensions that continue each other, from the innermost, and then one more, are a transfer.
-    seen = np.zeros_like(runs)
+    covered = np.zeros_like(runs)
     joins = np.ones_like(runs, dtype=bool)
     for k in reversed(range(len(spans))):
         longer = spans[k] > 1
-        own = longer & ~(joins & (seen > 0))
-        # Tiles that do not follow each other are rows of one tile: x is taken by a single one.
-        single = longer & (seen == 0) & (tensor.strides[k] != 1)
-        seen = seen + own + single
-        runs = np.where(longer & (seen > 2), runs * spans[k], runs)
+        separate = longer & ~(joins & (covered > 0))
+        # Tiles that do not follow each other are rows of one tile, which occupies x.
+        single = longer & (covered == 0) & (tensor.strides[k] != 1)
+        covered = covered + separate + single
+        runs = np.where(longer & (covered > 2), runs * spans[k], runs)
         whole = (spans[k] == tensor.shape[k]) & (k != tensor.padded_x)
         joins = np.where(longer, whole, joins & (tensor.shape[k] == 1))
     return runs
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Cycles that no schedule of a nest can beat, each for itself.
+DEFAULT_MEMORY = MemorySystem()
+SLOTS = (2, 4)
+"""Numbers of regions of INP and of WGT in SRAM at a time that are tried with two threads."""
 
-    ``gemm``: executions that multiply more than zeros for a result that is kept. ``compute``:
-    these, resets and the ALU, all in the compute module. ``read``: beats of what such executions
-    read of each operand, once. ``write``: the STOREs of what the program writes of the output,
-    which go beside the reads.
+MAX_COMBINATIONS = 1 << 16
+"""Maximum number of combinations of tile sizes; loops get fewer choices to stay below it."""
+
+
+def default_schedule(nest: TileNest, tail: Tail, memory: MemorySystem = DEFAULT_MEMORY) -> Schedule:
+    """Return the schedule with the least estimate; see :func:`ranked_schedules`.
+
+    Parameters
+    ----------
+    nest
+        Tile nest.
+    tail
+        Operations on the sums before they are stored.
+    memory
+        Memory system, by default the RTL's.
     """
-
-    gemm: int
-    compute: int
-    read: int
-    write: int
-
-    @property
-    def gemm_or_dma(self) -> int:
-        """The larger of multiplications and transfers, as if both overlapped wholly."""
-        return max(self.gemm, self.read, self.write)
-
-    @property
-    def busiest_module(self) -> int:
-        """The same with all that the compute module has to do."""
-        return max(self.compute, self.read, self.write)
+    return ranked_schedules(nest, tail, 1, memory)[0][1]
 
 
-def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
-    """Lower bounds of the cycles of a nest's programs."""
-    gemm = _executions(nest)
-    passes = 1 + sum(map(len, tail.phases)) + (0 if nest.bias is None else BIAS_PASSES)
-    masks = _masks(nest)
-    read = 0
-    for tensor in nest.inputs:
-        # What a step multiplies decides which factors it loads; a bias is added to every output.
-        tiles = _reached(nest, tensor, [] if tensor is nest.bias else masks)
-        read += int(beats_of(np.array(tiles), tensor.memory, nest.config, memory))
-    written = _reached(nest, nest.acc, [])
-    store = int(store_cycles(np.array(written), nest.config, memory))
-    return Bounds(gemm, gemm + passes * written, read, len(tail.phases) * store)
+def ranked_schedules(
+    nest: TileNest, tail: Tail, limit: int, memory: MemorySystem = DEFAULT_MEMORY
+) -> list[tuple[float, Schedule]]:
+    """Return the legal schedules of least estimates in cycles, best first, each program once.
+
+    Parameters
+    ----------
+    nest
+        Tile nest.
+    tail
+        Operations on the sums before they are stored.
+    limit
+        Maximum number of schedules.
+    memory
+        Memory system, by default the RTL's.
+
+    Raises
+    ------
+    LoweringError
+        If not even single tiles fit the buffers.
+    """
+    choices = tile_sizes(nest)
+    sizes = combinations(choices)
+    ranking: list[tuple[float, int, Schedule]] = []
+    tilings = Tilings(nest, sizes)
+    for form in forms(nest):
+        cycles = estimate(tilings, form, tail, memory)
+        best = np.argsort(cycles, kind="stable")[:limit]
+        ranking += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
+    if not ranking:
+        raise LoweringError("no schedule: single tiles exceed the buffers of the configuration")
+    ranking.sort(key=lambda item: item[0])
+    distinct: dict[object, tuple[float, Schedule]] = {}
+    for cycles, at, form in ranking:
+        schedule = with_tiles(form, sizes, at)
+        distinct.setdefault(_program(nest, schedule), (cycles, schedule))
+    return list(distinct.values())[:limit]
 
 
-@dataclass(frozen=True, eq=False)
-class _Mask:
-    """At which values of some loops a condition holds; an axis for each of them."""
-
-    names: tuple[str, ...]
-    holds: NDArray[np.bool_]
-
-    def over(self, names: Sequence[str]) -> NDArray[np.bool_]:
-        """At which values of other loops it can hold, as an array that fits a grid of these."""
-        left_out = tuple(k for k, name in enumerate(self.names) if name not in names)
-        left = {n: k for k, n in enumerate(n for n in self.names if n in names)}
-        holds = np.transpose(self.holds.any(axis=left_out), [left[n] for n in names if n in left])
-        return np.expand_dims(holds, tuple(k for k, n in enumerate(names) if n not in left))
+def _program(nest: TileNest, schedule: Schedule) -> object:
+    """Return a key that schedules of equal programs share: the place of a loop with a single tile
+    in the order does not matter."""
+    walked = tuple(n for n in schedule.order if schedule.tiles[n] < nest.extents[n])
+    tiles = tuple(schedule.tiles.items())
+    return walked, tiles, schedule.threads, schedule.thread_loop, schedule.slots
 
 
-def _executions(nest: TileNest) -> int:
-    """Points of the loops whose input and output tiles lie in main memory."""
-    total = math.prod(nest.extents.values())
-    for mask in _masks(nest):
-        total = total * int(mask.holds.sum()) // mask.holds.size
-    return total
+def forms(nest: TileNest) -> Iterator[Schedule]:
+    """Yield schedules without tiles: orders that reuse one operand's regions while the other
+    operand's change, with one thread or two."""
+    spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
+    reduction = [loop.name for loop in nest.loops if loop.kind is AxisKind.REDUCTION]
+    orders = {
+        (*sorted(spatial, key=lambda name: (name in nest.wgt.loops) is inside), *reduction)
+        for inside in (False, True)
+    }
+    for order in sorted(orders):
+        yield Schedule({}, order, 1, None, (1, 1))
+        for loop in (None, *(n for n in spatial if nest.extents[n] > 1)):
+            for slots in SLOTS:
+                yield Schedule({}, order, 2, loop, (slots, slots))
 
 
-def _masks(nest: TileNest) -> list[_Mask]:
-    """Where the input and output tiles of an execution lie in main memory: a mask for each set of
-    dimensions that share loops, none for dimensions that lie there always."""
-    dimensions = [
-        (index, size)
-        for tensor in (nest.inp, nest.acc)
-        for index, size in zip(tensor.access, tensor.shape, strict=True)
-        if not _lies_inside(index, size, nest)
-    ]
-    found: list[_Mask] = []
-    for names in _sharing([set(index.iterators) for index, _ in dimensions]):
-        inside = np.ones([nest.extents[name] for name in names], bool)
-        for index, size in dimensions:
-            if set(index.iterators) <= set(names):
-                position = _positions(nest, index, names)
-                inside &= (position >= 0) & (position < size)
-        found.append(_Mask(names, inside))
-    return found
+def tile_sizes(nest: TileNest, limit: int = MAX_COMBINATIONS) -> dict[str, list[int]]:
+    """Return sizes that cut each loop into nearly equal parts, of at most ``limit``
+    combinations."""
+    choices = {
+        loop.name: sorted({-(-loop.extent // parts) for parts in range(1, loop.extent + 1)})
+        for loop in nest.loops
+    }
+    while math.prod(map(len, choices.values())) > limit:
+        longest = max(choices, key=lambda name: len(choices[name]))
+        # Every other size is dropped, but never a single iteration or the whole loop.
+        smallest, *larger = choices[longest]
+        choices[longest] = [smallest, *larger[::-2][::-1]]
+    return choices
 
 
-def _lies_inside(index: IndexExpr, size: int, nest: TileNest) -> bool:
-    low, high = index.bounds(nest.extents)
-    return low >= 0 and high < size
+def combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
+    """Return all combinations of a size for each loop, as arrays by loop."""
+    grids = np.meshgrid(*(np.array(c, np.int64) for c in choices.values()), indexing="ij")
+    return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
 
 
-def _reached(nest: TileNest, tensor: TileTensor, masks: Sequence[_Mask]) -> int:
-    """Tiles of a tensor in main memory that the points of the loops access at which the masks
-    hold. Strides, and steps that are not their multiples, leave tiles out."""
-    own = [mask for mask in masks if set(mask.names) & set(tensor.loops)]
-    pairs = list(zip(tensor.access, tensor.shape, strict=True))
-    tied = [set(mask.names) & set(tensor.loops) for mask in own]
-    total = 1
-    for names in _sharing([*(set(index.iterators) for index, _ in pairs), *tied]):
-        holds = np.ones([nest.extents[name] for name in names], bool)
-        place = np.zeros(holds.shape, np.int64)
-        for mask, loops in zip(own, tied, strict=True):
-            if loops <= set(names):
-                holds &= mask.over(names)
-        for index, size in pairs:
-            if index.iterators and set(index.iterators) <= set(names):
-                position = _positions(nest, index, names)
-                holds &= (position >= 0) & (position < size)
-                place = place * size + position
-        total *= len(np.unique(place[holds]))
-    return total
+def with_tiles(form: Schedule, sizes: dict[str, Counts], at: int) -> Schedule:
+    """Return the schedule of a form with one combination of sizes.
 
-
-def _positions(nest: TileNest, index: IndexExpr, names: Sequence[str]) -> NDArray[np.int64]:
-    """An index at every point of some loops; those on which it does not depend have extent 1."""
-    grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
-    return np.asarray(index.evaluate(dict(zip(names, grids, strict=True))))
-
-
-def _sharing(sets: Sequence[set[str]]) -> list[tuple[str, ...]]:
-    """Unions of the sets that meet, directly or through others, each in alphabetical order."""
-    found: list[set[str]] = []
-    for names in filter(None, sets):
-        meeting = [other for other in found if other & names]
-        found = [*(other for other in found if not other & names), names.union(*meeting)]
-    return [tuple(sorted(names)) for names in found]
+    Parameters
+    ----------
+    form
+        Schedule whose tiles are replaced.
+    sizes
+        Sizes by loop, from :func:`combinations`.
+    at
+        Position of the combination.
+    """
+    return replace(form, tiles={name: int(size[at]) for name, size in sizes.items()})

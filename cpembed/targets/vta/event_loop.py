@@ -1,9 +1,9 @@
-"""The event loop of the timed simulator, compiled: instructions, commands and bursts in time order.
+"""Compiled event loop of the timed simulator: instructions, commands and bursts in time order.
 
-Modules issue as soon as their instruction is there and its tokens are visible. What reads DRAM
-sends commands, one a burst; the memory engine takes one command a cycle, of the client of highest
-priority, and serves bursts in order. Times of fixed instructions follow when they issue, so only
-commands need an order in time: they are taken when nothing else can go on.
+Modules issue as soon as their instruction is dispatched and its tokens are visible. Readers of DRAM
+send a command for each burst; the memory engine accepts one command a cycle, from the client of
+highest priority, and serves bursts in order. The times of other instructions follow from their
+issue, so only commands need an order in time: they are accepted when nothing else can proceed.
 
 After VTA's Chisel sources: ``VME.scala`` (commands, tags), ``VTAMemDPI.scala`` (the memory's
 delay), ``TensorLoad*VME.scala`` (loads), ``Fetch*.scala``, ``Compute.scala`` (tokens).
@@ -20,27 +20,29 @@ from cpembed.kernel.runtime import Function, compile_plan
 from cpembed.kernel.script import HEADER
 
 _PADDING = ("pads_before", "skipped", "pads_after")
-"""What ``ZeroPadding`` goes through, in order; of a module, what is left of each."""
+"""Phases of ``ZeroPadding``, in order; of a module, the cycles that are left of each."""
 
 INSTRUCTION = (
     "module", "reads", "duration", "client", "address", "row_bytes", "rows", "stride", "lead",
     "latency", *_PADDING, "pop_a", "pop_b", "push_a", "push_b",
 )  # fmt: skip
-"""What the loop knows of an instruction, in cycles and bytes; -1 for no queue. ``reads``: it waits
-for DRAM, else it takes ``duration``. ``lead``: cycles until the first command; ``latency``: from
-the bus to SRAM. Pads are written in cycles without data, one a cycle; between them ``skipped`` rows
-pass, one a cycle whether data arrive or not."""
+"""Fields of an instruction, in cycles and bytes; a queue of -1 is none.
+
+``reads``: whether it waits for DRAM; if not, it takes ``duration``. ``lead``: cycles until the
+first command; ``latency``: cycles from the bus to SRAM. Pads are written in cycles without data,
+one a cycle; between them ``skipped`` rows pass, one a cycle whether data arrive or not.
+"""
 
 EVENT = ("available", "issued", "done", "ready", "first_beat", "last_beat")
-"""What it finds out: fetched, issued, complete (the next one's issue), the module free; beats of
-its first and last burst. Absent beats are -1."""
+"""Times of an instruction: dispatched, issued, complete (the next one can issue), its module ready;
+first and last beat of its data, -1 if there is none."""
 
 SETTING = ("count", "delay", "beat_bytes", "burst", "outstanding", "queued", "batch", "drain")
-"""``batch``: instructions fetched at once; ``drain``: cycles from the last beat of a batch to its
-first instruction's dispatch."""
+"""Parameters of the loop. ``batch``: instructions fetched at once; ``drain``: cycles from the last
+beat of a batch to its first instruction's dispatch."""
 
 CLIENTS = ("fetch", "uop", "inp", "wgt", "acc")
-"""Who reads DRAM, the highest priority first."""
+"""Clients that read DRAM, the highest priority first."""
 
 MODULE_STATE = (
     "head", "fetched", "free", "loading", "request", "row", "at", "end", "beats", "padded_until",
@@ -51,8 +53,8 @@ STATE = (
     "fetch_state", "fetch_next", "fetch_left", "fetch_time", "batches", "ok", "value", "busy",
 )  # fmt: skip
 
-COMPLETED = ("bursts", "busy", "batches")
-"""Of the state, what counts at the end: bursts, beats of all, batches of instructions."""
+TOTALS = ("bursts", "busy", "batches")
+"""Parts of the state that are results: bursts, their beats, batches of instructions."""
 
 _BUFFERS = {
     "settings": (len(SETTING),),
@@ -72,7 +74,7 @@ _NEXT = f"S[{STATE.index('fetch_next')}]"
 _QUEUE = f"I[{_NEXT}, {INSTRUCTION.index('module')}]"
 _FRONT = f"numbers[starts[m] + M[m, {MODULE_STATE.index('head')}]]"
 _LAST = f"numbers[starts[{_QUEUE}] + M[{_QUEUE}, {MODULE_STATE.index('fetched')}]"
-_WORDS = {
+_ARRAYS = {
     "S": ("S[{}]", STATE),
     "C": ("settings[{}]", SETTING),
     "M": ("M[m, {}]", MODULE_STATE),
@@ -82,9 +84,9 @@ _WORDS = {
     "next_event": (f"E[{_NEXT}, {{}}]", EVENT),
     "waited": (f"E[{_LAST} - settings[{SETTING.index('queued')}]], {{}}]", EVENT),
 }
-"""How the parts write an element by its name: of the state, of the settings, of module m and the
-instruction in front of it, of the instruction that is dispatched ``next`` and its module, of the
-one that was ``queued`` before that."""
+"""Expressions of elements by name: of the state ``S``, of the settings ``C``, of module m (``M``)
+and its next instruction (``I``, ``E``), of the instruction to be dispatched ``next`` and its
+module, of the instruction ``queued`` places before that."""
 
 _PARTS = {
     "loop": """
@@ -96,7 +98,7 @@ while S.go != 0:
     if S.go == 0:
         @command
 """,
-    # Module m's next instruction, if it is there and its tokens are.
+    # Module m's next instruction, if it is dispatched and its tokens are visible.
     "issue": """
 if M.loading == 0 and M.head < M.fetched:
     S.ok = 1
@@ -195,7 +197,7 @@ if S.time < NEVER:
             if S.who == m:
                 @load_burst
 """,
-    # One command a cycle, none while all tags are out or a burst's last beat passes.
+    # One command a cycle, none while all tags are in use or a burst's last beat passes.
     "when": """
 S.time = T.max(S.time, S.last_command + 1)
 if S.bursts >= C.outstanding:
@@ -205,7 +207,7 @@ while S.live < S.bursts and ring[S.live % C.outstanding] <= S.time:
         S.time = S.time + 1
     S.live = S.live + 1
 """,
-    # Of those that ask by then, the client of highest priority.
+    # The client of highest priority among those that request by then.
     "who": """
 if S.fetch_state == 1 and S.fetch_time <= S.time:
     S.who = -1
@@ -217,7 +219,7 @@ else:
                 S.value = I.client
                 S.who = m
 """,
-    # S.beats commanded at S.time: the memory waits its delay where its queue was empty.
+    # S.beats commanded at S.time: the memory waits its delay if its queue was empty.
     "burst": """
 if S.bursts > 0 and S.time <= S.served:
     S.value = T.max(S.time + 1, S.served + S.served_beats)
@@ -272,14 +274,14 @@ M.$ = M.$ - S.ok
 S.value = S.value - S.ok
 """,
 }
-"""The loop; each part is one thing that can happen. ``@part word`` is that part, with the word in
-the place of ``$``."""
+"""Parts of the loop, each one event. ``@part word`` inserts a part, with the word for ``$``."""
 
 
 @cache
 def event_loop() -> Function:
-    """``(settings, instructions [n, INSTRUCTION], numbers [n], starts [4], events [n, EVENT],
-    batches [n, 2], tokens [4, n], queues [4, 2], ring [outstanding], modules [3, ...], state)``.
+    """Return the compiled loop, a function of ``(settings, instructions [n, INSTRUCTION], numbers
+    [n], starts [4], events [n, EVENT], batches [n, 2], tokens [4, n], queues [4, 2], ring
+    [outstanding], modules [3, ...], state)``.
 
     ``numbers`` are the instructions of module 0, 1, 2 one after the other, from ``starts`` on.
     """
@@ -287,7 +289,7 @@ def event_loop() -> Function:
 
 
 def source() -> str:
-    """TVMScript of the loop."""
+    """Return TVMScript of the loop."""
     body = ["n = T.int64()", "r = T.int64()"]
     for name, shape in _BUFFERS.items():
         extents = ", ".join(map(str, shape))
@@ -298,21 +300,24 @@ def source() -> str:
 
 
 def _lines(part: str, word: str = "") -> Iterator[str]:
+    """Yield the lines of a part with the parts that it inserts."""
     for line in _PARTS[part].strip().splitlines():
         code = line.lstrip()
         if code.startswith("@"):
-            name, _, other = code[1:].partition(" ")
+            name, _, argument = code[1:].partition(" ")
             margin = " " * (len(line) - len(code))
-            yield from (f"{margin}{inner}" for inner in _lines(name, other))
+            yield from (f"{margin}{inner}" for inner in _lines(name, argument))
         else:
             yield _indexed(line.replace("$", word))
 
 
 def _indexed(line: str) -> str:
-    def element(found: re.Match[str]) -> str:
-        form, names = _WORDS[found[1]]
-        return form.format(names.index(found[2]))
+    """Return a line with its names replaced by elements of arrays."""
+
+    def element(match: re.Match[str]) -> str:
+        form, names = _ARRAYS[match[1]]
+        return form.format(names.index(match[2]))
 
     line = line.replace("NEVER", "T.int64(4611686018427387904)")
     line = line.replace("CLIENTS", str(len(CLIENTS)))
-    return re.sub(rf"\b({'|'.join(_WORDS)})\.(\w+)", element, line)
+    return re.sub(rf"\b({'|'.join(_ARRAYS)})\.(\w+)", element, line)

@@ -1,7 +1,8 @@
 """From a derived program to VTA programs: instructions once, then an image for each set of inputs.
 
->>> from cpembed.api.solve import solve, workload
->>> from cpembed.targets.vta.config import VtaConfig
+>>> from cpembed.driver.solve import solve
+>>> from cpembed.driver.named import workload
+>>> from cpembed.targets.vta.isa import VtaConfig
 >>> layer = workload("gemm m=8 n=32 k=32", target="vta_1x16x16")
 >>> solved = solve(layer, "vta_1x16x16", constraints="strict")
 >>> lowered = lower(solved.embeddings[0].candidate.program, VtaConfig())
@@ -11,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,33 +20,37 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cpembed.kernel.packing import packed_before
+from cpembed.errors import WorkloadError
+from cpembed.kernel import runtime
+from cpembed.kernel.layout_transform import Direction
+from cpembed.kernel.packing import packed_before, packing_source
+from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.runtime import aligned
-from cpembed.targets.vta.bias import with_bias
-from cpembed.targets.vta.config import VtaConfig
+from cpembed.measure.runner import Timing, time_work
+from cpembed.provenance import Provenance
+from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.layout_cost import threads_worth
 from cpembed.targets.vta.emit import Addresses, emit
 from cpembed.targets.vta.encoding import pack_uops
-from cpembed.targets.vta.isa import Instruction, Memory
-from cpembed.targets.vta.planner import default_schedule
+from cpembed.targets.vta.estimate import default_schedule
+from cpembed.targets.vta.isa import Instruction, Memory, VtaConfig
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail, check_tail, default_tail
-from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest
-from cpembed.transform.data import pack, source_elements
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest, with_bias
+from cpembed.transform.program import DerivedProgram, PackedOperand, pack, source_elements
 
 Array = NDArray[Any]
-
 PAGE = 4096
-"""Bytes at a multiple of which each tensor begins: a multiple of every element and burst."""
+"""Alignment of tensors in main memory, in bytes: a multiple of every element and burst."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoweredVta:
-    """Instructions for a derived program, and where its tensors lie in main memory.
+    """Instructions for a derived program, and the places of its tensors in main memory.
 
-    :meth:`image` makes a runnable program of packed inputs, :meth:`unpack` a result of the memory
-    that it leaves.
+    :meth:`image` makes a runnable program from packed inputs. :meth:`combine` and :meth:`unpack`
+    make the result from the memory that a run leaves.
     """
 
     program: DerivedProgram
@@ -58,19 +63,19 @@ class LoweredVta:
 
     @property
     def stored(self) -> PackedOperand:
-        """The output as it is stored, with the element type of the result."""
+        """Packed output, with the element type of the result."""
         return replace(self.nest.acc.packed, dtype=self.tail.dtype)
 
     def input(self, name: str) -> PackedOperand:
-        """An input as main memory holds it; ``O.bias`` is the bias of an output ``O``."""
+        """Return an input as main memory holds it; ``O.bias`` is the bias of an output ``O``."""
         return next(t.packed for t in self.nest.inputs if t.name == name)
 
     def pack(self, name: str, array: Array) -> Array:
-        """An input in the layout that main memory holds; weights can be packed ahead."""
+        """Return an input in the layout of main memory; weights can be packed ahead."""
         return pack(self.input(name), array)
 
     def empty_image(self) -> VtaProgram:
-        """The program with zeros for its inputs."""
+        """Return the program with zeros as its inputs."""
         size = max(tensor.offset + tensor.size_bytes for tensor in self.tensors.values())
         memory = aligned((size,), "uint8")
         program = VtaProgram(self.nest.config, self.instructions, memory, self.tensors)
@@ -78,23 +83,23 @@ class LoweredVta:
         return program
 
     def image(self, packed: Mapping[str, Array]) -> VtaProgram:
-        """The program with packed inputs in its memory."""
+        """Return the program with packed inputs in its memory."""
         program = self.empty_image()
         for tensor in self.nest.inputs:
             program.tensor(tensor.name)[...] = packed[tensor.name]
         return program
 
     def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
-        """The program for inputs in their original layouts."""
+        """Return the program with inputs in their original layouts, packed by numpy."""
         return self.image({t.name: self.pack(t.name, inputs[t.name]) for t in self.nest.inputs})
 
     def combine(self, program: VtaProgram, dram: NDArray[np.uint8]) -> Array:
-        """The packed output from the memory that a run leaves."""
+        """Return the packed output from the memory that a run leaves."""
         names = _output_names(self.nest, self.tail)
         return self.tail.combine([program.tensor(name, dram) for name in names])
 
     def unpack(self, packed: Array) -> Array:
-        """The output in its original layout."""
+        """Return the output in its original layout, unpacked by numpy."""
         indices, inside = source_elements(self.stored)
         result = np.zeros(self.stored.original_shape, packed.dtype)
         result[(*(index[inside] for index in indices), ...)] = packed[inside]
@@ -107,25 +112,44 @@ def lower(
     schedule: Schedule | None = None,
     tail: Tail | None = None,
 ) -> LoweredVta:
-    """A VTA program for a proven embedding.
+    """Return a VTA program for a proven embedding.
 
-    ``schedule`` None takes :func:`~cpembed.targets.vta.planner.default_schedule`; ``tail`` None
-    takes :func:`~cpembed.targets.vta.tail.default_tail`.
+    Parameters
+    ----------
+    program
+        Derived program of the embedding.
+    config
+        Configuration of the VTA.
+    schedule
+        Schedule of the tile nest; by default that of the least estimate.
+    tail
+        Operations on the sums before they are stored; by default those that fit the workload's
+        output type.
 
-    Raises :class:`LoweringError` where the program's tiles are not the configuration's, or the
-    schedule does not fit.
+    Raises
+    ------
+    LoweringError
+        If the program's tiles are not the configuration's, or the schedule does not fit.
     """
     workload = program.unfused
-    ending = tail or default_tail(workload)
-    check_tail(workload, ending)
-    nest = with_bias(tile_nest(program, config), ending.bias)
-    chosen = schedule or default_schedule(nest, ending)
-    tensors = _placed(nest, ending, packed_before(program.workload))
-    emitted = emit(nest, chosen, ending, _addresses(nest, ending, tensors))
+    tail = tail or default_tail(workload)
+    check_tail(workload, tail)
+    nest = with_bias(tile_nest(program, config), tail.bias)
+    schedule = schedule or default_schedule(nest, tail)
+    tensors = _placed(nest, tail, packed_before(program.workload))
+    emitted = emit(nest, schedule, tail, _addresses(nest, tail, tensors))
     uops = pack_uops(*emitted.uops.T, config=config)
     name = _uops_name(nest)
     tensors[name] = structs.replace(tensors[name], shape=(len(uops),))
-    return LoweredVta(program, nest, chosen, ending, emitted.instructions, uops, tensors)
+    return LoweredVta(
+        program=program,
+        nest=nest,
+        schedule=schedule,
+        tail=tail,
+        instructions=emitted.instructions,
+        uops=uops,
+        tensors=tensors,
+    )
 
 
 def _output_names(nest: TileNest, tail: Tail) -> list[str]:
@@ -134,24 +158,24 @@ def _output_names(nest: TileNest, tail: Tail) -> list[str]:
 
 
 def _uops_name(nest: TileNest) -> str:
-    """Of the micro-ops in main memory: none that an operand has."""
-    taken = {tensor.name for tensor in (*nest.inputs, nest.acc)}
+    """Return the name of the micro-ops in main memory, which no operand has."""
+    operands = {tensor.name for tensor in (*nest.inputs, nest.acc)}
     name = "uops"
-    while name in taken:
+    while name in operands:
         name += "_"
     return name
 
 
 def _placed(nest: TileNest, tail: Tail, weights: Collection[str]) -> dict[str, Tensor]:
-    """Inputs, weights, outputs, then micro-ops, which are the last because there are as many as
-    there will be. ``weights`` names those of the inputs that are the same at every run."""
-    found: dict[str, Tensor] = {}
+    """Place inputs, outputs and micro-ops in main memory; ``weights`` names the inputs that are the
+    same in every run."""
+    tensors: dict[str, Tensor] = {}
     end = 0
 
     def place(name: str, shape: tuple[int, ...], dtype: str, role: Role) -> None:
         nonlocal end
-        found[name] = Tensor(-(-end // PAGE) * PAGE, shape, dtype, role)
-        end = found[name].offset + found[name].size_bytes
+        tensors[name] = Tensor(-(-end // PAGE) * PAGE, shape, dtype, role)
+        end = tensors[name].offset + tensors[name].size_bytes
 
     for tensor in nest.inputs:
         is_weight = tensor is nest.bias or tensor.name in weights
@@ -159,8 +183,9 @@ def _placed(nest: TileNest, tail: Tail, weights: Collection[str]) -> dict[str, T
         place(tensor.name, tensor.packed.shape, tensor.packed.dtype, role)
     for name in _output_names(nest, tail):
         place(name, nest.acc.packed.shape, "int8", Role.OUTPUT)
+    # Micro-ops come last, because their number is known only after instructions are emitted.
     place(_uops_name(nest), (0,), "uint32", Role.UOPS)
-    return found
+    return tensors
 
 
 def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Addresses:
@@ -173,4 +198,157 @@ def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Add
     outputs = tuple(element(name, Memory.OUT) for name in _output_names(nest, tail))
     bias = 0 if nest.bias is None else factor(nest.bias)
     uops = element(_uops_name(nest), Memory.UOP)
-    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, uops, bias)
+    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, uops, bias=bias)
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutCopy:
+    """Copy between layouts that can run any number of times and writes ``target``."""
+
+    run: Callable[[], None]
+    target: Array
+
+
+def copy_source(operand: PackedOperand, direction: Direction) -> str:
+    """Return TVMScript of a copy between layouts, on as many threads as it is worth."""
+    threads = threads_worth(operand, calibration(), runtime.thread_count())
+    return packing_source(operand, threads, direction)
+
+
+class HostPacking:
+    """Packing of a program's inputs and unpacking of its output, compiled on first use.
+
+    :mod:`cpembed.transform.data` does the same in numpy, slower.
+    """
+
+    def __init__(self, lowered: LoweredVta) -> None:
+        self._lowered = lowered
+        self._kernels: dict[str, runtime.Function] = {}
+
+    def input_copy(self, name: str, array: Array, target: Array | None = None) -> LayoutCopy:
+        """Return the copy that packs an input.
+
+        Parameters
+        ----------
+        name
+            Name of the input.
+        array
+            Input in its original layout.
+        target
+            Array to pack into, aligned as :func:`runtime.aligned` does; by default a new one.
+
+        Raises
+        ------
+        WorkloadError
+            If the array has another shape or element type than the operand.
+        """
+        operand = self._lowered.input(name)
+        if target is None:
+            target = runtime.aligned(operand.shape, operand.dtype)
+        return self._copy(operand, Direction.PACK, self._original(operand, array), target)
+
+    def output_copy(self, packed: Array) -> LayoutCopy:
+        """Return the copy that unpacks a result of :meth:`LoweredVta.combine`."""
+        operand = self._lowered.stored
+        source = runtime.aligned(operand.shape, operand.dtype)
+        source[...] = packed
+        target = runtime.aligned(operand.original_shape, operand.dtype)
+        return self._copy(operand, Direction.UNPACK, source, target)
+
+    def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
+        """Return the program with inputs in their original layouts, packed into its memory."""
+        program = self._lowered.empty_image()
+        for tensor in self._lowered.nest.inputs:
+            self.input_copy(tensor.name, inputs[tensor.name], program.tensor(tensor.name)).run()
+        return program
+
+    def unpack(self, packed: Array) -> Array:
+        """Return the output in its original layout."""
+        copy = self.output_copy(packed)
+        copy.run()
+        return copy.target
+
+    def _copy(
+        self, operand: PackedOperand, direction: Direction, source: Array, target: Array
+    ) -> LayoutCopy:
+        if operand.name not in self._kernels:
+            plan = KernelPlan("packing", copy_source(operand, direction))
+            self._kernels[operand.name] = runtime.compile_plan(plan)
+        kernel = self._kernels[operand.name]
+        buffers = runtime.shared(source.reshape(-1)), runtime.shared(target.reshape(-1))
+        return LayoutCopy(lambda: kernel(*buffers), target)
+
+    @staticmethod
+    def _original(operand: PackedOperand, array: Array) -> Array:
+        if array.shape != operand.original_shape or array.dtype != np.dtype(operand.dtype):
+            raise WorkloadError(
+                f"operand {operand.name} is {array.dtype} {array.shape}, "
+                f"the workload has {operand.dtype} {operand.original_shape}"
+            )
+        source = runtime.aligned(array.shape, operand.dtype)
+        source[...] = array
+        return source
+
+
+def time_packing(
+    lowered: LoweredVta,
+    packing: HostPacking,
+    program: VtaProgram,
+    memory: NDArray[np.uint8],
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    packed_ahead: Collection[str] | None = None,
+    rounds: int = 15,
+    round_ms: float = 10.0,
+) -> Timing:
+    """Time the packing of a program's inputs and the unpacking of its output on this machine.
+
+    A layout that is the same memory as the original one costs nothing. Unpacking includes combining
+    bytes that were stored separately.
+
+    Parameters
+    ----------
+    lowered
+        Program that ran.
+    packing
+        Its compiled packing.
+    program
+        Its image, for the places of tensors.
+    memory
+        Main memory after the run.
+    inputs
+        Inputs by name, in their original layouts.
+    packed_ahead
+        Names of the inputs that are packed ahead, and not timed; by default the second input, as in
+        :func:`~cpembed.measure.runner.measure`.
+    rounds
+        Number of rounds of each measurement.
+    round_ms
+        Milliseconds of a round.
+
+    Returns
+    -------
+    Timing
+        Times of packing and unpacking; the program's latency is left out.
+    """
+    if packed_ahead is None:
+        packed_ahead = packed_before(lowered.program.workload)
+    operands = [tensor.packed for tensor in lowered.nest.inputs]
+    ahead = tuple(operand.name for operand in operands if operand.name in packed_ahead)
+    timed = [
+        time_work(packing.input_copy(operand.name, inputs[operand.name]).run, rounds, round_ms)
+        for operand in operands
+        if operand.name not in ahead and not operand.is_identity
+    ]
+    packing_us = sum(times.median for times in timed)
+    unpacking_us = 0.0
+    if len(lowered.tail.phases) > 1:
+        timed.append(time_work(lambda: lowered.combine(program, memory), rounds, round_ms))
+        unpacking_us += timed[-1].median
+    if not lowered.stored.is_identity:
+        packed = lowered.combine(program, memory)
+        timed.append(time_work(packing.output_copy(packed).run, rounds, round_ms))
+        unpacking_us += timed[-1].median
+    noisy = any(times.is_noisy for times in timed)
+    macs = lowered.program.unfused.macs
+    return Timing(Provenance.SIMULATED, macs, None, packing_us, unpacking_us, ahead, noisy)

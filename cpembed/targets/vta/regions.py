@@ -1,4 +1,4 @@
-"""Boxes of tile tensors that lie in SRAM, and the transfers that bring them there and back."""
+"""Boxes of tile tensors: their place in SRAM, their transfers, and their parts without padding."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from cpembed.targets.vta.tiles import MAX_STRIDE, TileTensor
 
 Interval = tuple[int, int]
 """First value and number of values of a loop within a tile."""
+
 Tile = Mapping[str, Interval]
-"""Each loop's interval."""
+"""Interval of each loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions ``low + step * i`` for ``0 <= i < count`` of one dimension; those outside the
-    tensor are zeros."""
+    """Positions ``low + step * i`` for ``0 <= i < count`` of one dimension; positions outside the
+    tensor hold zeros."""
 
     low: int
     step: int
@@ -34,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Region:
-    """A box of a tile tensor, dense and row-major in SRAM."""
+    """Box of a tile tensor, dense and row-major in SRAM."""
 
     tensor: TileTensor
     spans: tuple[Span, ...]
@@ -51,27 +52,27 @@ class Region:
 
     @cached_property
     def is_empty(self) -> bool:
-        """Whether nothing of it exists: it holds zeros only."""
+        """True if no position lies in the tensor, so that the region holds zeros only."""
         pairs = zip(self.spans, self.tensor.shape, strict=True)
         return any(existing(span, size)[1] <= 0 for span, size in pairs)
 
     @cached_property
     def loads(self) -> tuple[Box2D, ...]:
-        """Transfers that fill it, zeros by their pads; it must not be empty.
+        """Transfers that fill the region, with zeros by their pads; it must not be empty.
 
-        Neighbouring dimensions that are contiguous in both memories become one; what is left
-        beyond two is walked by further transfers.
+        Neighbouring dimensions that are contiguous in both memories become one. Each position of
+        dimensions beyond two takes a transfer of its own.
         """
         return tuple(_transfers(self, keep_zeros=True))
 
     @cached_property
     def stores(self) -> tuple[Box2D, ...]:
-        """Transfers of what exists of it."""
+        """Transfers of the positions that lie in the tensor."""
         return tuple(_transfers(self, keep_zeros=False))
 
     def offsets(self, values: Mapping[str, NDArray[np.int64] | int]) -> NDArray[np.int64] | int:
-        """SRAM position, from the region's first tile, that the program accesses at some values
-        of the loops."""
+        """Return the SRAM position, from the region's first tile, that the program accesses at some
+        values of the loops."""
         total: NDArray[np.int64] | int = 0
         for index, span, stride in zip(self.tensor.access, self.spans, self.strides, strict=True):
             if span.count > 1:
@@ -79,7 +80,7 @@ class Region:
         return total
 
     def coefficient(self, loop: str) -> int:
-        """SRAM distance of a step of a loop in which every access is affine."""
+        """Return the SRAM distance of a step of a loop; all accesses must be affine in it."""
         return sum(
             index.coefficient(loop) // span.step * stride
             for index, span, stride in zip(
@@ -90,7 +91,7 @@ class Region:
 
 
 class Box2D(NamedTuple):
-    """The operands of a LOAD or STORE, addresses from the tensor's and the region's first tile."""
+    """Operands of a LOAD or STORE, with addresses from the tensor's and the region's first tile."""
 
     sram: int
     dram: int
@@ -105,7 +106,8 @@ class Box2D(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """One dimension of a transfer: ``count`` rows that exist between rows of zeros."""
+    """Dimension of a transfer: ``count`` rows in DRAM between rows of zeros, and the distances of
+    two rows in DRAM and in SRAM."""
 
     count: int
     dram: int
@@ -119,21 +121,22 @@ class _Run:
 
 
 def region_of(tensor: TileTensor, tile: Tile) -> Region:
-    """What a tensor is accessed at while each loop runs over its interval: the smallest box."""
+    """Return the smallest box of a tensor that is accessed while each loop runs over its
+    interval."""
     return Region(tensor, tuple(span_of(tensor, k, tile) for k in range(tensor.rank)))
 
 
 def span_of(tensor: TileTensor, k: int, tile: Tile) -> Span:
-    """The region along one dimension."""
+    """Return the region of a tile along dimension ``k`` of a tensor."""
     low, step, count = _span(tensor.access[k], tile)
-    # What is padded must be x and y of one transfer, so x is dense.
+    # Padded dimensions must be x and y of one transfer, so x is dense.
     if step > 1 and (k == tensor.padded_x or tensor.strides[k] * step > MAX_STRIDE):
         step, count = 1, (count - 1) * step + 1
     return Span(low, step, count)
 
 
 def _span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
-    """Smallest value, common step and number of values of an index over a tile."""
+    """Return the smallest value, the common step and the number of values of an index in a tile."""
     if not index.is_affine:
         return _enumerated_span(index, tile)
     low, step, reach = index.constant, 0, 0
@@ -151,6 +154,7 @@ def _span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
 
 
 def _enumerated_span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
+    """Return the span of an index with digits, by its values at all points of the tile."""
     tiles = [tile[name] for name in index.iterators]
     grids = np.ix_(*(np.arange(f, f + n, dtype=np.int64) for f, n in tiles))
     values = np.unique(index.evaluate(dict(zip(index.iterators, grids, strict=True))))
@@ -160,13 +164,14 @@ def _enumerated_span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
 
 
 def existing(span: Span, size: int) -> tuple[int, int, int]:
-    """Positions before the tensor, inside it, and after it."""
+    """Return the numbers of positions before the tensor, inside it, and after it."""
     before = min(span.count, max(0, -(span.low // span.step)))
     after = min(span.count, max(0, span.count - 1 - (size - 1 - span.low) // span.step))
     return before, span.count - before - after, after
 
 
 def _transfers(region: Region, *, keep_zeros: bool) -> Iterator[Box2D]:
+    """Yield the transfers of a region, with the zeros around the tensor only if ``keep_zeros``."""
     tensor = region.tensor
     runs: list[_Run] = []
     dram = sram = 0
@@ -178,30 +183,30 @@ def _transfers(region: Region, *, keep_zeros: bool) -> Iterator[Box2D]:
             before = after = 0
         stride = tensor.strides[k] * span.step
         if count > 1 or before or after:
-            runs.append(_Run(count, stride, region.strides[k], before, after))
+            runs.append(_Run(count, stride, region.strides[k], before=before, after=after))
     x, y, *outer = _plane(_merged(runs))
     if any(run.padded for run in outer):
         raise InvariantError(f"{tensor.name}: zeros beyond the two dimensions of a LOAD: {region}")
     for place in itertools.product(*(range(run.count) for run in reversed(outer))):
         at = list(zip(reversed(place), outer, strict=True))
         yield Box2D(
-            sram + sum(i * run.sram for i, run in at),
-            dram + sum(i * run.dram for i, run in at),
-            y.count,
-            x.count,
-            y.dram,
-            y.before,
-            y.after,
-            x.before,
-            x.after,
+            sram=sram + sum(i * run.sram for i, run in at),
+            dram=dram + sum(i * run.dram for i, run in at),
+            y=y.count,
+            x=x.count,
+            x_stride=y.dram,
+            y_before=y.before,
+            y_after=y.after,
+            x_before=x.before,
+            x_after=x.after,
         )
 
 
 def _merged(runs: list[_Run]) -> list[_Run]:
-    """Innermost first; a dimension joins the one inside it where both memories continue there."""
-    found: list[_Run] = []
+    """Return the runs, innermost first, after joining runs that are contiguous in both memories."""
+    merged: list[_Run] = []
     for run in reversed(runs):
-        inside = found[-1] if found else None
+        inside = merged[-1] if merged else None
         if (
             inside is not None
             and not (inside.padded or run.padded)
@@ -210,13 +215,16 @@ def _merged(runs: list[_Run]) -> list[_Run]:
         ):
             inside.count *= run.count
         else:
-            found.append(run)
-    return found
+            merged.append(run)
+    return merged
 
 
 def _plane(runs: list[_Run]) -> list[_Run]:
-    """The runs with x and y in front: x is contiguous in both memories, y's rows follow each
-    other in SRAM and its stride fits its field; a run of one row stands for a missing one."""
+    """Return the runs with x and y in front, a missing one as a run of one row.
+
+    x is contiguous in both memories; y's rows follow each other in SRAM, and its stride in DRAM
+    fits its field.
+    """
     if not runs or runs[0].dram != 1 or runs[0].sram != 1:
         runs = [_Run(1, 1, 1), *runs]
     x = runs[0]
@@ -224,3 +232,99 @@ def _plane(runs: list[_Run]) -> list[_Run]:
     if len(runs) == 1 or runs[1].sram != width or runs[1].dram > MAX_STRIDE:
         runs = [x, _Run(1, width, width), *runs[1:]]
     return runs
+
+
+MAX_PARTS = 64
+"""Maximum number of parts of a tile; a tile that needs more is computed whole."""
+
+
+def trimmed_tiles(tensor: TileTensor, tile: Tile) -> list[Tile]:
+    """Cut a tile into parts without products that multiply zero padding.
+
+    Of a convolution's tile at the image's border, some output rows see only padding through some
+    filter rows. The parts are boxes of the loops, one for each filter row, or for several that see
+    the same output rows. A tile without padding is its only part.
+    """
+    cut_loops: set[str] = set()
+    choices: list[list[dict[str, Interval]]] = []
+    for index, size in zip(tensor.access, tensor.shape, strict=True):
+        names = set(index.iterators)
+        if not index.is_affine or cut_loops & names:
+            continue
+        parts = _parts(index, size, tile)
+        if parts is not None:
+            cut_loops |= names
+            choices.append(parts)
+    if math.prod(map(len, choices)) > MAX_PARTS:
+        return [tile]
+    trimmed: list[Tile] = []
+    for place in itertools.product(*choices):
+        part = dict(tile)
+        for intervals in place:
+            part |= intervals
+        trimmed.append(part)
+    return trimmed
+
+
+def _parts(index: IndexExpr, size: int, tile: Tile) -> list[dict[str, Interval]] | None:
+    """Return the parts of one dimension, as intervals of its loops; None if it stays whole.
+
+    The longest loop is cut, for each value of the other loops; consecutive values of the innermost
+    of these that leave the same interval become one part.
+    """
+    low, high = _bounds(index, tile)
+    if low >= 0 and high < size:
+        return None
+    names = sorted(index.iterators, key=lambda name: tile[name][1])
+    cut, fixed = names[-1], names[:-1]
+    step = index.coefficient(cut)
+    values = [range(first, first + count) for first, count in (tile[name] for name in fixed)]
+    parts: list[dict[str, Interval]] = []
+    for place in itertools.product(*values):
+        rest = index.constant + sum(
+            index.coefficient(name) * value for name, value in zip(fixed, place, strict=True)
+        )
+        inside = _inside(step, rest, size, tile[cut])
+        if inside is None:
+            continue
+        intervals = {name: (value, 1) for name, value in zip(fixed, place, strict=True)}
+        last = parts[-1] if parts else None
+        if last is not None and last[cut] == inside and _follows(last, intervals, fixed):
+            first, count = last[fixed[-1]]
+            last[fixed[-1]] = (first, count + 1)
+            continue
+        parts.append({**intervals, cut: inside})
+        if len(parts) > MAX_PARTS:
+            return None
+    return parts
+
+
+def _bounds(index: IndexExpr, tile: Tile) -> tuple[int, int]:
+    """Return the smallest and the largest value of an affine index in a tile."""
+    low = high = index.constant
+    for term in index.terms:
+        first, count = tile[term.iterator]
+        ends = term.coefficient * first, term.coefficient * (first + count - 1)
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def _inside(step: int, rest: int, size: int, interval: Interval) -> Interval | None:
+    """Return the values ``v`` of an interval with ``0 <= step * v + rest < size``; None if there
+    are none."""
+    first, count = interval
+    if step > 0:
+        low, high = -(rest // step), (size - 1 - rest) // step
+    else:
+        low, high = -((size - 1 - rest) // -step), rest // -step
+    low, high = max(low, first), min(high, first + count - 1)
+    return (low, high - low + 1) if low <= high else None
+
+
+def _follows(last: dict[str, Interval], intervals: dict[str, Interval], names: list[str]) -> bool:
+    """True if intervals continue the last ones along the innermost loop."""
+    *outer, inner = names
+    first, count = last[inner]
+    return intervals[inner][0] == first + count and all(
+        last[name] == intervals[name] for name in outer
+    )

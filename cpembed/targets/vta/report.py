@@ -1,4 +1,4 @@
-"""What reports and documents say of runs and trials on a VTA."""
+"""Rows of reports and JSON documents on runs and trials on a VTA."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpembed.targets.base import Details, Row
-from cpembed.targets.vta.estimate import Bounds
+from cpembed.targets.vta.bounds import Bounds
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Requantized, form_of
 from cpembed.targets.vta.timing import Timing
-from cpembed.targets.vta.trials import VtaTrial
+from cpembed.targets.vta.tuning import VtaTrial
 from cpembed.wording import data_size, duration, plural
 
 
 @dataclass(frozen=True)
 class VtaDetails(Details):
-    """A program, which has the inputs in its memory, with its simulated cycles; ``seconds`` is wall
-    time by phase."""
+    """Program with the inputs in its memory, its simulated cycles and their lower bounds;
+    ``seconds`` is the wall time by phase."""
 
     lowered: LoweredVta
     program: VtaProgram
@@ -35,8 +35,8 @@ class VtaDetails(Details):
 
     @property
     def gops(self) -> float:
-        """Two operations a multiply-accumulate of the workload, padding not counted, over the
-        simulated time."""
+        """Operations per nanosecond of simulated time: two for each multiply-accumulate of the
+        workload, without padding."""
         return 2 * self.lowered.program.unfused.macs / (self.microseconds * 1e3)
 
     @property
@@ -53,7 +53,7 @@ class VtaDetails(Details):
         tail = self.lowered.tail
         return {
             "output": {"form": form_of(tail), "dtype": tail.dtype, **asdict(tail)},
-            **self._figures(),
+            **self._cycle_figures(),
             "busiest_module_cycles": self.bounds.busiest_module,
             "bounds": asdict(self.bounds),
             "bytes": dict(self.timing.bytes),
@@ -67,9 +67,9 @@ class VtaDetails(Details):
     def bench_json(self) -> dict[str, Any]:
         tail = self.lowered.tail
         shift = {"shift": tail.shift} if isinstance(tail, Requantized) else {}
-        return {"output": form_of(tail), **shift, **self._figures()}
+        return {"output": form_of(tail), **shift, **self._cycle_figures()}
 
-    def _figures(self) -> dict[str, Any]:
+    def _cycle_figures(self) -> dict[str, Any]:
         return {
             "simulated_cycles": self.timing.cycles,
             "clock_mhz": self.clock_mhz,
@@ -82,12 +82,12 @@ class VtaDetails(Details):
         }
 
     def rows(self) -> list[Row]:
-        timing, found = self.timing, self.bounds
+        timing, bounds = self.timing, self.bounds
         time = f"{duration(self.microseconds)} at {self.clock_mhz:g} MHz"
         size = f"{len(self.program.instructions):,} instructions"
-        parts = f"GEMM {found.gemm:,}, reading {found.read:,}, writing {found.write:,}"
-        least = f"{found.gemm_or_dma:,} cycles, the most of {parts}"
-        moved = (f"{name} {data_size(size)}" for name, size in timing.bytes.items())
+        parts = f"GEMM {bounds.gemm:,}, reading {bounds.read:,}, writing {bounds.write:,}"
+        least = f"{bounds.gemm_or_dma:,} cycles, the most of {parts}"
+        transferred = (f"{name} {data_size(size)}" for name, size in timing.bytes.items())
         return [
             ("output", str(self.lowered.tail)),
             ("program", f"{size}, {len(self.lowered.uops):,} micro-ops"),
@@ -95,20 +95,21 @@ class VtaDetails(Details):
             ("", f"GEMM core busy {timing.gemm_utilisation:.1%} of them"),
             ("at least", f"{least}; the program takes {self.lower_bound_ratio:.3f} times that"),
             *self._with_alu(),
-            ("moved", "  ".join(moved)),
+            ("moved", "  ".join(transferred)),
         ]
 
     def _with_alu(self) -> list[Row]:
-        """The bound with the compute module's other work, where that is more."""
-        found = self.bounds
-        if found.busiest_module == found.gemm_or_dma:
+        """Return the bound with resets and the ALU, if it is larger than that without."""
+        bounds = self.bounds
+        if bounds.busiest_module == bounds.gemm_or_dma:
             return []
-        least = f"{found.busiest_module:,} cycles with GEMM's resets and the ALU"
+        least = f"{bounds.busiest_module:,} cycles with GEMM's resets and the ALU"
         return [("", f"{least}, which share a module; {self.busiest_module_ratio:.3f} times")]
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """``tiles k.o:2  p.o:14; two threads along q.o; 2 regions of INP, 2 of WGT``."""
+    """Return a line such as ``tiles k.o:2  p.o:14; two threads along q.o; 2 regions of INP, 2 of
+    WGT``."""
     sizes = "  ".join(f"{name}:{schedule.tiles[name]}" for name in schedule.order)
     along = f" along {schedule.thread_loop}" if schedule.thread_loop is not None else ""
     threads = f"two threads{along}" if schedule.threads == 2 else "one thread"
@@ -126,7 +127,7 @@ def schedule_json(schedule: Schedule) -> dict[str, Any]:
 
 
 def tuning_rows(best: VtaTrial, untuned: VtaTrial, clock_mhz: float) -> list[Row]:
-    """The best trial beside what runs untuned."""
+    """Return the rows that compare the best trial with the untuned one."""
     speedup = (untuned.cycles or 0) / (best.cycles or 1)
     return [
         ("untuned", f"{_cycles(untuned)}, {_ratios(untuned)}"),

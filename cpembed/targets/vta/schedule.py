@@ -18,13 +18,23 @@ from cpembed.targets.vta.tiles import TileNest, TileTensor
 class Schedule:
     """Knobs of the lowering.
 
-    ``tiles`` has the size of each loop's tile (the last one of a loop may be smaller); ``order``
-    lists all loops outermost first, spatial ones before reductions. With two ``threads`` two
-    output tiles are in flight, each in its half of the accumulators: consecutive ones, or where
-    ``thread_loop`` names a spatial loop, neighbours along it whose reductions are interleaved.
-    ``slots`` says how many regions of INP and of WGT lie in SRAM at a time, ``reuse`` whether a
-    step finds there what an earlier one has loaded, and ``trim`` whether products with zero padding
-    are left out where that is faster.
+    Attributes
+    ----------
+    tiles
+        Size of each loop's tile; the last tile of a loop may be smaller.
+    order
+        All loops, outermost first, spatial ones before reductions.
+    threads
+        Output tiles in flight, 1 or 2, each in its part of the accumulators.
+    thread_loop
+        Spatial loop along which two threads compute neighbours, with interleaved reductions; None
+        for consecutive output tiles.
+    slots
+        Regions of INP and of WGT that lie in SRAM at a time.
+    reuse
+        Whether a step uses a region that an earlier step loaded and that is still in SRAM.
+    trim
+        Whether products with zero padding are left out where that is faster.
     """
 
     tiles: Mapping[str, Count]
@@ -38,7 +48,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of an output tile's reduction: each loop's interval, the half of the accumulators
+    """Part of an output tile's reduction: each loop's interval, the part of the accumulators
     (``thread``), and whether it begins and ends the reduction."""
 
     tile: Tile
@@ -48,7 +58,7 @@ class Step:
 
 
 def check_schedule(nest: TileNest, schedule: Schedule) -> None:
-    """Raises :class:`LoweringError` where the schedule is not one of the nest or does not fit."""
+    """Raise :class:`LoweringError` if a schedule does not belong to the nest or does not fit."""
     problem = _mismatch(nest, schedule)
     if problem is not None:
         raise LoweringError(f"schedule: {problem}")
@@ -61,6 +71,7 @@ def check_schedule(nest: TileNest, schedule: Schedule) -> None:
 
 
 def _mismatch(nest: TileNest, schedule: Schedule) -> str | None:
+    """Return why a schedule does not belong to the nest, or None if it does."""
     names = {loop.name for loop in nest.loops}
     kinds = {loop.name: loop.kind for loop in nest.loops}
     if set(schedule.order) != names or len(schedule.order) != len(names):
@@ -85,7 +96,8 @@ def _mismatch(nest: TileNest, schedule: Schedule) -> str | None:
 
 
 def occupancy(nest: TileNest, schedule: Schedule) -> dict[Memory, tuple[int, int]]:
-    """Elements that a schedule takes of each buffer, and those that the buffer has."""
+    """Return the elements of each buffer that a schedule occupies, and those that the buffer
+    has."""
     largest = largest_regions(nest, schedule)
     acc = schedule.threads * largest[Memory.ACC]
     if nest.bias is not None:
@@ -99,14 +111,15 @@ def occupancy(nest: TileNest, schedule: Schedule) -> dict[Memory, tuple[int, int
 
 
 def largest_regions(nest: TileNest, schedule: Schedule) -> dict[Memory, int]:
-    """Elements of the largest region of each operand."""
+    """Return the number of elements of each operand's largest region."""
     tensors = (*nest.factors, nest.acc)
     return {tensor.memory: _largest(nest, tensor, schedule) for tensor in tensors}
 
 
 def _largest(nest: TileNest, tensor: TileTensor, schedule: Schedule) -> int:
-    """Regions of equal tiles are equal, unless an access has digits of a loop: then every tile of
-    that loop is looked at."""
+    """Return the number of elements of a tensor's largest region."""
+    # Equal tiles have equal regions unless an access takes digits of a loop: then all tiles of that
+    # loop are compared.
     cuts = [
         loop_tiles(nest.extents[name], size) if name in tensor.digit_loops else [(0, size)]
         for name, size in schedule.tiles.items()
@@ -118,7 +131,7 @@ def _largest(nest: TileNest, tensor: TileTensor, schedule: Schedule) -> int:
 
 
 def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
-    """All steps in the order in which they execute; a tile has its loops in the nest's order."""
+    """Yield all steps in the order in which they execute; a tile has the nest's order of loops."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
     cuts = {name: loop_tiles(nest.extents[name], schedule.tiles[name]) for name in schedule.order}
     spatial = [name for name in schedule.order if kinds[name] is AxisKind.SPATIAL]
@@ -134,28 +147,29 @@ def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
             for member, tile in enumerate(group):
                 thread = (number + member) % schedule.threads
                 intervals = tile | part
-                whole = {name: intervals[name] for name in nest.extents}
-                yield Step(whole, thread, k == 0, k == len(parts) - 1)
+                ordered = {name: intervals[name] for name in nest.extents}
+                yield Step(ordered, thread, begins=k == 0, ends=k == len(parts) - 1)
         number += len(group) if paired is None else schedule.threads
 
 
 def paired_loop(nest: TileNest, schedule: Schedule) -> str | None:
-    """The thread loop where it has neighbours; a single tile along it pairs nothing, and the
-    threads take turns as without one."""
+    """Return the thread loop if it has several tiles; a single tile has no neighbour, and threads
+    take turns as without a thread loop."""
     name = schedule.thread_loop
     single = name is not None and schedule.tiles[name] >= nest.extents[name]
     return None if single else name
 
 
 def loop_tiles(extent: int, size: int) -> list[Interval]:
-    """A loop cut into tiles of one size; the last may be smaller."""
+    """Cut a loop into tiles of one size; the last may be smaller."""
     return [(first, min(size, extent - first)) for first in range(0, extent, size)]
 
 
 def _groups(
     spatial: list[str], cuts: Mapping[str, list[Interval]], thread_loop: str | None
 ) -> Iterator[list[dict[str, Interval]]]:
-    """Output tiles that are computed together: each alone, or pairs along the thread loop."""
+    """Yield the groups of output tiles with interleaved reductions: single tiles, or pairs along
+    the thread loop."""
     choices: list[list[tuple[Interval, ...]]] = []
     for name in spatial:
         size = 2 if name == thread_loop else 1

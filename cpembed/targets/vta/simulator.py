@@ -1,36 +1,42 @@
-"""The functional simulator: what a program leaves in DRAM, bit for bit.
+"""Functional simulator: the DRAM that a program leaves, bit for bit.
 
-Three modules execute their instructions in order and wait for tokens; which of those that can run
-is taken next is a policy, and for a legal program makes no difference. Products and the ALU run
-compiled (:mod:`kernels`), transfers are copies by numpy.
+The three modules execute their instructions in order and wait for tokens. Products and the ALU run
+compiled, transfers are copies by numpy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError, SpecError
-from cpembed.kernel.runtime import aligned, shared
-from cpembed.targets.vta.accesses import PARAMETERS
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.runtime import Function, aligned, compile_plan, shared
+from cpembed.kernel.script import HEADER, Script, buffer
+from cpembed.targets.vta.accesses import PARAMETERS, transferred
 from cpembed.targets.vta.assembly.disassembler import instruction_text
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.columns import Columns, columns_of
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.contents import transferred
-from cpembed.targets.vta.encoding import unpack_uops
-from cpembed.targets.vta.formats import Opcode
-from cpembed.targets.vta.isa import Memory
-from cpembed.targets.vta.kernels import alu_kernel, gemm_kernel
-from cpembed.targets.vta.legality import dram_bounds, sram_extent
-from cpembed.targets.vta.order import Policy, deadlock_text, interleave
-from cpembed.targets.vta.program import Role, VtaProgram
+from cpembed.targets.vta.encoding import Opcode, unpack_uops
+from cpembed.targets.vta.isa import AluOp, Memory, VtaConfig
+from cpembed.targets.vta.program import (
+    Columns,
+    Role,
+    VtaProgram,
+    columns_of,
+    dram_bounds,
+    sram_extent,
+)
+from cpembed.targets.vta.tokens import Policy, deadlock_text, interleave
 
 _LOG_WIDTHS = (3, 3, 5, 3)
-_LARGEST_BLOCK, _MOST_LANES = 128, 4096
-"""Beyond, compiling a product takes minutes, or more calls within calls than Python allows."""
+_MAX_BLOCK, _MAX_LANES = 128, 4096
+"""Maximum block, and batch times block: beyond, compiling a product takes minutes or exceeds
+Python's limit of nested calls."""
 
 
 def simulate(
@@ -41,32 +47,50 @@ def simulate(
     dram: NDArray[np.uint8] | None = None,
     checked: bool = True,
 ) -> NDArray[np.uint8]:
-    """DRAM after the program, which starts from its own image or from ``dram``, which has other
-    data in the same layout (the micro-ops must be the program's).
+    """Execute a program and return the DRAM that it leaves.
 
-    ``seed`` is that of the policy ``random``. Raises :class:`ProgramError` for a program that the
-    checker refuses (not with ``checked`` false: who asks for that has checked it), and for a
-    deadlock; :class:`SpecError` as :func:`require_simulated` does.
+    Parameters
+    ----------
+    program
+        Program to execute.
+    policy
+        Module that goes first when several can execute; results of legal programs do not depend on
+        it.
+    seed
+        Seed of the policy ``random``.
+    dram
+        Initial DRAM, by default the program's image; other data in the same layout, with the
+        program's micro-ops.
+    checked
+        Whether to check the program first; False for a program that passed the check before.
+
+    Raises
+    ------
+    ProgramError
+        For an illegal program, and for a deadlock.
+    SpecError
+        For a configuration that :func:`require_simulated` rejects.
     """
     require_simulated(program.config)
     if checked:
         check(program)
     columns = columns_of(program.instructions, program.config)
-    schedule = interleave(columns, policy, seed)
-    if schedule.waiting is not None:
-        text = deadlock_text(schedule, len(columns), lambda n: instruction_text(program, n))
+    execution = interleave(columns, policy, seed)
+    if execution.waiting is not None:
+        text = deadlock_text(execution, len(columns), lambda n: instruction_text(program, n))
         raise ProgramError(text)
     machine = _Machine(program, columns, program.dram if dram is None else dram)
-    for number in schedule.order:
+    for number in execution.order:
         machine.execute(number)
     return machine.dram
 
 
 def written(program: VtaProgram) -> tuple[str, ...]:
-    """Names of the outputs: tensors of that role, or where none has it those that STOREs touch."""
-    named = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
-    if named:
-        return named
+    """Return the names of a program's outputs: tensors of that role, else those that STOREs
+    write."""
+    outputs = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
+    if outputs:
+        return outputs
     columns = columns_of(program.instructions, program.config)
     rows = columns.is_a(Opcode.STORE) & (columns["x"] > 0)
     first, last = (bound[rows] for bound in dram_bounds(columns, program))
@@ -78,7 +102,7 @@ def written(program: VtaProgram) -> tuple[str, ...]:
 
 
 def require_simulated(config: VtaConfig) -> None:
-    """Raise :class:`SpecError` for element types and sizes that nothing here computes."""
+    """Raise :class:`SpecError` for element types and sizes that the simulator does not compute."""
     widths = config.log_inp_width, config.log_wgt_width, config.log_acc_width, config.log_out_width
     if widths != _LOG_WIDTHS:
         inp, wgt, acc, out = (1 << width for width in widths)
@@ -86,14 +110,16 @@ def require_simulated(config: VtaConfig) -> None:
             f"VTA configuration: inputs of {inp} and weights of {wgt} bits are summed in {acc} and "
             f"stored in {out} bits; the simulator computes int8 x int8 in int32, stored as int8"
         )
-    if config.block > _LARGEST_BLOCK or config.batch * config.block > _MOST_LANES:
+    if config.block > _MAX_BLOCK or config.batch * config.block > _MAX_LANES:
         raise SpecError(
             f"VTA configuration: a GEMM core of {config.batch}x{config.block}x{config.block}; the "
-            f"simulator computes blocks up to {_LARGEST_BLOCK}, batch x block up to {_MOST_LANES}"
+            f"simulator computes blocks up to {_MAX_BLOCK}, batch x block up to {_MAX_LANES}"
         )
 
 
 class _Machine:
+    """Buffers and DRAM of a VTA while a program executes."""
+
     def __init__(self, program: VtaProgram, columns: Columns, dram: NDArray[np.uint8]) -> None:
         config = self._config = program.config
         self._program = program
@@ -110,7 +136,7 @@ class _Machine:
         self._allocate(columns)
 
     def _allocate(self, columns: Columns) -> None:
-        """Buffers, and the same memory as the kernels take it."""
+        """Allocate the buffers, and views of them as the compiled kernels expect them."""
         config = self._config
         block = config.block
         tiles = {memory: config.elements(memory) for memory in Memory}
@@ -133,6 +159,7 @@ class _Machine:
         self._run_gemm, self._run_alu = gemm_kernel(config), alu_kernel(config)
 
     def execute(self, number: int) -> None:
+        """Execute the instruction of a number."""
         opcode = self._opcode[number]
         if opcode == Opcode.GEMM:
             self._run_gemm(*self._gemm, number)
@@ -171,7 +198,110 @@ class _Machine:
         self._in_dram(number, self._sizes[Memory.OUT])[:] = data.reshape(rows, width, -1)
 
     def _in_dram(self, number: int, size: int) -> NDArray[Any]:
-        """What a transfer touches in DRAM: ``[y, x, bytes of an element]``."""
+        """Return a view of the DRAM that a transfer accesses, ``[y, x, bytes of an element]``."""
         dram, y, x, stride = self._move[number]
         start = dram * size - self._program.base
         return np.ndarray((y, x, size), np.uint8, self.dram, start, (stride * size, size, 1))
+
+
+_COLUMN = {name: k for k, name in enumerate(PARAMETERS)}
+_ACC = (Memory.ACC, "int32")
+_OPERATIONS = {
+    AluOp.MIN: "T.min({a}, {b})",
+    AluOp.MAX: "T.max({a}, {b})",
+    AluOp.ADD: 'T.cast(T.cast({a}, "int64") + T.cast({b}, "int64"), "int32")',
+    AluOp.SHR: (
+        "T.Select({b} >= 0, T.shift_right({a}, T.min(T.max({b}, 0), 31)), "
+        'T.cast(T.shift_left(T.cast({a}, "int64"), '
+        'T.cast(0 - T.min(T.max({b}, -32), 0), "int64")), "int32"))'
+    ),
+    AluOp.MUL: 'T.cast(T.cast({a}, "int64") * T.cast({b}, "int64"), "int32")',
+}
+
+
+@cache
+def gemm_kernel(config: VtaConfig) -> Function:
+    """Return the compiled GEMM of one instruction: a function of ``(parameters [n, PARAMETERS],
+    uops, inp, wgt, acc, row)``.
+
+    Micro-ops are rows (dst, src, wgt) of int32. Weights lie transposed, ``[input][output]``, so
+    that the output channels are the lanes of a vector. Sums are kept modulo 2^32 by adding in 64
+    bits.
+    """
+    return compile_plan(KernelPlan("vta.gemm", _gemm_source(config)))
+
+
+@cache
+def alu_kernel(config: VtaConfig) -> Function:
+    """Return the compiled ALU of one instruction: a function of ``(parameters, uops, acc,
+    row)``."""
+    return compile_plan(KernelPlan("vta.alu", _alu_source(config)))
+
+
+def _value(name: str) -> str:
+    return f"P[row, {_COLUMN[name]}]"
+
+
+@contextmanager
+def _function(config: VtaConfig, buffers: dict[str, tuple[Memory, str]]) -> Generator[Script]:
+    """Open a script in the body of a function over a table of parameters, micro-ops and buffers."""
+    parameters = ["parameters: T.handle"]
+    parameters.append(f'U: T.Buffer(({config.elements(Memory.UOP)}, 3), "int32")')
+    for name, (memory, dtype) in buffers.items():
+        rows, columns = config.tile_shape(memory)
+        parameters.append(buffer(name, config.elements(memory) * rows * columns, dtype))
+    script = Script()
+    script.line(HEADER)
+    with script.nested(f"def main({', '.join(parameters)}, row: T.int32):"):
+        script.line("n = T.int32()")
+        script.line(f'P = T.match_buffer(parameters, (n, {len(PARAMETERS)}), "int32")')
+        yield script
+
+
+_LOOPS = (
+    f"for a in T.serial({_value('outer')}):",
+    f"for b in T.serial({_value('inner')}):",
+    f"for u in T.serial({_value('uop_end')} - {_value('uop_begin')}):",
+)
+
+
+def _index(name: str, column: int) -> str:
+    """Return the expression of a micro-op's element at an iteration of the loops."""
+    return (
+        f"(U[{_value('uop_begin')} + u, {column}]"
+        f" + a * {_value(name + '.outer')} + b * {_value(name + '.inner')})"
+    )
+
+
+def _gemm_source(config: VtaConfig) -> str:
+    batch, block = config.batch, config.block
+    buffers = {"inp": (Memory.INP, "int8"), "wgt": (Memory.WGT, "int8"), "acc": _ACC}
+    accumulator = f"acc[{_index('dst', 0)} * {batch * block} + r * {block} + o]"
+    loops = (*_LOOPS, f"for r in T.serial({batch}):", f"for o in T.vectorized({block}):")
+    products = " + ".join(
+        f'T.cast(inp[{_index("src", 1)} * {batch * block} + r * {block} + {i}], "int32")'
+        f' * T.cast(wgt[{_index("wgt", 2)} * {block * block} + {i * block} + o], "int32")'
+        for i in range(block)
+    )
+    total = f'T.cast({accumulator}, "int64") + T.cast({products}, "int64")'
+    with _function(config, buffers) as script:
+        with script.nested(f"if {_value('reset')} != 0:", *loops):
+            script.line(f"{accumulator} = 0")
+        with script.nested("else:", *loops):
+            script.line(f'{accumulator} = T.cast({total}, "int32")')
+    return script.text()
+
+
+def _alu_source(config: VtaConfig) -> str:
+    lanes = config.batch * config.block
+    first, second = (
+        f"acc[{_index(name, k)} * {lanes} + o]" for k, name in enumerate(("dst", "src"))
+    )
+    with _function(config, {"acc": _ACC}) as script:
+        for op, text in _OPERATIONS.items():
+            for immediate, operand in ((1, _value("immediate")), (0, second)):
+                chosen = f"{_value('op')} == {int(op)} and {_value('use_immediate')} == {immediate}"
+                loops = (*_LOOPS, f"for o in T.vectorized({lanes}):")
+                with script.nested(f"if {chosen}:", *loops):
+                    script.line(f"{first} = {text.format(a=first, b=operand)}")
+    return script.text()

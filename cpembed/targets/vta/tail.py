@@ -1,6 +1,7 @@
-"""From accumulators to results: what the ALU does, what is stored, what the CPU makes of it.
+"""Tails: the epilogues of VTA programs, from accumulators to results.
 
-VTA stores the low eight bits of an accumulator. A tail says how a result comes from that.
+VTA stores the low eight bits of an accumulator. A tail has the operations of the ALU before each
+STORE, and the way in which the CPU combines the stored bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from cpembed.kernel.epilogue import MAX_SHIFT, Epilogue, Storing
 from cpembed.targets.vta.isa import AluOp
 
 Array = NDArray[Any]
-
 AluStep = tuple[AluOp, int]
 """An operation on every accumulator, with its immediate."""
 
@@ -28,7 +28,7 @@ class Requantized:
     """``clip((acc + bias) >> shift, low, high)`` as int8.
 
     ``bias`` lists the dimensions of the output that the bias has, ``(1,)`` for one value per
-    channel of NCHW; none: there is no bias.
+    channel of NCHW, and is empty without a bias.
     """
 
     dtype: ClassVar[str] = "int8"
@@ -50,16 +50,16 @@ class Requantized:
 
     @property
     def phases(self) -> tuple[tuple[AluStep, ...], ...]:
-        """What the ALU does before each STORE of an output tile."""
+        """Operations of the ALU before each STORE of an output tile."""
         shift = ((AluOp.SHR, self.shift),) if self.shift else ()
         return ((*shift, (AluOp.MIN, self.high), (AluOp.MAX, self.low)),)
 
     def combine(self, stored: list[Array]) -> Array:
-        """The result from the bytes of each STORE."""
+        """Return the result from the bytes of each STORE."""
         return stored[0]
 
     def reference(self, exact: Array, bias: Array | None = None) -> Array:
-        """The result from the exact int32 output, and the bias over its dimensions."""
+        """Return the result from the exact int32 output, and the bias over its dimensions."""
         if bias is not None:
             absent = [axis for axis in range(exact.ndim) if axis not in self.bias]
             exact = exact + np.expand_dims(bias, absent)
@@ -68,7 +68,7 @@ class Requantized:
 
 @dataclass(frozen=True)
 class Exact:
-    """All 32 bits, stored byte by byte: four times the stores, which wait for each shift."""
+    """All 32 bits of the sums, stored byte by byte: four STOREs, with a shift between them."""
 
     dtype: ClassVar[str] = "int32"
     bias: ClassVar[tuple[int, ...]] = ()
@@ -87,7 +87,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Truncated:
-    """The low eight bits: the result of a computation in int8."""
+    """The low eight bits of the sums: the result of a computation in int8."""
 
     dtype: ClassVar[str] = "int8"
     bias: ClassVar[tuple[int, ...]] = ()
@@ -107,9 +107,9 @@ Tail = Requantized | Exact | Truncated
 
 
 def tail_of(epilogue: Epilogue, bias: tuple[int, ...] = ()) -> Tail:
-    """An epilogue in VTA's terms; ``bias`` are the dimensions of the output that its bias has.
+    """Return the tail of an epilogue; ``bias`` are the dimensions of the output that its bias has.
 
-    Raises :class:`LoweringError` where the ALU cannot do it: it adds, shifts and clips integers,
+    Raises :class:`LoweringError` if the ALU cannot execute it: it adds, shifts and clips integers,
     and stores bytes.
 
     >>> tail_of(Epilogue("int8", relu=True, shift=9))
@@ -132,8 +132,8 @@ def tail_of(epilogue: Epilogue, bias: tuple[int, ...] = ()) -> Tail:
 
 
 def epilogue_of(tail: Tail) -> Epilogue:
-    """A tail as the epilogue that all targets have; :func:`tail_of` of that is the tail, but for
-    the dimensions of a bias."""
+    """Return the epilogue of a tail, the inverse of :func:`tail_of` but for the bias'
+    dimensions."""
     if isinstance(tail, Requantized):
         clip = tail.low, tail.high
         return Epilogue("int8", bias=bool(tail.bias), shift=tail.shift, clip=clip)
@@ -141,13 +141,13 @@ def epilogue_of(tail: Tail) -> Epilogue:
 
 
 def default_tail(workload: Computation) -> Tail:
-    """The low bits where the workload says that its output is int8, else
+    """Return the tail of the low bits if the workload's output is int8, else
     :func:`requantized_for`."""
     return Truncated() if _is_narrow(workload) else requantized_for(workload)
 
 
 def check_tail(workload: Computation, tail: Tail) -> None:
-    """Raises :class:`LoweringError` where the tail has another result than the workload."""
+    """Raise :class:`LoweringError` if the tail's result is not the workload's."""
     if _is_narrow(workload) and not isinstance(tail, Truncated):
         raise LoweringError(
             f"{workload.name} keeps the low bits of its sums (int8): "
@@ -160,12 +160,13 @@ def _is_narrow(workload: Computation) -> bool:
 
 
 def requantized_for(workload: Computation) -> Requantized:
-    """A shift that keeps three standard deviations of sums of uniformly random int8 products.
+    """Return a shift that keeps three standard deviations of sums of uniformly random int8
+    products.
 
     A product of two such numbers deviates by 5,461, so three of a sum of L of them are
     2^14 sqrt(L); int8 has seven bits beside its sign.
 
-    >>> from cpembed.operators.einsum import gemm
+    >>> from cpembed.workloads.einsum import gemm
     >>> requantized_for(gemm(m=4, n=4, k=256)).shift
     11
     """
@@ -173,46 +174,57 @@ def requantized_for(workload: Computation) -> Requantized:
 
 
 def _length(workload: Computation) -> int:
-    """Products in each sum."""
+    """Return the number of products in each sum."""
     return math.prod(axis.extent for axis in workload.axes if axis.kind is AxisKind.REDUCTION)
 
 
 OutputForm = Literal["requantized", "int32", "int8"]
-"""What is stored of the sums: shifted and clipped, all their bits, the low eight bits."""
+"""Form of the output: shifted and clipped sums, all their bits, or their low eight bits."""
 
 
 def tail_for(target: str, workload: Computation, storing: Storing) -> Tail:
-    """How sums become what a command is told to store; without a form, what the element type of the
-    output says.
+    """Return the tail that a command's options ask for.
 
-    Raises :class:`WorkloadError` for what a VTA does not store, where the form does not fit that
-    type, or a shift has no place.
+    Parameters
+    ----------
+    target
+        Name of the target, for messages.
+    workload
+        Computation, whose output type decides if the options name no form.
+    storing
+        Options on the epilogue and the output type.
+
+    Raises
+    ------
+    WorkloadError
+        For an output that VTA cannot store, a form that contradicts the output's type, or a shift
+        that the form does not use.
     """
     forms: tuple[OutputForm, ...] = get_args(OutputForm)
-    asked = storing.steps[0] if storing.steps else storing.output
-    if storing.steps or (asked is not None and asked not in forms):
+    requested = storing.steps[0] if storing.steps else storing.output
+    if storing.steps or (requested is not None and requested not in forms):
         raise WorkloadError(
-            f"{target} is simulated and stores {', '.join(forms)}, not {asked}: "
+            f"{target} is simulated and stores {', '.join(forms)}, not {requested}: "
             "name one of these, or a target that a CPU executes"
         )
-    output, cut_off = workload.output, _is_narrow(workload)
-    chosen = storing.output or ("int8" if cut_off else "requantized")
-    if cut_off and chosen != "int8":
+    narrow = _is_narrow(workload)
+    form = storing.output or ("int8" if narrow else "requantized")
+    if narrow and form != "int8":
         raise WorkloadError(
-            f"{output.name} is int8, the low bits of the sums, and cannot be {chosen}: "
+            f"{workload.output.name} is int8, the low bits of the sums, and cannot be {form}: "
             "give it the type int32, or ask for int8"
         )
-    if chosen == "requantized":
+    if form == "requantized":
         return requantized_for(workload) if storing.shift is None else Requantized(storing.shift)
     if storing.shift is not None:
         raise WorkloadError(
-            f"output {chosen} has no shift: leave it out, or ask for requantized output"
+            f"output {form} has no shift: leave it out, or ask for requantized output"
         )
-    return Exact() if chosen == "int32" else Truncated()
+    return Exact() if form == "int32" else Truncated()
 
 
 def form_of(tail: Tail) -> OutputForm:
-    """The form of a tail, as commands name it."""
+    """Return the form of a tail, as commands name it."""
     if isinstance(tail, Requantized):
         return "requantized"
     return "int32" if isinstance(tail, Exact) else "int8"

@@ -1,4 +1,4 @@
-"""The VTA: programs of its instructions, executed and timed by simulators."""
+"""Target of VTA: programs of its instructions, executed and timed by simulators."""
 
 from __future__ import annotations
 
@@ -23,44 +23,37 @@ from cpembed.measure.verification import Expected, Verification, compare_integer
 from cpembed.provenance import Provenance
 from cpembed.targets.base import Array, Execution, Row, Target
 from cpembed.targets.vta import report
+from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import save_program
-from cpembed.targets.vta.estimate import bounds
-from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.move_times import measure_moves
-from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.lower import HostPacking, LoweredVta, time_packing
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.report import VtaDetails
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.simulator import require_simulated, simulate
-from cpembed.targets.vta.space import Machine, Nest, VtaSpace
-from cpembed.targets.vta.tail import (
-    Exact,
-    Requantized,
-    Tail,
-    Truncated,
-    default_tail,
-    tail_for,
-)
-from cpembed.targets.vta.timing import MemorySystem, time_program
+from cpembed.targets.vta.specification import vta_config
+from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated, default_tail, tail_for
+from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 from cpembed.targets.vta.timing import Timing as SimulatedTiming
-from cpembed.targets.vta.trials import VtaTrial, key_of, result_form
+from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace, VtaTrial, key_of, result_form
 from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.space import Proposal
 from cpembed.worker import step
 
 SIMULATOR = "vta.simulator"
-"""What executed a program, as results name it."""
+"""Name of the simulator that executes programs, in results."""
 
 
 @dataclass(eq=False)
 class VtaArtifact:
-    """A lowered program with its packing; once it ran, the inputs in its memory (``program``), the
-    memory that it left, and wall time by phase."""
+    """Lowered program with its compiled packing, and the results of its run.
+
+    After the run, ``program`` has the inputs in its memory, ``memory`` is the main memory that it
+    left, ``timing`` its simulated cycles, and ``seconds`` the wall time by phase.
+    """
 
     lowered: LoweredVta
-    moves: Moves
+    packing: HostPacking
     program: VtaProgram | None = None
     memory: Any = None
     timing: SimulatedTiming | None = None
@@ -68,6 +61,7 @@ class VtaArtifact:
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
+        """Measure the wall time of a phase."""
         started = time.perf_counter()
         with step(f"simulating a VTA ({name})", self.lowered.program.workload.macs):
             yield
@@ -75,7 +69,7 @@ class VtaArtifact:
 
 
 class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
-    """Its cycles are simulated; packing is compiled for this machine, and measured."""
+    """Target whose cycles are simulated; packing is compiled for this machine and measured."""
 
     provenance = Provenance.SIMULATED
     unit = "cycles"
@@ -92,8 +86,10 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
     spread = 1.0
 
     def __init__(self, spec: HardwareSpec) -> None:
-        """Raises :class:`~cpembed.errors.SpecError` for a specification that is no VTA, or none
-        that can be simulated."""
+        """Open the target of a specification.
+
+        Raises :class:`~cpembed.errors.SpecError` if it is no VTA, or one that cannot be simulated.
+        """
         super().__init__(spec)
         self.config = vta_config(spec)
         require_simulated(self.config)
@@ -108,7 +104,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         return ()
 
     def machine(self, workload: Computation, tail: Tail | None = None) -> Machine:
-        """``tail`` None: what the workload's output says."""
+        """Return the machine of a workload, by default with the tail of its output type."""
         return Machine(self.config, self.memory, tail or default_tail(workload))
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Nest:
@@ -119,17 +115,18 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
 
     def build(self, lowered: Nest, schedule: Schedule) -> VtaArtifact:
         started = time.perf_counter()
-        found = lowered.lowered(schedule)
-        return VtaArtifact(found, Moves(found), seconds={"lower": time.perf_counter() - started})
+        program = lowered.lowered(schedule)
+        seconds = {"lower": time.perf_counter() - started}
+        return VtaArtifact(program, HostPacking(program), seconds=seconds)
 
     def execute(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Execution:
-        """In the functional simulator; what was generated is checked first.
+        """Execute a program in the functional simulator, after checking it.
 
-        Raises :class:`InvariantError` where it is illegal.
+        Raises :class:`InvariantError` if it is illegal, which is a bug of this package.
         """
-        lowered, moves = artifact.lowered, artifact.moves
+        lowered, packing = artifact.lowered, artifact.packing
         with artifact.phase("pack"):
-            artifact.program = program = moves.build(_factors(lowered, inputs))
+            artifact.program = program = packing.build(_factors(lowered, inputs))
         with artifact.phase("check"):
             try:
                 check(program)
@@ -141,8 +138,8 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
                 ) from error
         with artifact.phase("functional"):
             artifact.memory = simulate(program, checked=False)
-            found = moves.unpack(lowered.combine(program, artifact.memory))
-        return Execution((found,), self.provenance)
+            result = packing.unpack(lowered.combine(program, artifact.memory))
+        return Execution((result,), self.provenance)
 
     def time(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Timing:
         if artifact.program is None:
@@ -153,20 +150,18 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             artifact.timing = time_program(program, self.memory, checked=False)
         with artifact.phase("measure"):
             factors = _factors(lowered, inputs)
-            times = measure_moves(lowered, artifact.moves, program, artifact.memory, factors)
+            times = time_packing(lowered, artifact.packing, program, artifact.memory, factors)
         cycles = artifact.timing.cycles
         us = cycles / self.clock_mhz
         latency = Quantiles(us, us, us)
         return replace(times, latency_us=latency, cycles=cycles, clock_mhz=self.clock_mhz)
 
     def save(self, artifact: VtaArtifact, path: Path) -> None:
-        """The program with its inputs: a directory, or a zip if the name ends in .zip."""
+        """Save the program with its inputs to a directory, or a zip if the name ends in .zip."""
         assert artifact.program is not None
         save_program(artifact.program, path)
 
     def save_trace(self, artifact: VtaArtifact, path: Path) -> None:
-        from cpembed.targets.vta.trace import trace as timeline
-
         assert artifact.program is not None
         assert artifact.timing is not None
         document = timeline(artifact.program, artifact.timing)
@@ -215,12 +210,12 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         assert artifact.timing is not None
         lowered = artifact.lowered
         return VtaDetails(
-            lowered,
-            artifact.program,
-            artifact.timing,
-            bounds(lowered.nest, lowered.tail, self.memory),
-            self.clock_mhz,
-            dict(artifact.seconds),
+            lowered=lowered,
+            program=artifact.program,
+            timing=artifact.timing,
+            bounds=bounds(lowered.nest, lowered.tail, self.memory),
+            clock_mhz=self.clock_mhz,
+            seconds=dict(artifact.seconds),
         )
 
     def doubts(self, *, noisy: bool) -> tuple[str, ...]:
@@ -245,23 +240,24 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
     def trial_call(
         self, proposal: Proposal[Schedule], epilogue: Any
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Its cycles; that generated programs are legal and right is not asked of each of them."""
+        """Return the call that simulates a schedule's cycles; tuning does not verify each
+        program."""
         return _cycles, (proposal.design.lowered, proposal.schedule)
 
     def trial_of(self, proposal: Proposal[Schedule], figure: Any, error: str | None) -> VtaTrial:
         design, space, estimate = proposal.design, proposal.design.space, proposal.estimate
         assert isinstance(space, VtaSpace)
         return VtaTrial(
-            design.candidate.embedding.to_json(),
-            design.identifier,
-            design.ranked.rank,
-            design.ranked.constraints,
-            error,
-            proposal.schedule,
-            estimate if estimate < float("inf") else None,
-            figure,
-            space.bounds.gemm_or_dma,
-            space.bounds.busiest_module,
+            embedding=design.candidate.embedding.to_json(),
+            identifier=design.identifier,
+            rank=design.ranked.rank,
+            constraints=design.ranked.constraints,
+            error=error,
+            schedule=proposal.schedule,
+            estimate=estimate if estimate < float("inf") else None,
+            cycles=figure,
+            lower_bound=space.bounds.gemm_or_dma,
+            busiest_module=space.bounds.busiest_module,
         )
 
     def tuning_rows(self, best: VtaTrial, untuned: VtaTrial) -> list[Row]:
@@ -278,12 +274,13 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
 
 
 def _factors(lowered: LoweredVta, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """By operand: a tensor that is both factors is packed for each."""
+    """Return the inputs by operand: a tensor that is both factors is packed for each."""
     operands = lowered.program.workload.inputs
     return {operand.name: inputs[operand.tensor] for operand in operands}
 
 
 def _cycles(nest: Nest, schedule: Schedule) -> int:
+    """Return the simulated cycles of a schedule; its program is checked as any other."""
     with step("simulating a schedule", nest.program.workload.macs):
         lowered = nest.lowered(schedule)
         return time_program(lowered.empty_image(), nest.machine.memory).cycles

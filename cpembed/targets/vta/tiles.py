@@ -8,21 +8,24 @@ operands without their tile dimensions, indexed by the loops.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpembed.errors import LoweringError
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.isa import Memory
-from cpembed.targets.vta.machine import SCOPES
+from cpembed.targets.vta.isa import Memory, VtaConfig
+from cpembed.targets.vta.specification import SCOPES
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
 
 MAX_PAD = 15
-"""Zero rows or columns at most on each side of a LOAD: its pad fields have four bits."""
+"""Maximum number of zero rows or columns on each side of a LOAD: pad fields have four bits."""
+
 MAX_STRIDE = 0xFFFF
-"""DRAM elements at most between two rows of a transfer."""
+"""Maximum number of DRAM elements between two rows of a transfer: the field has 16 bits."""
 
 _MEMORIES = {scope: memory for memory, scope in SCOPES.items()}
 """Memory by the scope that a hardware specification names."""
@@ -30,11 +33,11 @@ _MEMORIES = {scope: memory for memory, scope in SCOPES.items()}
 
 @dataclass(frozen=True)
 class TileTensor:
-    """An operand as VTA addresses it: a row-major array of tiles.
+    """Operand as VTA addresses it: a row-major array of tiles.
 
-    ``packed`` is what main memory holds: the derived layout without the rows and columns that are
-    only zeros; an access outside of it reads zero. ``rank`` counts the dimensions before the
-    tile's. Where zeros were left out, ``padded_x`` is the dimension that is x of every LOAD.
+    ``packed`` is the layout in main memory: the derived layout without the rows and columns that
+    are only zeros; an access outside of it reads zero. ``rank`` counts the dimensions before the
+    tile's. If zeros were left out, ``padded_x`` is the dimension that is x of every LOAD.
     """
 
     memory: Memory
@@ -53,7 +56,7 @@ class TileTensor:
 
     @property
     def access(self) -> tuple[IndexExpr, ...]:
-        """Position along each dimension, over the loops."""
+        """Position along each dimension, as a function of the loops."""
         return self.packed.access[: self.rank]
 
     @cached_property
@@ -63,8 +66,7 @@ class TileTensor:
 
     @cached_property
     def digit_loops(self) -> tuple[str, ...]:
-        """Loops of which an access takes digits: tiles of equal sizes may differ in what they
-        touch."""
+        """Loops of which an access takes digits, so that equal tiles may have unequal regions."""
         terms = [term for index in self.access for term in index.terms]
         names = [name for term in terms if not term.is_affine for name in term.iterators]
         return tuple(dict.fromkeys(names))
@@ -81,7 +83,7 @@ class TileTensor:
 
 @dataclass(frozen=True)
 class TileNest:
-    """``for loops: acc[dst] += inp[src] * wgt[w]`` over tile tensors; ``bias`` is added once."""
+    """Loop nest ``acc[dst] += inp[src] * wgt[w]`` over tile tensors; ``bias`` is added once."""
 
     config: VtaConfig
     loops: tuple[Loop, ...]
@@ -92,12 +94,12 @@ class TileNest:
 
     @property
     def inputs(self) -> tuple[TileTensor, ...]:
-        """What main memory holds before the program runs."""
+        """Tensors that main memory holds before the program runs."""
         return self.factors if self.bias is None else (*self.factors, self.bias)
 
     @property
     def factors(self) -> tuple[TileTensor, TileTensor]:
-        """What is loaded before a GEMM."""
+        """Tensors that are loaded before a GEMM."""
         return self.inp, self.wgt
 
     @cached_property
@@ -106,10 +108,10 @@ class TileNest:
 
 
 def tile_nest(program: DerivedProgram, config: VtaConfig) -> TileNest:
-    """The program on tiles of a configuration.
+    """Return a derived program as a nest over the tiles of a configuration.
 
-    Raises :class:`LoweringError` where the program's tiles are not the configuration's, or an
-    operand's memory is none of VTA's.
+    Raises :class:`LoweringError` if the program's tiles are not the configuration's, or the memory
+    of an operand is none of VTA's.
     """
     loops = {loop.name for loop in program.loops}
     tensors: dict[Memory, TileTensor] = {}
@@ -131,14 +133,14 @@ def tile_nest(program: DerivedProgram, config: VtaConfig) -> TileNest:
 def _tensor(
     packed: PackedOperand, memory: Memory, loops: set[str], config: VtaConfig
 ) -> TileTensor:
-    """Checks that the trailing dimensions are the memory's tile."""
+    """Return an operand as a tile tensor, after checking that its last dimensions are the tile."""
     tile = tuple(size for size in config.tile_shape(memory) if size > 1)
     rank = len(packed.dimensions) - len(tile)
-    inside, outside = packed.access[rank:], packed.access[:rank]
+    tile_access, outer_access = packed.access[rank:], packed.access[:rank]
     if (
         packed.shape[rank:] != tile
-        or any(name in loops for index in inside for name in index.iterators)
-        or any(name not in loops for index in outside for name in index.iterators)
+        or any(name in loops for index in tile_access for name in index.iterators)
+        or any(name not in loops for index in outer_access for name in index.iterators)
     ):
         raise LoweringError(
             f"operand {packed.name} has the layout {packed.shape}, whose last dimensions are no "
@@ -148,13 +150,13 @@ def _tensor(
 
 
 def _thinned(tensor: TileTensor, extents: Mapping[str, int]) -> TileTensor:
-    """Without the positions between those that the program reads: rows that a stride skips."""
+    """Drop the positions between those that the program reads: rows that a stride skips."""
     packed = tensor.packed
     dimensions, access = list(packed.dimensions), list(packed.access)
-    moved: dict[str, IndexExpr] = {}
-    still = {name: IndexExpr() for name, extent in extents.items() if extent == 1}
+    positions: dict[str, IndexExpr] = {}
+    zero = {name: IndexExpr() for name, extent in extents.items() if extent == 1}
     for k in range(tensor.rank):
-        index = access[k] = access[k].substitute(still)
+        index = access[k] = access[k].substitute(zero)
         step = math.gcd(*(term.coefficient for term in index.terms))
         if step <= 1 or not index.is_affine:
             continue
@@ -163,17 +165,13 @@ def _thinned(tensor: TileTensor, extents: Mapping[str, int]) -> TileTensor:
         dimensions[k] = replace(dimensions[k], extent=(high - low) // step + 1)
         scaled = (replace(term, coefficient=term.coefficient // step) for term in index.terms)
         access[k] = IndexExpr(tuple(scaled), (index.constant - low) // step)
-        moved[name] = IndexExpr((IndexTerm(name, step),), low)
-    source = tuple(index.substitute(moved) for index in packed.source)
-    packed = replace(packed, dimensions=tuple(dimensions), access=tuple(access), source=source)
-    return replace(tensor, packed=packed)
+        positions[name] = IndexExpr((IndexTerm(name, step),), low)
+    return _resized(tensor, dimensions, access, positions)
 
 
 def _cropped_input(tensor: TileTensor) -> TileTensor:
-    """Without zero rows and columns that a LOAD can add.
-
-    A LOAD pads its two dimensions only, and those are the two innermost of the tensor.
-    """
+    """Drop zero rows and columns that a LOAD can add: of the two innermost dimensions, which are
+    the two of a LOAD."""
     cuts: dict[int, tuple[int, int]] = {}
     inner = [k for k, extent in enumerate(tensor.shape) if extent > 1][-2:]
     for k in inner:
@@ -186,15 +184,15 @@ def _cropped_input(tensor: TileTensor) -> TileTensor:
 
 
 def _cropped_output(tensor: TileTensor) -> TileTensor:
-    """Without rows and columns that are dropped when the output is unpacked."""
+    """Drop rows and columns that unpacking the output would discard."""
     return _cropped(tensor, {k: _zero_margins(tensor.packed, k) for k in range(tensor.rank)})
 
 
 def _zero_margins(packed: PackedOperand, k: int) -> tuple[int, int]:
-    """Leading and trailing positions of a dimension with nothing of the original operand."""
+    """Return the numbers of leading and trailing positions of dimension ``k`` that lie outside the
+    original operand."""
     positions = range(packed.dimensions[k].extent)
-    inside = (at for at in positions if not _is_outside(packed, k, at))
-    first = next(inside, None)
+    first = next((at for at in positions if not _is_outside(packed, k, at)), None)
     if first is None:
         return 0, 0
     last = next(at for at in reversed(positions) if at == first or not _is_outside(packed, k, at))
@@ -202,6 +200,7 @@ def _zero_margins(packed: PackedOperand, k: int) -> tuple[int, int]:
 
 
 def _is_outside(packed: PackedOperand, k: int, position: int) -> bool:
+    """True if all elements at a position of dimension ``k`` lie outside the original operand."""
     name = packed.dimensions[k].name
     # A dimension at one position is one of extent 1 behind an offset.
     extents = {d.name: d.extent for d in packed.dimensions} | {name: 1}
@@ -213,7 +212,7 @@ def _is_outside(packed: PackedOperand, k: int, position: int) -> bool:
 
 
 def _at(index: IndexExpr, name: str, position: int) -> IndexExpr:
-    """The index with a dimension fixed; digits of sums that it is part of keep their range."""
+    """Return the index with a dimension fixed; digits of sums with it keep their range."""
     constant, terms = index.constant, list[IndexTerm]()
     for term in index.terms:
         if term.inner is None and term.iterator == name:
@@ -226,14 +225,159 @@ def _at(index: IndexExpr, name: str, position: int) -> IndexExpr:
 
 
 def _cropped(tensor: TileTensor, cuts: dict[int, tuple[int, int]]) -> TileTensor:
+    """Drop leading and trailing positions, of which ``cuts`` has the numbers by dimension."""
     packed = tensor.packed
     dimensions, access = list(packed.dimensions), list(packed.access)
-    moved: dict[str, IndexExpr] = {}
+    positions: dict[str, IndexExpr] = {}
     for k, (before, after) in cuts.items():
         name, extent = dimensions[k].name, dimensions[k].extent
         dimensions[k] = PackedDimension(name, extent - before - after, dimensions[k].walked_by)
         access[k] += -before
-        moved[name] = IndexExpr((IndexTerm(name),), before)
-    source = tuple(index.substitute(moved) for index in packed.source)
+        positions[name] = IndexExpr((IndexTerm(name),), before)
+    return _resized(tensor, dimensions, access, positions)
+
+
+def _resized(
+    tensor: TileTensor,
+    dimensions: list[PackedDimension],
+    access: list[IndexExpr],
+    positions: dict[str, IndexExpr],
+) -> TileTensor:
+    """Return a tensor with other dimensions, whose old ``positions`` depend on the new ones."""
+    packed = tensor.packed
+    source = tuple(index.substitute(positions) for index in packed.source)
     packed = replace(packed, dimensions=tuple(dimensions), access=tuple(access), source=source)
     return replace(tensor, packed=packed)
+
+
+def with_bias(nest: TileNest, axes: tuple[int, ...]) -> TileNest:
+    """Return the nest with a bias over dimensions ``axes`` of the original output, if any.
+
+    As tiles, the bias is a tensor of accumulators over the packed dimensions of the output that the
+    ``axes`` depend on. It is loaded with the output tile, and the ALU adds it. Raises
+    :class:`LoweringError` for a dimension that the output lacks.
+    """
+    if not axes:
+        return nest
+    packed = nest.acc.packed
+    rank = len(packed.original_shape)
+    if list(axes) != sorted(set(axes)) or not all(0 <= axis < rank for axis in axes):
+        raise LoweringError(
+            f"bias: {axes} are no dimensions of {packed.name}, in order; it has {rank}"
+        )
+    source = tuple(packed.source[axis] for axis in axes)
+    used = {name for index in source for name in index.iterators}
+    dimensions = [
+        k
+        for k, dimension in enumerate(packed.dimensions)
+        if k >= nest.acc.rank or dimension.name in used
+    ]
+    bias = PackedOperand(
+        f"{packed.name}.bias",
+        "int32",
+        tuple(packed.original_shape[axis] for axis in axes),
+        tuple(packed.dimensions[k] for k in dimensions),
+        source,
+        tuple(packed.access[k] for k in dimensions),
+    )
+    tensor = TileTensor(nest.acc.memory, bias, sum(k < nest.acc.rank for k in dimensions))
+    return replace(nest, bias=tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class ExistenceMask:
+    """Values of some loops, an axis for each, at which an access lies in main memory."""
+
+    names: tuple[str, ...]
+    holds: NDArray[np.bool_]
+
+    def over(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """Return where the condition can hold, as an array that broadcasts over a grid of
+        ``names``."""
+        absent = tuple(k for k, name in enumerate(self.names) if name not in names)
+        axis = {n: k for k, n in enumerate(n for n in self.names if n in names)}
+        holds = np.transpose(self.holds.any(axis=absent), [axis[n] for n in names if n in axis])
+        return np.expand_dims(holds, tuple(k for k, n in enumerate(names) if n not in axis))
+
+
+def executions(nest: TileNest) -> int:
+    """Return the number of products whose input and output tiles lie in main memory: the others
+    multiply zeros, or their result is discarded."""
+    total = math.prod(nest.extents.values())
+    for mask in existence_masks(nest):
+        total = total * int(mask.holds.sum()) // mask.holds.size
+    return total
+
+
+def existence_masks(nest: TileNest) -> list[ExistenceMask]:
+    """Return where the input and output tiles of a product lie in main memory: a mask for each set
+    of dimensions that share loops, none for dimensions that always lie there."""
+    dimensions = [
+        (index, size)
+        for tensor in (nest.inp, nest.acc)
+        for index, size in zip(tensor.access, tensor.shape, strict=True)
+        if not _lies_inside(index, size, nest)
+    ]
+    masks: list[ExistenceMask] = []
+    for names in _sharing([set(index.iterators) for index, _ in dimensions]):
+        inside = np.ones([nest.extents[name] for name in names], bool)
+        for index, size in dimensions:
+            if set(index.iterators) <= set(names):
+                position = _positions(nest, index, names)
+                inside &= (position >= 0) & (position < size)
+        masks.append(ExistenceMask(names, inside))
+    return masks
+
+
+def _lies_inside(index: IndexExpr, size: int, nest: TileNest) -> bool:
+    low, high = index.bounds(nest.extents)
+    return low >= 0 and high < size
+
+
+def accessed_tiles(nest: TileNest, tensor: TileTensor, masks: Sequence[ExistenceMask]) -> int:
+    """Return the number of a tensor's tiles in main memory that products access.
+
+    Strides, and steps that are not their multiples, leave tiles out.
+
+    Parameters
+    ----------
+    nest
+        Nest of the products.
+    tensor
+        Operand of the nest.
+    masks
+        Masks that must hold at a product for it to count; none counts all products.
+    """
+    masks = [mask for mask in masks if set(mask.names) & set(tensor.loops)]
+    pairs = list(zip(tensor.access, tensor.shape, strict=True))
+    tied = [set(mask.names) & set(tensor.loops) for mask in masks]
+    total = 1
+    for names in _sharing([*(set(index.iterators) for index, _ in pairs), *tied]):
+        holds = np.ones([nest.extents[name] for name in names], bool)
+        place = np.zeros(holds.shape, np.int64)
+        for mask, loops in zip(masks, tied, strict=True):
+            if loops <= set(names):
+                holds &= mask.over(names)
+        for index, size in pairs:
+            if index.iterators and set(index.iterators) <= set(names):
+                position = _positions(nest, index, names)
+                holds &= (position >= 0) & (position < size)
+                place = place * size + position
+        total *= len(np.unique(place[holds]))
+    return total
+
+
+def _positions(nest: TileNest, index: IndexExpr, names: Sequence[str]) -> NDArray[np.int64]:
+    """Return an index at every point of some loops; loops that it does not depend on have extent
+    1."""
+    grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
+    return np.asarray(index.evaluate(dict(zip(names, grids, strict=True))))
+
+
+def _sharing(sets: Sequence[set[str]]) -> list[tuple[str, ...]]:
+    """Return the unions of sets that overlap, directly or through another set, each sorted."""
+    unions: list[set[str]] = []
+    for names in filter(None, sets):
+        overlapping = [union for union in unions if union & names]
+        unions = [*(union for union in unions if not union & names), names.union(*overlapping)]
+    return [tuple(sorted(names)) for names in unions]

@@ -6,6 +6,7 @@ Durations follow the RTL (``docs/vta.md``); the loop over events is compiled
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,39 +14,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import InvariantError, SpecError
-from cpembed.hw.instruction import Machine
+from cpembed.hw.machine import MemoryInterface
 from cpembed.kernel.runtime import aligned, shared
+from cpembed.targets.vta.assembly.disassembler import instruction_text
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.columns import MODULES, QUEUES, Columns, Numbers, columns_of
-from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
 from cpembed.targets.vta.event_loop import (
     CLIENTS,
-    COMPLETED,
     EVENT,
     INSTRUCTION,
     MODULE_STATE,
     SETTING,
     STATE,
+    TOTALS,
     event_loop,
 )
-from cpembed.targets.vta.formats import INSTRUCTION_BYTES, Opcode
-from cpembed.targets.vta.isa import Memory
-from cpembed.targets.vta.order import QUEUED_INSTRUCTIONS
-from cpembed.targets.vta.program import VtaProgram
+from cpembed.targets.vta.isa import (
+    Alu,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Module,
+    Store,
+    VtaConfig,
+    module_of,
+)
+from cpembed.targets.vta.program import MODULES, QUEUES, Columns, Numbers, VtaProgram, columns_of
+from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
 PIPELINE = 7
-"""Cycles that a GEMM or ALU instruction takes beside one (or two) for each micro-op."""
+"""Cycles of a GEMM or ALU instruction in addition to one (or two) for each micro-op."""
 
 WRITE_COMMAND = 3
 """Cycles before each burst of a STORE."""
 
 _NO_TRANSFER, _FINISH = 2, 1
+"""Cycles of a transfer of tokens only, and of FINISH."""
 
 
 @dataclass(frozen=True)
 class MemorySystem:
-    """What is between the accelerator and DRAM, as in a target's ``[machine]``, and how many bursts
-    are on their way at a time. The defaults are the RTL's."""
+    """Path between the accelerator and DRAM, as in a target's ``[machine]``, and the number of
+    bursts in flight (``outstanding``). The defaults are the RTL's."""
 
     dram_delay_cycles: int = 16
     bus_bits: int = 64
@@ -53,12 +64,12 @@ class MemorySystem:
     outstanding: int = 16
 
     @classmethod
-    def of(cls, machine: Machine) -> MemorySystem:
-        """The memory system of a target."""
+    def of(cls, machine: MemoryInterface) -> MemorySystem:
+        """Return the memory system of a target's machine."""
         return cls(machine.dram_delay_cycles, machine.bus_bits, machine.burst_beats)
 
     def check(self) -> None:
-        """Raise :class:`SpecError` for sizes that no such machine has."""
+        """Raise :class:`SpecError` for sizes that the hardware cannot have."""
         for name, value, allowed in (
             ("dram_delay_cycles", self.dram_delay_cycles, range(1 << 20)),
             ("bus_bits", self.bus_bits, (64, 128, 256, 512)),
@@ -66,12 +77,12 @@ class MemorySystem:
             ("outstanding", self.outstanding, range(1, 257)),
         ):
             if value not in allowed:
-                words = (
+                values = (
                     f"{allowed[0]}..{allowed[-1]}"
                     if isinstance(allowed, range)
                     else ", ".join(map(str, allowed))
                 )
-                raise SpecError(f"memory system: {name} = {value}; allowed: {words}")
+                raise SpecError(f"memory system: {name} = {value}; allowed: {values}")
 
     @property
     def beat_bytes(self) -> int:
@@ -79,17 +90,19 @@ class MemorySystem:
 
     @property
     def wide_fetch(self) -> bool:
-        """Instructions come whole, not in halves (``FetchWideVME.scala``)."""
+        """True if a beat holds a whole instruction, not half of one (``FetchWideVME.scala``)."""
         return self.bus_bits >= 8 * INSTRUCTION_BYTES
 
     @property
     def fetched_at_once(self) -> int:
+        """Number of instructions in a burst."""
         return self.burst_beats if self.wide_fetch else self.burst_beats // 2
 
 
 @dataclass(frozen=True)
 class ModuleCycles:
-    """``busy`` executing, ``stalled`` waiting for tokens, ``idle`` without an instruction."""
+    """Cycles of a module: ``busy`` executing, ``stalled`` waiting for tokens, ``idle`` without an
+    instruction."""
 
     busy: int
     stalled: int
@@ -98,9 +111,29 @@ class ModuleCycles:
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """``bytes`` moved by memory (``FETCH``: instructions), ``macs`` multiplied (those on zero pads
-    too), ``gemm_cycles`` one for each micro-op of a GEMM that is no reset. ``events`` has the
-    columns of :data:`EVENT`, ``batches`` first and last beat of each batch of instructions."""
+    """Cycles of a program, and where they go.
+
+    Attributes
+    ----------
+    cycles
+        Cycles from launch to FINISH.
+    modules
+        Cycles of each module.
+    bytes
+        Bytes transferred by memory; ``FETCH`` are the instructions.
+    macs
+        Multiply-accumulates, those with zero pads included.
+    gemm_cycles
+        Cycles of the GEMM core, one for each micro-op of a GEMM that is no reset.
+    read_beats, bursts
+        Beats and bursts that were read.
+    memory
+        Memory system of the simulation.
+    events
+        Times of each instruction, with the columns of :data:`EVENT`.
+    batches
+        First and last beat of each batch of instructions.
+    """
 
     cycles: int
     modules: dict[str, ModuleCycles]
@@ -114,17 +147,17 @@ class Timing:
     batches: Numbers
 
     def event(self, name: str) -> Numbers:
-        """A column of ``events``."""
+        """Return a column of ``events``."""
         return self.events[:, EVENT.index(name)]
 
     @property
     def gemm_utilisation(self) -> float:
-        """Multiplications over those that the GEMM core can do in the time."""
+        """Fraction of the cycles in which the GEMM core multiplies."""
         return self.gemm_cycles / self.cycles
 
     @property
     def read_utilisation(self) -> float:
-        """Beats read over cycles."""
+        """Fraction of the cycles in which the bus carries a beat that is read."""
         return self.read_beats / self.cycles
 
     def to_json(self) -> dict[str, Any]:
@@ -145,26 +178,40 @@ class Timing:
 def time_program(
     program: VtaProgram, memory: MemorySystem | None = None, *, checked: bool = True
 ) -> Timing:
-    """Cycles of a program from launch to FINISH.
+    """Simulate a program's cycles from launch to FINISH.
 
-    Raises :class:`ProgramError` for a program that the checker refuses (not with ``checked`` false:
-    who asks for that has checked it), :class:`SpecError` for an impossible memory system.
+    Parameters
+    ----------
+    program
+        Program to time; its data plays no part.
+    memory
+        Memory system, by default the RTL's.
+    checked
+        Whether to check the program first; False for a program that passed the check before.
+
+    Raises
+    ------
+    ProgramError
+        For an illegal program.
+    SpecError
+        For an impossible memory system.
     """
     memory = memory or MemorySystem()
     memory.check()
     if checked:
         check(program)
     columns = columns_of(program.instructions, program.config)
-    state, events, batches = _run(columns, program.config, memory)
+    totals, events, batches = _run(columns, program.config, memory)
     done = events[-1, EVENT.index("done")] if len(events) else 0
     if len(events) and done < 0:
         raise InvariantError("the timed simulator stopped before FINISH")
-    return _summary(columns, program.config, memory, int(done), state, events, batches)
+    return _summary(columns, program.config, memory, int(done), totals, events, batches)
 
 
 def _run(
     columns: Columns, config: VtaConfig, memory: MemorySystem
 ) -> tuple[dict[str, int], Numbers, Numbers]:
+    """Run the event loop; return :data:`TOTALS` by name, the events, and the batches."""
     count = len(columns)
     table = _instructions(columns, config, memory)
     starts = np.searchsorted(np.sort(columns.module), np.arange(4))
@@ -198,8 +245,8 @@ def _run(
     )
     if count:
         event_loop()(*map(shared, arrays))
-    found = {name: int(state[STATE.index(name)]) for name in COMPLETED}
-    return found, events, batches[: found["batches"]]
+    totals = {name: int(state[STATE.index(name)]) for name in TOTALS}
+    return totals, events, batches[: totals["batches"]]
 
 
 def _filled(values: NDArray[Any]) -> Numbers:
@@ -209,10 +256,9 @@ def _filled(values: NDArray[Any]) -> Numbers:
 
 
 def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Numbers:
-    """The rows of :data:`INSTRUCTION`."""
+    """Return the rows of :data:`INSTRUCTION`."""
     element = np.array([config.element_bytes(m) for m in Memory])[columns["memory"]]
-    moves = columns["x"] > 0
-    reads = columns.is_a(Opcode.LOAD) & moves
+    reads = columns.is_a(Opcode.LOAD) & (columns["x"] > 0)
     x, y = columns["x"], columns["y"]
     top, bottom = columns["y_before"], columns["y_after"]
     sides = columns["x_before"] + columns["x_after"]
@@ -245,26 +291,26 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
 
 
 def executed(columns: Columns) -> Numbers:
-    """Micro-ops that GEMM and ALU instructions execute, 0 for others."""
+    """Return the number of micro-ops that each instruction executes, 0 if it is no GEMM or ALU."""
     count = (columns["uop_end"] - columns["uop_begin"]) * columns["outer"] * columns["inner"]
     return np.where(columns.is_a(Opcode.GEMM, Opcode.ALU), count, 0)
 
 
 def _durations(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Numbers:
-    """Cycles from issue to issue, of what does not read DRAM."""
+    """Return the cycles between issues of instructions that do not read DRAM."""
     passes = np.where(columns.is_a(Opcode.ALU) & (columns["use_immediate"] == 0), 2, 1)
-    found = np.full(len(columns), _NO_TRANSFER)
-    found[columns.is_a(Opcode.FINISH)] = _FINISH
+    cycles = np.full(len(columns), _NO_TRANSFER)
+    cycles[columns.is_a(Opcode.FINISH)] = _FINISH
     computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
-    found[computes] = (PIPELINE + passes * executed(columns))[computes]
+    cycles[computes] = (PIPELINE + passes * executed(columns))[computes]
     writes = np.flatnonzero(columns.is_a(Opcode.STORE) & (columns["x"] > 0))
     if len(writes):
-        found[writes] = _stores(columns, writes, config, memory)
-    return found
+        cycles[writes] = _stores(columns, writes, config, memory)
+    return cycles
 
 
 def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: MemorySystem) -> Numbers:
-    """Rows are split into bursts of whole beats (:func:`writing`)."""
+    """Return the cycles of STOREs, whose rows are split into bursts of whole beats."""
     element = config.element_bytes(Memory.OUT)
     count = columns["y"][writes]
     owner = np.repeat(np.arange(len(writes)), count)
@@ -274,22 +320,33 @@ def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: Memory
     burst = memory.burst_beats * memory.beat_bytes
     bursts = (end - 1) // burst - start // burst + 1
     beats = (end - 1) // memory.beat_bytes - start // memory.beat_bytes + 1
-    cycles = writing(bursts, beats, config, memory)
+    cycles = write_cycles(bursts, beats, config, memory)
     return 1 + np.bincount(owner, cycles, minlength=len(writes)).astype(np.int64)
 
 
-def writing(bursts: Numbers, beats: Numbers, config: VtaConfig, memory: MemorySystem) -> Numbers:
-    """Cycles of a STORE but the one of its issue: each burst takes its command and its beats.
+def write_cycles(
+    bursts: Numbers, beats: Numbers, config: VtaConfig, memory: MemorySystem
+) -> Numbers:
+    """Return the cycles of STOREs without the one of their issue.
 
-    Where the bus holds a tile, SRAM is read while beats are sent and a burst ends with a cycle for
-    the answer (``TensorStoreWideVME.scala``); else sending stops for each row of a tile, which is
-    read before (``TensorStoreNarrowVME.scala``).
+    Each burst takes its command and its beats. If a beat holds a tile, SRAM is read while beats are
+    sent and a burst ends with a cycle for the answer (``TensorStoreWideVME.scala``); else sending
+    stops for each row of a tile, which is read before (``TensorStoreNarrowVME.scala``).
+
+    Parameters
+    ----------
+    bursts, beats
+        Numbers of bursts and of beats of each STORE.
+    config
+        Configuration, which has the size of a tile.
+    memory
+        Memory system, which has the size of a beat.
     """
     element = config.element_bytes(Memory.OUT)
     if element <= memory.beat_bytes:
         return (WRITE_COMMAND + 1) * bursts + beats
-    beats_a_row = max(1, element // config.batch // memory.beat_bytes)
-    return WRITE_COMMAND * bursts + beats + beats // beats_a_row
+    beats_per_row = max(1, element // config.batch // memory.beat_bytes)
+    return WRITE_COMMAND * bursts + beats + beats // beats_per_row
 
 
 def _summary(
@@ -297,7 +354,7 @@ def _summary(
     config: VtaConfig,
     memory: MemorySystem,
     cycles: int,
-    state: dict[str, int],
+    totals: dict[str, int],
     events: Numbers,
     batches: Numbers,
 ) -> Timing:
@@ -306,27 +363,97 @@ def _summary(
     )
     modules: dict[str, ModuleCycles] = {}
     for place, module in enumerate(MODULES):
-        mine = columns.module == place
-        busy = int((done - issued)[mine].sum())
-        stalled = int((issued - np.maximum(available, ready))[mine].sum())
+        rows = columns.module == place
+        busy = int((done - issued)[rows].sum())
+        stalled = int((issued - np.maximum(available, ready))[rows].sum())
         modules[module.value] = ModuleCycles(busy, stalled, cycles - busy - stalled)
-    moved = {"FETCH": len(columns) * INSTRUCTION_BYTES}
+    transferred = {"FETCH": len(columns) * INSTRUCTION_BYTES}
     for kind in Memory:
         rows = columns.transfers(kind)
         elements = int((columns["x"] * columns["y"])[rows].sum())
-        moved[kind.name] = elements * config.element_bytes(kind)
+        transferred[kind.name] = elements * config.element_bytes(kind)
     products = columns.is_a(Opcode.GEMM) & (columns["reset"] == 0)
     gemm_cycles = int(executed(columns)[products].sum())
     macs = gemm_cycles * config.batch * config.block * config.block
     return Timing(
-        cycles,
-        modules,
-        moved,
-        macs,
-        gemm_cycles,
-        state["busy"],
-        state["bursts"],
-        memory,
-        events,
-        batches,
+        cycles=cycles,
+        modules=modules,
+        bytes=transferred,
+        macs=macs,
+        gemm_cycles=gemm_cycles,
+        read_beats=totals["busy"],
+        bursts=totals["bursts"],
+        memory=memory,
+        events=events,
+        batches=batches,
     )
+
+
+_CHANNELS = ("FETCH", "UOP", "INP", "WGT", "ACC", "OUT")
+_MODULES, _MEMORY = 1, 2
+"""Process numbers of the timeline, which group its rows."""
+
+
+def timeline(program: VtaProgram, timing: Timing) -> dict[str, Any]:
+    """Return a timed program's timeline, a JSON document in Chrome's trace format.
+
+    ui.perfetto.dev and chrome://tracing show it: a row for each module, and one for each memory
+    that is read or written. A cycle is shown as a microsecond, the format's unit.
+    """
+    return {
+        "displayTimeUnit": "ns",
+        "otherData": {"cycles": timing.cycles, "unit": "1 us is a cycle"},
+        "traceEvents": [*_names(), *_batches(timing), *_instruction_spans(program, timing)],
+    }
+
+
+def _names() -> Iterator[dict[str, Any]]:
+    groups = {_MODULES: ("modules", [m.value for m in MODULES]), _MEMORY: ("DRAM", _CHANNELS)}
+    for process, (name, rows) in groups.items():
+        yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+        for number, row in enumerate(rows):
+            place = {"pid": process, "tid": number}
+            yield {"ph": "M", "name": "thread_name", **place, "args": {"name": row}}
+            yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": number}}
+
+
+def _batches(timing: Timing) -> Iterator[dict[str, Any]]:
+    for number, (first, last) in enumerate(timing.batches.tolist()):
+        yield _span(_MEMORY, _CHANNELS.index("FETCH"), f"batch {number}", first, last + 1, {})
+
+
+def _instruction_spans(program: VtaProgram, timing: Timing) -> Iterator[dict[str, Any]]:
+    rows = timing.events.tolist()
+    for number, (instruction, row) in enumerate(zip(program.instructions, rows, strict=True)):
+        event = dict(zip(EVENT, row, strict=True))
+        module = module_of(instruction)
+        waited = event["issued"] - max(event["ready"], event["available"])
+        arguments = {
+            "instruction": number,
+            "text": instruction_text(program, number),
+            "waited for tokens": waited,
+        }
+        name, (begin, end) = _name(instruction), (event["issued"], event["done"])
+        yield _span(_MODULES, MODULES.index(module), name, begin, end, arguments)
+        if not isinstance(instruction, Load | Store) or not instruction.x:
+            continue
+        channel = _CHANNELS.index(instruction.memory.name)
+        if module is not Module.STORE:
+            begin, end = event["first_beat"], event["last_beat"] + 1
+        yield _span(_MEMORY, channel, name, begin, end, {"instruction": number})
+
+
+def _name(instruction: Instruction) -> str:
+    if isinstance(instruction, Load | Store):
+        kind = type(instruction).__name__.lower()
+        return f"{kind} {instruction.memory.name}" if instruction.x else "tokens"
+    if isinstance(instruction, Gemm):
+        return "reset" if instruction.reset else "gemm"
+    return f"alu {instruction.op.name.lower()}" if isinstance(instruction, Alu) else "finish"
+
+
+def _span(
+    process: int, row: int, name: str, begin: int, end: int, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    times = {"ts": begin, "dur": end - begin}
+    return {"ph": "X", "pid": process, "tid": row, "name": name, **times, "args": arguments}

@@ -17,8 +17,8 @@ for points in the gaps of an axis, which count as padding.
 
 Each is tried first as a conjunction of *lemmas* about few variables (``factored``), which isl
 decides once for all programs that share them. An obligation that the lemmas do not show is decided
-on the whole program (``general``), so they never change a verdict or its words. Why the lemmas
-imply the obligations:
+on the whole program (``general``), so they never change a verdict or its message. The lemmas imply
+the obligations for the following reasons.
 
 *Independent digits.* Where every iterator corresponds one to one to the box of its digits
 ``(iterator // d) % m`` (a lemma per iterator, on exactly the digits in use) and no digit occurs in
@@ -54,16 +54,14 @@ from cpembed.errors import InvariantError
 from cpembed.ir.polyhedral import in_time
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import general
-from cpembed.transform.proof.factored import Factored
-from cpembed.transform.proof.flattening import flattening
-from cpembed.transform.proof.layouts import SharedLemmas
+from cpembed.transform.proof.factored import Factored, SharedLemmas
 
 __all__ = ["Proof", "SharedLemmas", "prove", "prove_whole", "require"]
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Outcome of the obligations: ``failed`` names those that do not hold, in words."""
+    """Outcome of the obligations; ``failed`` has a message for each one that does not hold."""
 
     failed: tuple[str, ...]
 
@@ -73,35 +71,36 @@ class Proof:
 
 
 def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
-    """Decide every obligation; never raises for a wrong program.
+    """Decide every obligation; a wrong program is a result, not an exception.
 
-    ``shared`` keeps what is shown of layouts between programs derived with one cache.
+    ``shared`` keeps lemmas about layouts between programs that are derived with one cache.
     """
     if program.original is not None:
-        # Layouts of fused axes have digits of sums, which the lemmas do not speak of.
-        failed = in_time(flattening, program)
+        # Layouts of fused axes have digits of sums, about which the lemmas say nothing.
+        failed = in_time(general.flattening, program)
         return Proof((*failed, *prove_whole(program).failed))
     if program.overlaps or _has_digits_of_sums(program):
-        # The lemmas take every point to be executed once, and every digit to be an iterator's.
+        # The lemmas assume that every point is executed once and every digit is an iterator's.
         return prove_whole(program)
-    lemmas, whole = Factored(program, shared), general.Relations(program)
+    lemmas, relations = Factored(program, shared), general.Relations(program)
     outputs = {operand.name for operand in program.workload.outputs}
-    failed = [] if lemmas.coverage() else in_time(general.coverage, whole)
+    failed = [] if lemmas.coverage() else in_time(general.coverage, relations)
     written = not failed
     for operand in program.operands:
-        wrong = [] if lemmas.access(operand) else in_time(general.access, whole, operand)
-        written = written and not (wrong and operand.name in outputs)
-        failed += wrong
-    failed += [] if lemmas.neutral() else in_time(general.neutral, whole)
-    # The lemmas about the output build on coverage and on where the program writes.
+        failures = [] if lemmas.access(operand) else in_time(general.access, relations, operand)
+        written = written and not (failures and operand.name in outputs)
+        failed += failures
+    failed += [] if lemmas.neutral() else in_time(general.neutral, relations)
+    # The lemmas about an output presuppose coverage and the output's access.
     for name in sorted(outputs):
-        failed += [] if written and lemmas.output(name) else in_time(general.output, whole, name)
+        by_lemmas = written and lemmas.output(name)
+        failed += [] if by_lemmas else in_time(general.output, relations, name)
     failed += [] if lemmas.tile() else general.tile(program)
     return Proof(tuple(failed))
 
 
 def _has_digits_of_sums(program: DerivedProgram) -> bool:
-    """Whether an instruction axis of several digits is stored in parts that these do not end at."""
+    """True if a layout cuts an instruction axis of several digits elsewhere than between digits."""
     return any(
         term.inner is not None
         for operand in program.operands
@@ -112,15 +111,14 @@ def _has_digits_of_sums(program: DerivedProgram) -> bool:
 
 def prove_whole(program: DerivedProgram) -> Proof:
     """Decide every obligation on the whole program, without lemmas: slow, for comparison."""
-    whole = general.Relations(program)
-    failed = [
-        *in_time(general.coverage, whole),
-        *(text for operand in program.operands for text in in_time(general.access, whole, operand)),
-        *in_time(general.neutral, whole),
-        *(t for o in program.workload.outputs for t in in_time(general.output, whole, o.name)),
-        *general.tile(program),
-    ]
-    return Proof(tuple(failed))
+    relations = general.Relations(program)
+    failed = in_time(general.coverage, relations)
+    for operand in program.operands:
+        failed += in_time(general.access, relations, operand)
+    failed += in_time(general.neutral, relations)
+    for output in program.workload.outputs:
+        failed += in_time(general.output, relations, output.name)
+    return Proof((*failed, *general.tile(program)))
 
 
 def require(program: DerivedProgram, shared: SharedLemmas | None = None) -> None:

@@ -1,13 +1,13 @@
 """The obligations decided on the whole program: relations over all iterators at once.
 
-Slower than the lemmas and without their preconditions: it decides what they leave open and says
-in words what does not hold.
+This is slower than the lemmas but has no preconditions: it decides what they leave open and says
+what does not hold. Every obligation is a function that returns messages, none if it holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 
 import islpy as isl
 import numpy as np
@@ -31,39 +31,41 @@ class Relations:
 
     @cached_property
     def points(self) -> isl.Map:
-        """Iterators to the workload's point."""
+        """Iterators to the workload's point; padded points included."""
         return self.map([self.program.axis_map[axis.name] for axis in self.program.workload.axes])
 
     @cached_property
     def valid(self) -> isl.Set:
-        """Iterators whose point is an original one, and not one that a sum has already."""
+        """Iterators whose point is an original one that no sum has added before."""
         domain = box(self.program.workload.extents.values())
-        found = self.points.intersect_range(domain).domain().intersect(self.first)
+        valid = self.points.intersect_range(domain).domain().intersect(self.first)
         for member in self.program.embedding.pitches:
             digit = self.program.member_digits[member].substitute(self.program.axis_map)
             inside = box([self.program.unfused.extents[member]])
-            found = found.intersect(self.map([digit]).intersect_range(inside).domain())
-        return found
+            valid = valid.intersect(self.map([digit]).intersect_range(inside).domain())
+        return valid
 
     @cached_property
     def first(self) -> isl.Set:
-        """Iterators that repeat nothing along a reduction axis that overlaps."""
-        found = self.points.domain()
+        """Iterators that repeat no point of a reduction axis that overlaps."""
+        first = self.points.domain()
         for overlap in self.program.overlaps:
             if overlap.kind is not AxisKind.REDUCTION:
                 continue
             index = self.program.axis_map[overlap.axis]
             position = [t for t in index.terms if t.iterator in self.inner]
-            again = self.map([overlap.repeated(overlap.loop, IndexExpr.of(position))])
-            found = found.subtract(again.intersect_range(isl.Set("{ [1] }")).domain())
-        return found
+            repeated = self.map([overlap.repeated(overlap.loop, IndexExpr.of(position))])
+            first = first.subtract(repeated.intersect_range(isl.Set("{ [1] }")).domain())
+        return first
 
     @cached_property
     def inner(self) -> set[str]:
+        """Names of the instruction axes."""
         return {axis.name for axis in self.program.instruction_axes}
 
     @cached_property
     def padding(self) -> isl.Set:
+        """Iterators whose result must not count."""
         return self.points.domain().subtract(self.valid)
 
     def map(self, indices: Sequence[IndexExpr]) -> isl.Map:
@@ -71,40 +73,44 @@ class Relations:
         return relation(indices, self.program.extents)
 
     def packed(self, operand: PackedOperand) -> isl.Map:
+        """Iterators to the packed element that the program accesses."""
         return self.map(operand.access)
 
-    def named(self, operand: PackedOperand) -> isl.Map:
-        """Iterators to the original element that packing put where the program reads."""
+    def accessed(self, operand: PackedOperand) -> isl.Map:
+        """Iterators to the original element behind the packed one that the program accesses."""
         return self.packed(operand).apply_range(source_relation(operand))
 
-    def wanted(self, operand: PackedOperand) -> isl.Map:
-        """Iterators to the original element that the workload's access map names."""
+    def required(self, operand: PackedOperand) -> isl.Map:
+        """Iterators to the original element that the workload accesses."""
         workload = self.program.workload
         access = relation(workload.access(operand.name).index, workload.extents, bounded=False)
         return self.points.apply_range(access)
 
     def workload_store(self, operand: PackedOperand) -> isl.Set:
-        """Elements that an output port has to hold: all of a tensor with one port, else those that
-        the workload writes through it."""
+        """Elements that an output port has to hold.
+
+        They are all elements of a tensor with one port, else those that the workload writes
+        through this port.
+        """
         workload = self.program.workload
         port = workload.operand(operand.name)
-        if sum(other.tensor == port.tensor for other in workload.outputs) == 1:
+        if sum(output.tensor == port.tensor for output in workload.outputs) == 1:
             return box(operand.original_shape)
-        return self.wanted(operand).intersect_domain(self.valid).range()
+        return self.required(operand).intersect_domain(self.valid).range()
 
     def outside(self, operand: PackedOperand) -> isl.Set:
-        """Iterators whose element lies outside the original operand: zero, or dropped."""
-        inside = self.named(operand).intersect_range(box(operand.original_shape))
+        """Iterators whose element is outside the original operand, hence zero or dropped."""
+        inside = self.accessed(operand).intersect_range(box(operand.original_shape))
         return self.points.domain().subtract(inside.domain())
 
 
 def source_relation(operand: PackedOperand) -> isl.Map:
-    """``{ [packed] -> [original] }`` over the whole packed layout, unbounded on the right."""
+    """Return ``{ [packed] -> [original] }`` over the packed layout, without bounds on the range."""
     return relation(operand.source, {d.name: d.extent for d in operand.dimensions})
 
 
 def coverage(relations: Relations) -> list[str]:
-    """Loops and instruction axes reach every point of the padded iteration domain, each once."""
+    """Check that loops and instruction axes reach every point of the padded domain, each once."""
     program = relations.program
     padded = box(program.padded_extents.values())
     failed: list[str] = []
@@ -120,47 +126,49 @@ def coverage(relations: Relations) -> list[str]:
 
 
 def _sums(relations: Relations) -> list[str]:
-    """Every execution of a spatial point sums over the whole reduction, each point once: it may be
-    executed again, with the same result."""
+    """Check that every execution of a spatial point adds every point of the reduction once.
+
+    The spatial point may then be executed again, with the same result.
+    """
     program = relations.program
     kinds = {axis.name: axis.kind for axis in program.workload.axes}
     iterators = (*program.loops, *program.instruction_axes)
-    spatial = [it for it in iterators if it.kind is AxisKind.SPATIAL]
-    names = {it.name for it in spatial}
+    spatial = [loop for loop in iterators if loop.kind is AxisKind.SPATIAL]
+    names = {loop.name for loop in spatial}
     summed = [axis for axis, kind in kinds.items() if kind is AxisKind.REDUCTION]
-    apart = all(
+    separate = all(
         (set(program.axis_map[axis].iterators) <= names) is (kind is AxisKind.SPATIAL)
         for axis, kind in kinds.items()
         if program.axis_map[axis].iterators
     ) and not any(set(program.axis_map[axis].iterators) & names for axis in summed)
-    if not apart:
+    if not separate:
         return ["coverage: a spatial axis and a reduction axis share an iterator"]
-    whole = [IndexExpr.iterator(it.name) for it in spatial]
-    points = relations.map([*whole, *(program.axis_map[axis] for axis in summed)])
+    loop_indices = [IndexExpr.iterator(loop.name) for loop in spatial]
+    points = relations.map([*loop_indices, *(program.axis_map[axis] for axis in summed)])
     once = points.intersect_domain(relations.first)
-    every = [it.extent for it in spatial] + [program.padded_extents[axis] for axis in summed]
+    sizes = [loop.extent for loop in spatial] + [program.padded_extents[axis] for axis in summed]
     failed: list[str] = []
     if not once.is_injective():
         failed.append("coverage: a point is added twice")
-    if not once.range().is_equal(box(every)):
+    if not once.range().is_equal(box(sizes)):
         failed.append("coverage: a sum is not whole")
     return failed
 
 
 def access(relations: Relations, operand: PackedOperand) -> list[str]:
-    """On every original point the program touches the element that the workload names."""
+    """Check that on every original point the program accesses the workload's element."""
     failed: list[str] = []
     if not relations.packed(operand).range().is_subset(box(operand.shape)):
         failed.append(f"access: {operand.name} is accessed outside its layout")
-    named = relations.named(operand).intersect_domain(relations.valid)
-    wanted = relations.wanted(operand).intersect_domain(relations.valid)
-    if not named.is_equal(wanted):
+    accessed = relations.accessed(operand).intersect_domain(relations.valid)
+    required = relations.required(operand).intersect_domain(relations.valid)
+    if not accessed.is_equal(required):
         failed.append(f"access: {operand.name} holds another element than the workload names")
     return failed
 
 
 def neutral(relations: Relations) -> list[str]:
-    """A padded point adds zero or its result is dropped."""
+    """Check that a padded point adds zero or its result is dropped."""
     if relations.padding.is_empty():
         return []
     if all(
@@ -188,6 +196,8 @@ def zeros(relations: Relations, value: Expression) -> isl.Set:
         return zeros(relations, value.arg)
     if not isinstance(value, Operation):
         return everywhere if value.value == 0 else everywhere.subtract(everywhere)
+    # A product is zero if any factor is, a shift if its first argument is, and any other operation
+    # if all of its arguments are.
     parts = [zeros(relations, arg) for arg in value.args]
     if value.op == "shr":
         return parts[0]
@@ -195,9 +205,11 @@ def zeros(relations: Relations, value: Expression) -> isl.Set:
 
 
 def absorbing(workload: Computation) -> tuple[str, ...]:
-    """Operands that undo a point where their element is out of shape: the output, which drops it,
-    and in a sum each input whose zero makes the point's value zero. None where there are several
-    results, which need not share one."""
+    """Return the operands that cancel a point where their element is out of shape.
+
+    They are the output, which drops the result, and in a sum each input whose zero makes the
+    point's value zero. A workload of several statements has none, because these need not agree.
+    """
     if len(workload.statements) > 1:
         return ()
     statement = workload.statement
@@ -206,7 +218,7 @@ def absorbing(workload: Computation) -> tuple[str, ...]:
 
 
 def _factors(value: Expression) -> tuple[str, ...]:
-    """Operands whose zero makes the value zero, seen through products and casts."""
+    """Return the operands whose zero makes the value zero, through products and casts."""
     if isinstance(value, Access):
         return (value.operand,)
     if isinstance(value, Cast):
@@ -217,7 +229,7 @@ def _factors(value: Expression) -> tuple[str, ...]:
 
 
 def output(relations: Relations, name: str) -> list[str]:
-    """Each element that the workload writes is read back from exactly one packed element."""
+    """Check that each element that the workload writes is read back from one packed element."""
     operand = relations.program.operand(name)
     original = relations.workload_store(operand)
     written = relations.packed(operand).range()
@@ -232,19 +244,21 @@ def output(relations: Relations, name: str) -> list[str]:
 
 
 def tile(program: DerivedProgram) -> list[str]:
-    """Instruction axes address memory as the memory side asks: enumerated, a tile is small."""
+    """Check that instruction axes address memory as the memory side requires.
+
+    The addresses are enumerated, since a tile is small.
+    """
     failed: list[str] = []
     extents = {axis.name: axis.extent for axis in program.instruction_axes}
-    for ours in program.instruction.computation.operands:
-        operand = program.role(ours.name)
-        memory = program.instruction.memory[ours.name]
-        walked = {tile.axis for tile in memory.tile}
-        sizes = [extents[name] for name in sorted(walked)]
-        grid = dict(zip(sorted(walked), np.indices(sizes), strict=True)) if sizes else {}
+    for name, memory in program.instruction.memory.items():
+        operand = program.role(name)
+        tile_axes = {tile.axis for tile in memory.tile}
+        sizes = [extents[name] for name in sorted(tile_axes)]
+        grid = dict(zip(sorted(tile_axes), np.indices(sizes), strict=True)) if sizes else {}
         address = np.zeros(sizes, np.int64)
         for index, stride in zip(operand.access, operand.strides, strict=True):
             inner = [term for term in index.terms if term.iterator in extents]
-            if any(term.iterator not in walked for term in inner):
+            if any(term.iterator not in tile_axes for term in inner):
                 failed.append(f"tile: {operand.name} depends on an axis its tile does not have")
                 return failed
             address = address + IndexExpr.of(inner).evaluate(grid) * stride
@@ -260,7 +274,10 @@ def _tile_address(
     operand: PackedOperand,
     grid: Mapping[str, Coordinates],
 ) -> Coordinates | int:
-    """Addresses that the memory side expects: dense in the tile's order, free axes as they are."""
+    """Return the addresses that the memory side requires.
+
+    They are dense in the order of the tile; axes of any stride keep their stride.
+    """
     total: Coordinates | int = 0
     weight = 1
     for dimension in reversed(memory.tile):
@@ -275,3 +292,40 @@ def _tile_address(
         total = total + (grid[dimension.axis] // dimension.divisor) % size * weight
         weight *= size
     return total
+
+
+def flattening(program: DerivedProgram) -> list[str]:
+    """Check that points over fused axes number the original points once each, with equal accesses.
+
+    Points in the gaps of a fused axis (:attr:`Embedding.pitches`) count as padding.
+    """
+    original, flat = program.unfused, program.workload
+    coordinates = tuple(
+        program.member_digits.get(axis.name, IndexExpr.iterator(axis.name))
+        for axis in original.axes
+    )
+    return list(
+        _flattening_failures(original, flat, coordinates, gaps=bool(program.embedding.pitches))
+    )
+
+
+@lru_cache(maxsize=1 << 10)
+def _flattening_failures(
+    original: Computation, flat: Computation, coordinates: tuple[IndexExpr, ...], *, gaps: bool
+) -> tuple[str, ...]:
+    # This does not depend on layouts, so the programs of an enumeration share the decision.
+    points = relation(coordinates, flat.extents)
+    failed: list[str] = []
+    domain = box(original.extents.values())
+    if gaps:
+        points = points.intersect_range(domain)
+    if not (points.is_bijective() and points.range().is_equal(domain)):
+        failed.append("flatten: fused points do not number the original ones")
+    for fused, access in zip(
+        (*flat.reads, *flat.stores), (*original.reads, *original.stores), strict=True
+    ):
+        required = points.apply_range(relation(access.index, original.extents))
+        accessed = relation(fused.index, flat.extents).intersect_domain(points.domain())
+        if fused.operand != access.operand or not required.is_equal(accessed):
+            failed.append(f"flatten: {fused.operand} is accessed elsewhere")
+    return tuple(failed)

@@ -1,9 +1,9 @@
-"""Small statements about indices over boxes: isl decides each once and the answer is kept.
+"""Small statements about indices over boxes: isl decides each once, and the result is cached.
 
-A statement is a lemma's function, the *goals* it speaks about and their sizes, all plain values.
-Every variable ranges over the box given by its extent, which its terms carry along. A statement
-is looked up as written first, then with its variables renamed in order of first use, so equal
-structure is decided once across programs and layers.
+A statement is a lemma (a function), its *goals* and their sizes, all plain values. Every variable
+ranges over the box given by its extent, which its terms carry along. A statement is looked up as
+written first, then with its variables renamed in order of first use, so that equal structures are
+decided once across programs and layers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from cpembed.ir.polyhedral import in_time, index_text
 from cpembed.transform.proof.normal_form import Plain, Term, normal_form
 
 Goal = tuple[Plain, tuple[tuple[Hashable, Plain], ...]]
-"""An index over variables, or, where there are bindings, over names each bound to such an index."""
+"""An index over variables, or with bindings, over names that are each bound to such an index."""
 
 CACHE_SIZE = 1 << 16
+"""Maximum number of statements that each cache holds."""
 
 
 def plain(index: IndexExpr, extents: Mapping[str, int]) -> Plain:
+    """Turn an index expression into a plain value."""
     return (
         tuple(
             [
@@ -45,11 +47,12 @@ class Question:
         self.box = _conjunction([f"0 <= {name} < {size}" for name, size in extents.items()])
 
     def never(self, *conditions: str) -> bool:
-        """Whether no point of the box meets all conditions."""
+        """True if no point of the box meets all conditions."""
         condition = _conjunction([self.box, *conditions])
         return isl.Set(f"{{ [{self.variables}] : {condition} }}").is_empty()
 
     def relation(self) -> isl.Map:
+        """Return the relation from variables to goals."""
         return isl.Map(f"{{ [{self.variables}] -> [{', '.join(self.goals)}] : {self.box} }}")
 
 
@@ -57,44 +60,54 @@ Lemma = Callable[[Question, tuple[int, ...]], bool]
 
 
 def inside(question: Question, sizes: tuple[int, ...]) -> bool:
-    """The goal always lies in [0, size)."""
+    """True if the goal always lies in [0, size)."""
     return question.never(_outside(question.goals[0], sizes[0]))
 
 
 def equal(question: Question, sizes: tuple[int, ...]) -> bool:
-    """The first two goals are equal wherever each further goal lies in [0, its size)."""
+    """True if the first two goals are equal wherever each further goal lies in [0, its size)."""
     left, right, *guards = question.goals
     valid = [_inside(guard, size) for guard, size in zip(guards, sizes, strict=True)]
     return question.never(*valid, f"{left} != {right}")
 
 
 def excluded(question: Question, sizes: tuple[int, ...]) -> bool:
-    """Wherever the first goal lies outside [0, its size), so does the second."""
+    """True if the second goal is outside its range [0, size) wherever the first one is."""
     first, second = question.goals
     return question.never(_outside(first, sizes[0]), _inside(second, sizes[1]))
 
 
 def injective(question: Question, sizes: tuple[int, ...]) -> bool:
-    """No two points have the same goals."""
+    """True if no two points have the same goals."""
     del sizes
     return question.relation().is_injective()
 
 
 def onto(question: Question, sizes: tuple[int, ...]) -> bool:
-    """The goals together take exactly the values of the box of sizes."""
+    """True if the tuple of goals takes exactly the values of the box of sizes."""
     names = [f"b{n}" for n in range(len(sizes))]
     box = _conjunction([_inside(name, size) for name, size in zip(names, sizes, strict=True)])
     return question.relation().range().is_equal(isl.Set(f"{{ [{', '.join(names)}] : {box} }}"))
 
 
 def bijective(question: Question, sizes: tuple[int, ...]) -> bool:
-    """The goals together number the points by the box of sizes, each point once."""
+    """True if the tuple of goals maps the points one to one onto the box of sizes."""
     return onto(question, sizes) and injective(question, sizes)
 
 
 @lru_cache(CACHE_SIZE)
 def holds(lemma: Lemma, goals: tuple[Goal, ...], sizes: tuple[int, ...] = ()) -> bool:
-    """Whether the lemma is true of the goals; names are local to the statement."""
+    """Decide a lemma.
+
+    Parameters
+    ----------
+    lemma : callable
+        One of the functions above.
+    goals : tuple of Goal
+        Indices; names of variables are local to the statement.
+    sizes : tuple of int
+        Sizes for the lemma, in the order of the goals that need one.
+    """
     if lemma is equal and _same_form(*goals[:2]):
         return True
     names: dict[Hashable, str] = {}
@@ -102,7 +115,7 @@ def holds(lemma: Lemma, goals: tuple[Goal, ...], sizes: tuple[int, ...] = ()) ->
 
 
 def _same_form(left: Goal, right: Goal) -> bool:
-    """Whether two goals are equal, wherever that is, by their form alone."""
+    """True if two goals are equal everywhere by their normal form."""
     form = normal_form(left[0], dict(left[1]))
     return form is not None and form == normal_form(right[0], dict(right[1]))
 
@@ -114,7 +127,7 @@ def _decide(lemma: Lemma, goals: tuple[Goal, ...], sizes: tuple[int, ...]) -> bo
 
 @lru_cache(CACHE_SIZE)
 def independent(extent: int, digits: tuple[tuple[int, int | None], ...]) -> bool:
-    """Whether a variable corresponds one to one to the box of its digits (divisor, modulus)."""
+    """True if a variable corresponds one to one to the box of its digits (divisor, modulus)."""
     if not digits:
         return extent == 1
     goals = tuple(((((0, extent, 1, d, m),), 0), ()) for d, m in digits)
@@ -122,37 +135,45 @@ def independent(extent: int, digits: tuple[tuple[int, int | None], ...]) -> bool
 
 
 def values(extent: int, divisor: int, modulus: int | None) -> int:
-    """Upper bound on the number of values, from 0, of a digit of a variable."""
-    whole = (extent - 1) // divisor + 1
-    return whole if modulus is None else min(whole, modulus)
+    """Return an upper bound on the number of values, from 0, of a digit of a variable.
+
+    Parameters
+    ----------
+    extent : int
+        Extent of the variable.
+    divisor, modulus : int, int or None
+        The digit ``(variable // divisor) % modulus``; None for no remainder.
+    """
+    quotients = (extent - 1) // divisor + 1
+    return quotients if modulus is None else min(quotients, modulus)
 
 
 def forget() -> None:
-    """Empty the caches, for measurements."""
+    """Clear the caches, for measurements."""
     independent.cache_clear()
     holds.cache_clear()
     _decide.cache_clear()
 
 
 def decided() -> int:
-    """Statements that isl has decided so far."""
+    """Return the number of statements that isl has decided."""
     return _decide.cache_info().misses
 
 
 def _canonical(goal: Goal, names: dict[Hashable, str]) -> Goal:
-    """The goal with its variables renamed by ``names``, which grows, and its own names renamed."""
+    """Rename a goal's variables by ``names``, which is extended, and its bound names in order."""
     index, bindings = goal
     if not bindings:
         return _renamed(index, names), ()
-    own: dict[Hashable, str] = {}
-    index = _renamed(index, own)
-    bound = dict(bindings)
-    return index, tuple((new, _renamed(bound[old], names)) for old, new in own.items())
+    local_names: dict[Hashable, str] = {}
+    index = _renamed(index, local_names)
+    bodies = dict(bindings)
+    return index, tuple((new, _renamed(bodies[old], names)) for old, new in local_names.items())
 
 
 def _renamed(index: Plain, names: dict[Hashable, str]) -> Plain:
     terms, constant = index
-    # The order of a sum does not matter: one that ignores names makes equal structures equal.
+    # Terms can be in any order; one that ignores names makes equal structures equal.
     ordered = sorted(terms, key=_structure)
     return tuple((names.setdefault(t[0], f"v{len(names)}"), *t[1:]) for t in ordered), constant
 
@@ -163,7 +184,7 @@ def _structure(term: Term) -> tuple[int, int, int, int]:
 
 
 def _goal_text(goal: Goal, extents: dict[str, int]) -> str:
-    """The goal over its variables, whose extents are added to ``extents``."""
+    """Write a goal over its variables, whose extents are added to ``extents``."""
     index, bindings = goal
     if not bindings:
         return _text(index, {}, extents)
@@ -194,3 +215,49 @@ def _outside(text: str, size: int) -> str:
 
 def _conjunction(conditions: Sequence[str]) -> str:
     return " and ".join(condition for condition in conditions if condition) or "true"
+
+
+@lru_cache(maxsize=65536)
+def covers_once(extent: int, tile: int, granule: int, parts: int) -> bool:
+    """True if a cut of an axis into tiles and parts reaches every point exactly once.
+
+    A tile is cut into equal parts of whole granules, one for each row or column of a mesh. The last
+    tile is a smaller one, filled up to whole granules, beyond which nothing is reached.
+
+    >>> covers_once(100, 32, 8, 4), covers_once(100, 30, 8, 4)
+    (True, False)
+
+    Parameters
+    ----------
+    extent : int
+        Points of the axis.
+    tile : int
+        Points of a tile.
+    granule : int
+        Points of a granule.
+    parts : int
+        Number of parts of a tile.
+    """
+    count = -(-extent // tile)
+    last = extent - (count - 1) * tile
+    pieces = [
+        _piece(0, count - 1, tile, _part_points(tile, granule, parts), parts),
+        _piece(count - 1, count, tile, _part_points(last, granule, parts), parts),
+    ]
+    reached = isl.UnionMap(pieces[0]).union(isl.UnionMap(pieces[1]))
+    image = reached.range()
+    axis = isl.UnionSet(f"{{ [x] : 0 <= x < {extent} }}")
+    padded = isl.UnionSet(f"{{ [x] : 0 <= x < {-(-extent // granule) * granule} }}")
+    return bool(reached.is_injective() and axis.is_subset(image) and image.is_subset(padded))
+
+
+def _part_points(points: int, granule: int, parts: int) -> int:
+    return -(-points // granule) * (granule // parts)
+
+
+def _piece(first: int, end: int, tile: int, points: int, parts: int) -> str:
+    """Write the relation from tile t, part p and position l to the point of the axis."""
+    return (
+        f"{{ [t, p, l] -> [{tile}t + {points}p + l] : {first} <= t < {end} and 0 <= p < {parts} "
+        f"and 0 <= l < {points} }}"
+    )

@@ -1,7 +1,7 @@
 """A normal form of composed indices: sums of digits of variables.
 
-Two indices of one form are equal everywhere. It is what most statements of equality come down to,
-and takes no decision procedure: only those that have no form, or different ones, go to isl.
+Two indices of the same form are equal everywhere. This settles most statements of equality without
+a decision procedure: only indices without a form, or with different ones, go to isl.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Form = tuple[dict[Digit, int], int]
 
 
 def normal_form(index: Plain, bodies: Mapping[Hashable, Plain]) -> Form | None:
-    """An index over names that are bound to ``bodies``, over variables where there are none.
+    """Return the form of an index over names bound to ``bodies``, or over variables without any.
 
-    None where a digit is taken of a sum.
+    The result is None if the index has a digit of a sum.
     """
     form: dict[Digit, int] = {}
     total = index[1]
@@ -38,16 +38,18 @@ def normal_form(index: Plain, bodies: Mapping[Hashable, Plain]) -> Form | None:
         elif not terms:
             digit = constant // divisor
             total += coefficient * (digit if modulus is None else digit % modulus)
-        elif len(terms) == 1 and not constant and (found := _digit_of_digit(*terms, term)):
-            _add(form, found)
+        elif len(terms) == 1 and not constant and (composed := _digit_of_digit(*terms, term)):
+            _add(form, composed)
         else:
             return None
     return form, total
 
 
 def _digit_of_digit(inner: Term, outer: Term) -> Term | None:
-    """``coefficient * ((inner // divisor) % modulus)`` as one digit of inner's variable; None where
-    it is not one."""
+    """Compose ``coefficient * ((inner // divisor) % modulus)`` to a digit of inner's variable.
+
+    The result is None if it is not a single digit.
+    """
     name, extent, factor, low, size = inner
     _, _, coefficient, divisor, modulus = outer
     if factor != 1:
@@ -65,7 +67,7 @@ def _digit_of_digit(inner: Term, outer: Term) -> Term | None:
 
 
 def _add(form: dict[Digit, int], term: Term) -> None:
-    """Digits that are always 0 are left out, and moduli that do not bite."""
+    """Add a term to a form, without digits that are always 0 and moduli without effect."""
     name, extent, coefficient, divisor, modulus = term
     top = (extent - 1) // divisor
     if modulus is not None and top < modulus:

@@ -19,16 +19,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
-from cpembed.operators.einsum import gemm
 from cpembed.selection.search import find_best
-from cpembed.targets.vta.estimate import Bounds, bounds
-from cpembed.targets.vta.space import Nest
+from cpembed.targets.vta.bounds import Bounds, bounds
+from cpembed.targets.vta.tuning import Nest
+from cpembed.workloads.einsum import gemm
 from cpembed.workloads.suites import layer, suite
 from experiments.codesign.common import (
     DEFAULT,
@@ -57,7 +57,7 @@ def compute(key: str, trials: int) -> Row:
     """A layer by its index."""
     workload = workload_of(layer("resnet50", int(key)))
     target = Target.of(DEFAULT, workload)
-    (fixed,) = solve(workload, target.spec, MAPPING, top=1).embeddings
+    (fixed,) = solve(workload, target.spec, constraints=MAPPING, top=1).embeddings
     with tempfile.TemporaryDirectory() as folder:
         ours = tuned(workload, default_spec(), trials, Path(folder))
     least, embeddings = least_bounds(workload)
@@ -80,7 +80,7 @@ def im2col(workload: Computation) -> int:
     e = workload.extents
     product = gemm(m=e["n"] * e["p"] * e["q"], n=e["k"], k=e["c"] * e["r"] * e["s"], dtype=DTYPES)
     target = Target.of(DEFAULT, product)
-    (found,) = solve(product, target.spec, MAPPING, top=1).embeddings
+    (found,) = solve(product, target.spec, constraints=MAPPING, top=1).embeddings
     return tune(found.candidate, target, 1).cycles
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import FEWEST_SLOTS, MOST_SLOTS
 from cpembed.targets.vta.tiles import TileNest
+from cpembed.targets.vta.tuning import MAX_SLOTS, MIN_SLOTS
 
 Change = Callable[[TileNest, Schedule], Schedule | None]
 """The changed schedule; None where there is nothing to change."""
@@ -72,7 +72,7 @@ def _slots(which: int, more: int) -> Change:
     def change(nest: TileNest, schedule: Schedule) -> Schedule | None:
         slots = list(schedule.slots)
         slots[which] += more
-        if not FEWEST_SLOTS <= slots[which] <= MOST_SLOTS:
+        if not MIN_SLOTS <= slots[which] <= MAX_SLOTS:
             return None
         return replace(schedule, slots=(slots[0], slots[1]))
 
@@ -88,7 +88,7 @@ def _next_thread_loop(nest: TileNest, schedule: Schedule) -> Schedule | None:
         if cut and loop.kind is AxisKind.SPATIAL:
             loops.append(loop.name)
     at = loops.index(schedule.thread_loop) if schedule.thread_loop in loops else 0
-    inp, wgt = (max(FEWEST_SLOTS, slots) for slots in schedule.slots)
+    inp, wgt = (max(MIN_SLOTS, slots) for slots in schedule.slots)
     following = loops[(at + 1) % len(loops)]
     return replace(schedule, threads=2, thread_loop=following, slots=(inp, wgt))
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule, check_schedule
-from cpembed.targets.vta.space import MOST_SLOTS, Nest, VtaSpace, canonical
+from cpembed.targets.vta.tuning import MAX_SLOTS, Nest, VtaSpace, canonical
 from experiments.codesign.learning.directions import directions
 
 Floats = NDArray[np.float64]
@@ -223,7 +223,7 @@ class Learner:
             found[at + 1] = np.log2(schedule.tiles[loop.name]) / 8
             found[at + 2] = schedule.order.index(loop.name) / self._loops
             found[at + 3] = loop.name == schedule.thread_loop
-        found[-3:] = (*(s / MOST_SLOTS for s in schedule.slots), schedule.threads - 1)
+        found[-3:] = (*(s / MAX_SLOTS for s in schedule.slots), schedule.threads - 1)
         return found
 
     def _learn(self, rounds: int) -> None:

@@ -16,12 +16,12 @@ import statistics
 import sys
 from pathlib import Path
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import Nest, VtaSpace
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.timing import time_program
+from cpembed.targets.vta.tuning import Nest, VtaSpace
 from cpembed.tuning.search import Search
 from cpembed.tuning.space import Design, distinct
 from cpembed.workloads.suites import layer
@@ -69,7 +69,7 @@ class Simulator:
 def compute(key: str, trials: int) -> Row:
     """A layer of ResNet-50 by its index."""
     workload, target = workload_of(layer("resnet50", int(key))), VtaTarget(default_spec())
-    ranked = solve(workload, target.spec, "complete", top=64).embeddings
+    ranked = solve(workload, target.spec, constraints="complete", top=64).embeddings
     nests = [(item, target.lower(item.candidate.program)) for item in ranked]
     designs = distinct(Design(item, nest, VtaSpace(nest)) for item, nest in nests)
     designs = sorted(designs, key=lambda d: d.space.best().cost)[:EMBEDDINGS]

@@ -28,8 +28,8 @@ from cpembed.exploration.explore import open_exploration
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.family import Value
 from cpembed.targets.vta.family import target_of
-from cpembed.workloads.own_suites import read_suite
 from cpembed.workloads.suites import Layer, suite
+from cpembed.workloads.user_suites import read_suite
 from experiments.codesign.common import (
     DEFAULT_POINT,
     EXPLORED,

@@ -21,9 +21,9 @@ from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, channel_numbers
 from cpembed.measure import interleaved
 from cpembed.measure.verification import Expected
-from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build
 from cpembed.targets.x86.throttling import ThrottlingProbe
+from cpembed.workloads.einsum import gemm
 from tests.unit.baselines.fakes import FakeBaseline, FakeForm
 from tests.unit.kernel.handwritten import conv2d_program
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec
 from cpembed.baselines.base import NotCovered, Subject
+from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.x86.baselines import metaschedule

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.api.solve import default_dtypes, solve
+from cpembed.driver.named import default_dtypes
+from cpembed.driver.solve import solve
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import commuted, is_symmetric
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -13,10 +14,10 @@ from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import random_inputs
-from cpembed.operators.convolutions import conv2d
-from cpembed.operators.einsum import dot
 from cpembed.transform.derive import derive
 from cpembed.transform.proof import require
+from cpembed.workloads.convolutions import conv2d
+from cpembed.workloads.einsum import dot
 from cpembed.workloads.naming import parse_workload
 from tests.executed import execute
 
@@ -58,8 +59,8 @@ def test_a_symmetric_instruction_has_no_second_order() -> None:
     )
     names = ("A", "B", "C")
     workload = dot(k=64).with_dtypes(dict(zip(names, default_dtypes(spec), strict=True)))
-    once = solve(workload, spec, "relaxed", top=None)
-    twice = solve(workload, spec, "complete", top=None)
+    once = solve(workload, spec, constraints="relaxed", top=None)
+    twice = solve(workload, spec, constraints="complete", top=None)
     assert once.count == twice.count > 0
 
 
@@ -68,7 +69,7 @@ def test_every_rank_reads_each_operand_from_its_own_layout() -> None:
     """Layouts are shared between embeddings, but never between operands in the same role."""
     spec = load_hardware_spec("vta_1x16x16")
     workload = conv2d(n=1, c=3, h=8, w=8, k=16, r=3, s=3)
-    result = solve(workload, spec, "complete", top=40)
+    result = solve(workload, spec, constraints="complete", top=40)
     assert len({tuple(e.candidate.embedding.operands.items()) for e in result.embeddings}) == 2
     inputs = random_inputs(workload, 4)
     for ranked in result.embeddings[::4]:
@@ -79,5 +80,5 @@ def test_every_rank_reads_each_operand_from_its_own_layout() -> None:
 def test_element_types_may_fit_one_order_only() -> None:
     workload = parse_workload(["O[b,i] += A[b,i,j] * X[b,j]", "b=2", "i=16", "j=8"])
     workload = workload.with_dtypes({"A": "int8", "X": "uint8"})
-    result = solve(workload, "avx512_vnni", "complete")
+    result = solve(workload, "avx512_vnni", constraints="complete")
     assert result.embeddings[0].candidate.embedding.operands == {"A": "X", "B": "A", "C": "O"}

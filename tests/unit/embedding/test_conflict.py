@@ -11,15 +11,20 @@ from random import Random
 
 import pytest
 
-from cpembed.embedding import boxless, projection
-from cpembed.embedding.boxless import feasible_without_boxes
+from cpembed.embedding import projection
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.constraints.padding import Padding
 from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.domains import padded_extents
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.projection import ALWAYS, axis_subsets, dropping, project
-from cpembed.embedding.regular import padded_extents
+from cpembed.embedding.projection import (
+    ALWAYS,
+    axis_subsets,
+    dropping,
+    feasible_without_boxes,
+    project,
+)
 from cpembed.embedding.roles import all_or_nothing, candidates, counts, obstacles
 from cpembed.embedding.search import find_embeddings, search
 from cpembed.hw.instruction import Instruction
@@ -46,7 +51,7 @@ def is_feasible(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:
     if constraints.get("hyper_rectangle") is None:
         axes = tuple(replace(a, maximum=a.minimum) for a in problem.instruction.axes)
         smallest = {a.name: a.minimum for a in problem.instruction.configurable_axes}
-        computation = problem.instruction.at(smallest)
+        computation = problem.instruction.with_extents(smallest)
         instruction = replace(problem.instruction, axes=axes, computation=computation)
         problem = replace(problem, instruction=instruction)
     status = search(problem, constraints, ONCE).status
@@ -162,7 +167,7 @@ def test_places_are_counted_from_above() -> None:
         points = itertools.product(*map(range, extents.values()))
         images = (dict(zip(extents, point, strict=True)) for point in points)
         sizes = Counter(tuple(int(i.evaluate(image)) for i in constant) for image in images)
-        bound = boxless._places(extents, set(), constant)
+        bound = projection._places(extents, set(), constant)
         assert bound >= max(sizes.values()), (text, extents)
         tight += bound == max(sizes.values())
     assert tight > 250

@@ -7,13 +7,13 @@ import pytest
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.domains import digit_model_obstacle
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.regular import digit_model_obstacle
 from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import search
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.operators.convolutions import conv2d
+from cpembed.workloads.convolutions import conv2d
 from tests.unit.embedding.test_node_maps import make_problem
 
 

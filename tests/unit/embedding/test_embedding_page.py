@@ -20,7 +20,7 @@ from cpembed.hw.instruction import (
 from cpembed.ir.parser import parse_computation
 from cpembed.resources import constraint_files
 from cpembed.transform import rewrites
-from cpembed.transform.rewrites import Rewrite
+from cpembed.transform.program import Rewrite
 from tests.brute_force import embeddings, shipped_tables
 
 ROOT = Path(__file__).parents[3]

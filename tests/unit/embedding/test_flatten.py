@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, load_constraint_set
 from cpembed.embedding.constraints import (
@@ -21,10 +22,10 @@ from cpembed.embedding.constraints import (
     Strides,
 )
 from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.domains import padded_extents
 from cpembed.embedding.flatten import candidate_groups, flatten, is_plain_digit
 from cpembed.embedding.node_map import decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.regular import padded_extents
 from cpembed.embedding.search import search
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.parser import parse_computation
@@ -111,7 +112,9 @@ def test_a_digit_of_whole_members_is_fused_where_it_is_asked_for(plain: bool) ->
     """Four channels with 16 steps of a window's row of 7: two digits, one of them padded."""
     layer = "conv2d n=1 c=4 h=7 w=22 k=16 r=1 s=7 layout=NHWC"
     fused = replace(load_constraint_set("fused"), flatten=Flatten(2, 2, plain=plain))
-    found = solve(workload(layer, target="amx_int8"), "amx_int8", fused, top=500).embeddings
+    found = solve(
+        workload(layer, target="amx_int8"), "amx_int8", constraints=fused, top=500
+    ).embeddings
     groups = {
         e.candidate.embedding.flattened[digit.axis]
         for e in found

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cpembed.api.solve import SolveResult, solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints import (
     AllDifferent,
@@ -22,9 +24,9 @@ from cpembed.embedding.constraints import (
     Padding,
 )
 from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.domains import digit_model_obstacle
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
-from cpembed.embedding.regular import digit_model_obstacle
 from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import search
 from cpembed.hw.instruction import Instruction, InstructionAxis, OperandMemory, TileDimension
@@ -102,7 +104,9 @@ REFUSED = {
 
 
 def solved(target: str, text: str, sizes: str, constraints: str) -> SolveResult:
-    return solve(workload([text, *sizes.split()], target), target, constraints, top=None)
+    return solve(
+        workload([text, *sizes.split()], target), target, constraints=constraints, top=None
+    )
 
 
 def assert_equal_to_interpreter(result: SolveResult) -> None:

@@ -31,9 +31,9 @@ from cpembed.embedding.constraints import (
     Strides,
 )
 from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.domains import digit_model_obstacle, padded_extents
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.regular import digit_model_obstacle, padded_extents
 from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import find_embeddings, search
 from cpembed.hw.instruction import (

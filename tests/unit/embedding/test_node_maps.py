@@ -24,9 +24,9 @@ from cpembed.embedding.constraints import (
     Strides,
 )
 from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.domains import padded_extents
 from cpembed.embedding.node_map import NodeMap, expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.regular import padded_extents
 from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import search
 from cpembed.hw.instruction import (

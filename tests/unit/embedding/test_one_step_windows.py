@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import WorkloadError
 from cpembed.resources import constraint_files, hardware_spec_files
 
@@ -36,7 +37,7 @@ QUICK = [
 def used(words: str, target: str, named: str) -> float | None:
     """What the best candidate uses; None where nothing fits."""
     spec = hardware_spec(target)
-    solved = solve(workload(words, spec), spec, named, top=1)
+    solved = solve(workload(words, spec), spec, constraints=named, top=1)
     assert solved.complete
     return solved.embeddings[0].overheads.utilisation if solved.count else None
 
@@ -78,7 +79,7 @@ def test_an_image_axis_is_mapped_only_where_its_window_has_one_step() -> None:
     """Rows of the image beside a window of one row are mapped, columns beside two are not."""
     spec = hardware_spec("vta_8x8x8")
     layer = workload("conv2d n=1 c=8 h=16 w=16 k=8 r=1 s=2", spec)
-    found = solve(layer, spec, "strict_padded", top=None)
+    found = solve(layer, spec, constraints="strict_padded", top=None)
     mapped = {axes for item in found.embeddings for axes in item.candidate.embedding.family["x"]}
     assert "p" in mapped
     assert "q" not in mapped

@@ -23,19 +23,19 @@ from cpembed.embedding.cpsat import (
     StopSignal,
     enumerate_solutions,
 )
+from cpembed.embedding.domains import coordinate_bounds, padded_extents
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.model_builder import CompiledModel
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.portfolio import (
     make_assets,
     make_orders,
     own_order,
+    post,
     solve_portfolio,
 )
-from cpembed.embedding.posting import post
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.projection import project
-from cpembed.embedding.proto_writer import CompiledModel
-from cpembed.embedding.regular import coordinate_bounds, padded_extents
 from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import search
 from cpembed.errors import InvariantError, SpecError

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.estimate import estimate
-from cpembed.api.explain import explain
-from cpembed.api.solve import SolveResult, solve, workload
+from cpembed.driver.estimate import estimate
+from cpembed.driver.explain import explain
+from cpembed.driver.named import workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.interpreter import interpret_all
@@ -132,5 +134,5 @@ def test_rows_of_a_window_are_read_in_place(case: str, tmp_path: Path) -> None:
     name, text, sizes, _ = CASES[case]
     spec = unit(tmp_path, name, dense=False)
     for constraints in (None, "in_place", "relaxed"):
-        result = solve(workload([text, *sizes.split()], spec), spec, constraints, top=1)
+        result = solve(workload([text, *sizes.split()], spec), spec, constraints=constraints, top=1)
         assert set(result.embeddings[0].overheads.in_place) == {"I", "W", "O"}

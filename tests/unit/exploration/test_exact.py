@@ -74,7 +74,7 @@ def test_every_discarded_point_is_covered_by_an_evaluated_one(tmp_path: Path, se
     for verdict in discarded:
         assert verdict.bound is not None
         assert all(a <= b for a, b in zip(verdict.bound, true[verdict.number], strict=True))
-        by = there[verdict.by]  # type: ignore[index]
+        by = there[verdict.cause]  # type: ignore[index]
         assert all(a <= b for a, b in zip(by, verdict.bound, strict=True))
     assert len(found.verdicts) == found.points
     assert len(found.evaluated) + len(discarded) == found.machines
@@ -137,7 +137,7 @@ def test_a_layer_without_software_leaves_no_machine(tmp_path: Path) -> None:
     layers = works(made.family, ((8, 16, 16, 1), (1, 2, 3, 1)))
     found = exact(made, "cycles", layers=layers)
     assert not found.evaluated
-    reasons = {v.by for v in found.verdicts.values() if v.fate == "no_software"}
+    reasons = {v.cause for v in found.verdicts.values() if v.fate == "no_software"}
     assert reasons == {"gemm m=1 n=2 k=3"}
 
 
@@ -180,4 +180,4 @@ def test_objectives_of_bounds_are_below_those_of_costs() -> None:
     leaked = machine.leakage_w * 1000 / machine.clock_mhz * 1e6
     costs = Costs(1000.0, leaked + 5000.0)
     for objective in OBJECTIVES.values():
-        assert objective.bound(machine, costs) <= objective.of(machine, costs)
+        assert objective.bound(machine, costs) <= objective.value(machine, costs)

@@ -9,8 +9,7 @@ import pytest
 
 from cpembed.errors import SpecError
 from cpembed.exploration.objectives import read_limit, read_limits, read_objectives
-from cpembed.exploration.relations import read_relation
-from cpembed.exploration.space import read_space
+from cpembed.exploration.space import read_relation, read_space
 from tests.unit.exploration.cases import space
 
 GOOD = """

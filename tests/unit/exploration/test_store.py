@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cpembed.api.solve import workload
 from cpembed.cluster.base import ThisProcess
+from cpembed.driver.named import workload
 from cpembed.errors import CpembedError, DamagedStore
 from cpembed.exploration.cores.family import CoreFamily
 from cpembed.exploration.costing import Costing, LayerWork
@@ -105,7 +105,7 @@ def test_a_changed_analysis_is_left_out_used_or_refused_in_a_line(
     group = repr(family.group(point))
     store.append(Row(AnalysisRow(group, layer.digest, damaged(analysis, seed), None)))
     costing = Costing(family, [layer], store)
-    if not costing.taken:
+    if not costing.stored_answers:
         return
     with suppress(CpembedError):
         use(costing, point)
@@ -121,6 +121,6 @@ def test_a_schedule_of_another_layer_is_refused_in_a_line(tmp_path: Path) -> Non
     value = base64.b85encode(zlib.compress(document)).decode()
     store.append(Row(AnalysisRow(repr(family.group(point)), layer.digest, value, None)))
     costing = Costing(family, [layer], store)
-    assert costing.taken == 1
+    assert costing.stored_answers == 1
     with pytest.raises(CpembedError, match=r"cannot be used .*: --fresh"):
         use(costing, point)

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.estimate import estimate
-from cpembed.api.solve import workload
+from cpembed.driver.estimate import estimate
+from cpembed.driver.named import workload
 from cpembed.errors import SpecError
-from cpembed.hw.level_tables import ComputeTable, HierarchyTable, LevelTable, MeshTable
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.hw.schema import AxisTable, HardwareTable
+from cpembed.hw.specification import (
+    AxisTable,
+    ComputeTable,
+    HardwareTable,
+    HierarchyTable,
+    LevelTable,
+    MeshTable,
+)
 from cpembed.ir.dtypes import DTYPES
 from cpembed.machine.estimate import Estimate
 from cpembed.wording import duration
@@ -56,7 +62,7 @@ def test_the_machine_of_the_example_gives_the_times_shown(tmp_path: Path) -> Non
 
 def test_every_key_of_a_machine_is_listed() -> None:
     for table in (HierarchyTable, ComputeTable, LevelTable, MeshTable):
-        for field in set(table.__struct_fields__) - {"compute", "memories", "mesh"}:
+        for field in set(table.__struct_encode_fields__) - {"compute", "memories", "mesh"}:
             spelled = re.sub("write_bytes_per_cycle(_each)?", "write_…", field)
             assert f"{spelled}`" in PAGE, field
 

@@ -32,7 +32,7 @@ def stencil() -> Instruction:
 
 
 def test_configuring_an_axis_resizes_the_operands_it_indexes() -> None:
-    shorter = stencil().at({"x": 2})
+    shorter = stencil().with_extents({"x": 2})
     assert shorter.extents == {"x": 2, "k": 4, "r": 3}
     assert {o.name: o.shape for o in shorter.operands} == {"I": (2, 3), "W": (4, 5), "O": (2, 4)}
     assert [a.kind for a in shorter.axes] == [a.kind for a in stencil().computation.axes]
@@ -40,8 +40,8 @@ def test_configuring_an_axis_resizes_the_operands_it_indexes() -> None:
 
 def test_the_largest_extents_are_the_computation_itself() -> None:
     instruction = stencil()
-    assert instruction.at({}) is instruction.computation
-    assert instruction.at({"x": 6, "k": 4}) is instruction.computation
+    assert instruction.with_extents({}) is instruction.computation
+    assert instruction.with_extents({"x": 6, "k": 4}) is instruction.computation
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_largest_extents_are_the_computation_itself() -> None:
 )
 def test_an_extent_that_cannot_be_set_is_refused(extents: dict[str, int], message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        stencil().at(extents)
+        stencil().with_extents(extents)
     assert str(caught.value) == message
 
 

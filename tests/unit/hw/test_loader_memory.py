@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import SpecError
-from cpembed.hw.instruction import Machine
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.machine import MemoryInterface
 from tests.unit.hw.toy import Broken, assert_refused, edited, write
 
 BROKEN: dict[str, Broken] = {
@@ -153,7 +153,7 @@ def test_a_scalar_has_no_axis_to_hold_in_its_tile(tmp_path: Path) -> None:
         load_hardware_spec(write(tmp_path, text))
     scalar = load_hardware_spec(write(tmp_path, text.replace('["z"]', "[]"))).instruction
     assert scalar.tile_shape("A", {"y": 8}) == ()
-    assert scalar.at({"y": 8}).operand("A").shape == ()
+    assert scalar.with_extents({"y": 8}).operand("A").shape == ()
 
 
 def test_a_memory_that_holds_no_operand_says_what_it_holds(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ dram_delay_cycles = 0
 
 def test_the_machine_is_read(tmp_path: Path) -> None:
     text = edited("[memories.sums]", f"[memories.sums]\n{MACHINE}")
-    assert load_hardware_spec(write(tmp_path, text)).machine == Machine(333.3, 128, 16, 0)
+    assert load_hardware_spec(write(tmp_path, text)).machine == MemoryInterface(333.3, 128, 16, 0)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cpembed.hw.instruction import HardwareSpec, StrideRule
-from cpembed.hw.level_tables import Known
 from cpembed.hw.loader import available_targets, load_hardware_spec
+from cpembed.hw.machine import Evidence
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.interpreter import interpret_all
 from cpembed.ir.reference import random_inputs
@@ -97,5 +97,5 @@ def test_machines_are_described(spec: HardwareSpec) -> None:
         if (spec.name, name) in PEAKS:
             assert per_ns == pytest.approx(PEAKS[spec.name, name], rel=0.01)
         else:
-            assert machine.known is Known.ASSUMED
+            assert machine.evidence is Evidence.ASSUMED
     assert spec.machines.keys() >= {name for target, name in PEAKS if target == spec.name}

@@ -14,8 +14,8 @@ from cpembed.ir.dtypes import DTYPES, numpy_dtype
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.operators.convolutions import conv2d
-from cpembed.operators.einsum import gemm
+from cpembed.workloads.convolutions import conv2d
+from cpembed.workloads.einsum import gemm
 
 AXES = "ijkl"
 

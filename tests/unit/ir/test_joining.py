@@ -84,4 +84,4 @@ def test_the_joined_index_of_rows_is_the_place_in_them() -> None:
 def test_rows_with_a_gap(
     indices: tuple[IndexExpr, ...], members: tuple[str, ...], found: JoinedRows | None
 ) -> None:
-    assert JoinedRows.of(indices, SHAPE, EXTENTS, members) == found
+    assert JoinedRows.find(indices, SHAPE, EXTENTS, members) == found

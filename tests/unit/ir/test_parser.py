@@ -7,10 +7,17 @@ import pytest
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.expression import Access, Cast, Constant, Operation
+from cpembed.ir.grammar import ParsedStatement, parse_body
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.parser import parse_computation, parse_statement
+from cpembed.ir.parser import parse_computation
 
 CONV2D = "O[n,k,p,q] += I[n,c,2*p+r,2*q+s] * W[k,c,r,s]"
+
+
+def parse_statement(text: str) -> ParsedStatement:
+    (statement,) = parse_body(text).statements
+    return statement
+
 
 GOLDEN = Path(__file__).with_name("bad_expressions.txt")
 
@@ -53,7 +60,7 @@ def test_conv2d_statement_has_the_expected_structure():
     assert parsed.value == Operation("mul", (image, weights))
     assert image.index[2] == IndexExpr((p, r))
     assert parsed.columns == (1, 15, 36)
-    assert parsed.iterators[:2] == (("n", 3), ("k", 5))
+    assert parse_body(CONV2D).iterators[:2] == (("n", 3), ("k", 5))
 
 
 @pytest.mark.parametrize(

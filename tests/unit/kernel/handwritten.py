@@ -8,9 +8,9 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.operators.convolutions import conv2d
-from cpembed.operators.einsum import gemm
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
+from cpembed.workloads.convolutions import conv2d
+from cpembed.workloads.einsum import gemm
 
 Term = tuple[str, int] | tuple[str, int, int, int | None]
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs, reference
@@ -104,7 +105,7 @@ def verified(
 
 def program_of(spec: HardwareSpec, words: str) -> DerivedProgram:
     given = workload(words.split(), target=spec)
-    (ranked, *_) = solve(given, spec, "in_place_padded", top=1).embeddings
+    (ranked, *_) = solve(given, spec, constraints="in_place_padded", top=1).embeddings
     return ranked.candidate.program
 
 

@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.halo import executed_share, guarded, index_sets, reads_no_padding
 from cpembed.kernel.nest import Nest
@@ -24,7 +25,9 @@ BF16 = hardware_spec("avx512_bf16")
 
 def applied(words: str, **blocks: int) -> Nest:
     given = workload(words, target=VNNI)
-    program = solve(given, VNNI, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, VNNI, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     named = {name.replace("_", "."): size for name, size in blocks.items()}
     return schedule_space(program, VNNI).applied(Knobs(named))
 
@@ -198,7 +201,9 @@ def test_what_cannot_be_a_point_shorter_is_moved_back() -> None:
 
 def unpadded(target: HardwareSpec, words: str, blocks: dict[str, int]) -> Nest | None:
     given = workload(words, target=target)
-    program = solve(given, target, "in_place_padded", top=1).embeddings[0].candidate.program
+    program = (
+        solve(given, target, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+    )
     space = schedule_space(program, target)
     return (
         None if space.unpadded is None else apply_knobs(space.unpadded, space.model, Knobs(blocks))

@@ -9,7 +9,8 @@ import random
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
@@ -20,8 +21,7 @@ from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.segments import Bound
 from cpembed.targets.cpu.layout_cost import element_cost, segments
 from cpembed.targets.cpu.variants import in_windows, require_variant
-from cpembed.transform.data import pack
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import DerivedProgram, PackedOperand, pack
 from tests.executed import execute
 from tests.unit.transform.small_tiles import small_amx
 
@@ -30,7 +30,7 @@ def over_windows(layer: str, target: str | None = "amx_int8") -> list[DerivedPro
     spec = small_amx() if target is None else hardware_spec(target)
     given = workload(layer.split(), target=spec)
     found: list[DerivedProgram] = []
-    for ranked in solve(given, spec, "in_place_padded", top=3).embeddings:
+    for ranked in solve(given, spec, constraints="in_place_padded", top=3).embeddings:
         for item in in_windows(ranked, spec):
             require_variant(item.candidate)
             found.append(item.candidate.program)
@@ -123,7 +123,7 @@ def test_what_is_no_window_has_no_runs() -> None:
     layer = "conv2d n=1 c=64 h=9 w=9 k=16 r=3 s=3 layout=NHWC"
     spec = hardware_spec("amx_int8")
     (ranked, *_) = solve(
-        workload(layer.split(), target=spec), spec, "in_place_padded", top=1
+        workload(layer.split(), target=spec), spec, constraints="in_place_padded", top=1
     ).embeddings
     assert windows_of(ranked.candidate.program.operand("I")) is None
 

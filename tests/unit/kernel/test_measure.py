@@ -17,8 +17,8 @@ from cpembed.kernel.epilogue import Epilogue, channel_numbers
 from cpembed.measure import runner
 from cpembed.measure.runner import ATTEMPTS, measure
 from cpembed.measure.verification import Expected
-from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build
+from cpembed.workloads.einsum import gemm
 from tests.running import compare
 from tests.unit.kernel.handwritten import conv2d_program, gemm_program
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.packing import rows_of
 from cpembed.kernel.packing_block import PackingBlocks, RowAccess, row_accesses
@@ -31,7 +32,9 @@ LAYERS = [
 def packed(target: str, layer: str) -> Iterator[tuple[DerivedProgram, Nest, PackedOperand]]:
     """Programs that pack their image, on some schedules each."""
     spec = hardware_spec(target)
-    found = solve(workload(layer.split(), target=spec), spec, "in_place_padded", top=4).embeddings
+    found = solve(
+        workload(layer.split(), target=spec), spec, constraints="in_place_padded", top=4
+    ).embeddings
     for item in with_variants(found, spec):
         program = item.candidate.program
         operand = program.operand("I")
@@ -141,7 +144,9 @@ def test_what_nobody_else_reads_is_packed_in_the_nearest_cache(
     monkeypatch.setenv("TVM_NUM_THREADS", "2")
     target, layer = LAYERS[0]
     spec = hardware_spec(target)
-    found = solve(workload(layer.split(), target=spec), spec, "in_place_padded", top=4).embeddings
+    found = solve(
+        workload(layer.split(), target=spec), spec, constraints="in_place_padded", top=4
+    ).embeddings
     windows = next(i for i in with_variants(found, spec) if "windows" in i.constraints)
     program = windows.candidate.program
     space = schedule_space(program, spec)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.emit import emit
 from cpembed.kernel.instruction import InstructionText

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
 from cpembed.kernel.emit import emit
 from cpembed.kernel.epilogue import Epilogue

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.plan import Knobs
 from cpembed.report.words import mapping

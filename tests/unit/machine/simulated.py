@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cpembed.hw.level_tables import Known, Overlapping
-from cpembed.hw.levels import ComputeUnit, Hierarchy, Memory
+from cpembed.hw.machine import ComputeUnit, Evidence, Hierarchy, Memory, Overlapping
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.machine.nest import TileNest, TileOperand
@@ -77,14 +76,36 @@ def machine(
     count = [*units, *[1] * (len(capacities) - len(units))]
     names = [f"m{level}" for level in range(1, len(capacities))] + ["dram"]
     memories = {
-        leaf: Memory(leaf, 0, names[0], count[0], capacities[0], overlap=overlap) for leaf in "abc"
+        leaf: Memory(
+            name=leaf,
+            level=0,
+            parent=names[0],
+            units=count[0],
+            capacity_bytes=capacities[0],
+            overlap=overlap,
+        )
+        for leaf in "abc"
     }
     for level, capacity in enumerate(capacities[1:], 1):
         memories[names[level - 1]] = Memory(
-            names[level - 1], level, names[level], count[level], capacity, 4.0, 2.0, overlap=overlap
+            name=names[level - 1],
+            level=level,
+            parent=names[level],
+            units=count[level],
+            capacity_bytes=capacity,
+            read_bytes=4.0,
+            write_bytes=2.0,
+            overlap=overlap,
         )
-    memories["dram"] = Memory("dram", len(capacities), None, 1, None, 2.0, 1.0)
-    return Hierarchy("m", 100.0, ComputeUnit(1.0, 1.0), memories, Known.ASSUMED, "a test")
+    memories["dram"] = Memory(name="dram", level=len(capacities), read_bytes=2.0, write_bytes=1.0)
+    return Hierarchy(
+        name="m",
+        clock_mhz=100.0,
+        compute=ComputeUnit(1.0, 1.0),
+        memories=memories,
+        evidence=Evidence.ASSUMED,
+        source="a test",
+    )
 
 
 Unit = tuple[int, ...]

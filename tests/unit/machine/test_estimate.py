@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.errors import SpecError, TransformError
-from cpembed.hw.level_tables import Layouts, Overlapping
-from cpembed.hw.levels import Hierarchy
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.machine import Hierarchy, Layouts, Overlapping
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.machine.estimate import estimate_program, machine_of
 from cpembed.machine.nest import TileOperand, tile_nest
@@ -25,7 +25,7 @@ VTA = load_hardware_spec("vta_1x16x16")
 
 
 def program(words: str, target: str = "vta_1x16x16") -> DerivedProgram:
-    found = solve(workload(words, target=target), target, "in_place_padded", top=1)
+    found = solve(workload(words, target=target), target, constraints="in_place_padded", top=1)
     return found.embeddings[0].candidate.program
 
 
@@ -194,7 +194,7 @@ def counted_share(given: DerivedProgram) -> float:
 def test_executions_on_padding_alone_are_left_out(
     words: str, target: str, constraints: str
 ) -> None:
-    found = solve(workload(words, target=target), target, constraints, top=4)
+    found = solve(workload(words, target=target), target, constraints=constraints, top=4)
     shares = [executed_share(item.candidate.program) for item in found.embeddings]
     counted = [counted_share(item.candidate.program) for item in found.embeddings]
     assert shares == pytest.approx(counted)

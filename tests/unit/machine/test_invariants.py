@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.hw.level_tables import Moved, Overlapping
-from cpembed.hw.levels import ComputeUnit, Hierarchy
+from cpembed.hw.machine import ComputeUnit, Hierarchy, Overlapping, TransferUnit
 from cpembed.machine.nest import TileNest
 from cpembed.machine.search import best_tilings
 from cpembed.machine.times import compute_time, cycles, memory_times
@@ -36,7 +35,9 @@ def random_machine(rng: random.Random, room: int) -> Hierarchy:
             half_duplex=rng.random() < 0.3,
             latency_cycles=rng.choice((0.0, 5.0)) if outer else 0.0,
             granule_bytes=1 if outer else rng.choice((1, 1, 3)),
-            moves=rng.choice((Moved.REGION, Moved.TILE)) if not memory.level else Moved.REGION,
+            transfer_unit=rng.choice((TransferUnit.REGION, TransferUnit.TILE))
+            if not memory.level
+            else TransferUnit.REGION,
         )
     compute = ComputeUnit(rng.choice((0.5, 1.0, 4.0)), rng.choice((0.0, 1.0, 6.0)))
     return replace(made, memories=memories, compute=compute)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpembed.errors import TransformError
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.machine.nest import TileNest
 from cpembed.machine.search import best_tilings
 from cpembed.machine.times import cycles as modelled
@@ -50,8 +50,8 @@ def random_levels(rng: random.Random, given: TileNest, m: Hierarchy) -> list[Lev
     for level in reversed(range(len(m.levels) - 1)):
         around = {name: rng.randint(1, size) for name, size in around.items()}
         order = rng.sample(list(around), len(around))
-        parts = rng.choice(list(all_parts(given, m.sharing(level))))
-        found.append(Level(around, order, parts if m.sharing(level) > 1 else {}))
+        parts = rng.choice(list(all_parts(given, m.fan_out(level))))
+        found.append(Level(around, order, parts if m.fan_out(level) > 1 else {}))
     return found[::-1]
 
 
@@ -108,7 +108,7 @@ def test_no_tiling_no_order_and_no_sharing_is_better(given: TileNest, m: Hierarc
     found = best_tilings(given, m, rows=200_000)
     assert found.exact
     names = [loop.name for loop in given.loops]
-    shares = [list(all_parts(given, m.sharing(level))) for level in range(len(m.levels) - 1)]
+    shares = [list(all_parts(given, m.fan_out(level))) for level in range(len(m.levels) - 1)]
     least = min(
         cycles(simulate(given, m, list(map(Level, tiles, orders, parts))), given, m)
         for tiles in all_tilings(given, m)

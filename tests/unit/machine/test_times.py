@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import solve, workload
-from cpembed.hw.level_tables import Moved, Overlapping
-from cpembed.hw.levels import ComputeUnit, Hierarchy
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.machine import ComputeUnit, Hierarchy, Overlapping, TransferUnit
 from cpembed.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.machine.search import best_tilings
 from cpembed.machine.times import compute_time, memory_times
@@ -43,7 +43,7 @@ def test_a_bus_for_both_directions_takes_their_sum() -> None:
 
 def test_what_one_unit_below_can_have() -> None:
     """The two factors come from memories of their own: each has its limit."""
-    assert totals(changed(machine(64), "dram", each_read=0.1))[1] == pytest.approx(160 + 16)
+    assert totals(changed(machine(64), "dram", child_read_bytes=0.1))[1] == pytest.approx(160 + 16)
 
 
 def test_transfers_that_wait_add_up_with_their_latency() -> None:
@@ -60,7 +60,7 @@ def test_one_tile_overlaps_with_nothing() -> None:
 def test_executions_and_loads_are_issued_one_after_the_other() -> None:
     given = machine(64)
     for name in "abc":
-        given = changed(given, name, moves=Moved.TILE)
+        given = changed(given, name, transfer_unit=TransferUnit.TILE)
     nest = gemm(4, 4, 4)
     free = compute_time(best_tilings(nest, given).tilings, nest, given)
     assert free.issuing[0] == 0
@@ -71,7 +71,7 @@ def test_executions_and_loads_are_issued_one_after_the_other() -> None:
 
 def shipped(words: str, target: str, name: str | None = None) -> Estimate:
     spec = load_hardware_spec(target)
-    found = solve(workload(words, target=spec), spec, "in_place_padded", top=1)
+    found = solve(workload(words, target=spec), spec, constraints="in_place_padded", top=1)
     return estimate_program(found.embeddings[0].candidate.program, machine_of(spec, name))
 
 
@@ -97,7 +97,9 @@ def test_a_product_by_a_vector_is_bound_by_memory() -> None:
 
 def test_cores_share_rows_and_columns() -> None:
     spec = load_hardware_spec("amx_int8")
-    found = solve(workload("gemm m=3584 n=3584 k=3584", target=spec), spec, "in_place_padded")
+    found = solve(
+        workload("gemm m=3584 n=3584 k=3584", target=spec), spec, constraints="in_place_padded"
+    )
     program = found.embeddings[0].candidate.program
     every = machine_of(spec)
     single = {name: replace(memory, units=1) for name, memory in every.memories.items()}
@@ -112,9 +114,9 @@ def test_cores_share_rows_and_columns() -> None:
 
 def test_a_factor_that_streams_comes_with_each_execution() -> None:
     """4 x 4 x 4 takes A 64 times, whatever tiles and orders are: a byte each; B and C once."""
-    streams = changed(machine(64), "a", moves=Moved.EXECUTION)
+    streams = changed(machine(64), "a", transfer_unit=TransferUnit.EXECUTION)
     for name in "bc":
-        streams = changed(streams, name, moves=Moved.TILE)
+        streams = changed(streams, name, transfer_unit=TransferUnit.TILE)
     assert totals(streams)[1:3] == ((64 + 16) / 2, 64 / 1)
     # What has no room to be kept comes more often, unless it streams anyway.
     small = replace(

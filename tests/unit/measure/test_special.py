@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.measure.special import with_special_values
 from cpembed.measure.verification import Expected
 from cpembed.targets.verification import special_data

@@ -13,7 +13,7 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.methods.accuracy import bound, magnitudes, roundings, running_bound
 from cpembed.methods.cook_toom import INTEGER_POINTS, cook_toom
 from cpembed.methods.winograd import Winograd, winograd
-from cpembed.operators.convolutions import conv1d, conv2d, conv3d
+from cpembed.workloads.convolutions import conv1d, conv2d, conv3d
 
 LAYERS = {
     "conv1d": conv1d(n=1, c=40, w=50, k=8, s=3, dtype="float32"),

@@ -17,7 +17,7 @@ from cpembed.methods.convolution import as_convolution
 from cpembed.methods.im2col import explicit
 from cpembed.methods.rewritten import Rewritten
 from cpembed.methods.winograd import winograd
-from cpembed.operators.registry import find_operator
+from cpembed.workloads.operators import find_operator
 
 
 def _made(name: str, **values: Any) -> Computation:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.ir.computation import Computation

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from cpembed.api import chosen as chosen_module
-from cpembed.api.chosen import Request
-from cpembed.api.matching import Match, matched, typed_for
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver import request as request_module
+from cpembed.driver.matching import Match, matched, typed_for
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
+from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import CrashError, SpecError
 from cpembed.graph.kinds.product import Product
@@ -157,7 +159,7 @@ def test_a_worker_that_died_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
     def dies(*_: object, **__: object) -> None:
         raise CrashError.of("matching gemm", -9, "")
 
-    monkeypatch.setattr("cpembed.api.matching.worker.call", dies)
+    monkeypatch.setattr("cpembed.driver.matching.worker.call", dies)
     found = only(match(network("n", {"a": FULL}), [VTA], prepares=False))
     assert found.embedded == 0
     assert "SIGKILL" in (found.matched[0].reason or "")
@@ -180,7 +182,7 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
     spec = hardware_spec("vta_1x16x16")
     other = replace(spec, name="other")
     nothing = workload("C[m,n] max= A[m,k] * B[k,n] m=8 n=16 k=16", "vta_1x16x16")
-    usual = chosen_module.searches
+    usual = request_module.searches
 
     def searches(layer: Computation, target: HardwareSpec, *rest: Any, **more: Any) -> Any:
         found = usual(layer, target, *rest, **more)
@@ -188,10 +190,10 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
             return found
         return tuple(replace(f, status=Status.UNKNOWN, conflict=None, embeddings=()) for f in found)
 
-    monkeypatch.setattr(chosen_module, "searches", searches)
+    monkeypatch.setattr(request_module, "searches", searches)
     names = {"other": other}
-    monkeypatch.setattr(chosen_module, "hardware_spec", lambda n: names.get(str(n), n))
-    asked = Request(nothing, replace(spec, alternatives=("other",)), timeout=20)
+    monkeypatch.setattr(request_module, "hardware_spec", lambda n: names.get(str(n), n))
+    asked = Request(nothing, replace(spec, alternatives=("other",)), KernelOptions(timeout=20))
     found = matched(asked)
     assert found.outcome == "stopped"
     assert found.reason is not None

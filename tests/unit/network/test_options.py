@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cpembed.api.solve import hardware_spec, workload
+from cpembed.driver.named import hardware_spec, workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Concat, Elementwise, Input, Pool, Product, TensorType
 from cpembed.kernel.epilogue import Epilogue, Residual

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.build import build
-from cpembed.api.solve import SolveResult, hardware_spec, workload
+from cpembed.driver.build import build
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable
 from cpembed.export.toolchain import compiler
 from cpembed.graph.graph import evaluate

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pool, Product, Reshape, Softmax, TensorType
 from cpembed.kernel.epilogue import Epilogue, Residual

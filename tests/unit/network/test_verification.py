@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Kind, Product, Quantize, Softmax, Table
 from cpembed.network.verification import difference, tolerance_of

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraints import CONSTRAINTS
 from cpembed.errors import InvariantError
 from tests.cli.calling import Caller

@@ -12,14 +12,14 @@ from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.constraints import CONSTRAINTS
 from cpembed.errors import CpembedError, SpecError, WorkloadError
 from cpembed.hw.loader import available_targets, load_hardware_spec
-from cpembed.operators.registry import OPERATORS, available_operators, find_operator
 from cpembed.resources import hardware_spec_files
 from cpembed.workloads.naming import parse_workload
+from cpembed.workloads.operators import OPERATORS, available_operators, find_operator
 from tests.unit.plugins.conftest import Install
 
 OPERATOR = """
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.family import OperatorFamily, Parameter
+from cpembed.workloads.family import OperatorFamily, Parameter
 
 def rows(*, i, j):
     return parse_computation("O[i] += A[i,j] * X[j]", {"i": i, "j": j}, name="rows")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from cpembed.api.bench_results import run_row
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import workload
+from cpembed.driver.bench_rows import run_row
+from cpembed.driver.named import workload
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
 from cpembed.report import bench
 
 

@@ -7,7 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from cpembed.api.solve import SolveResult, solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.report.solve import report
 
 

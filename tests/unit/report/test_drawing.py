@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cpembed.api.explain import Explanation, explain
-from cpembed.api.solve import workload
+from cpembed.driver.explain import Explanation, explain
+from cpembed.driver.named import workload
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
 from cpembed.report.drawing import document

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.methods import Compared
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Compared, Selection
+from cpembed.driver.request import Request
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.report import run
@@ -18,9 +21,11 @@ from cpembed.targets.choice import Estimated, ModelChoice
 
 
 @pytest.fixture(scope="module")
-def chosen() -> Chosen:
-    found = choose(Request(workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", untuned=True))
-    assert isinstance(found, Chosen)
+def chosen() -> Selection:
+    found = choose(
+        Request(workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", KernelOptions(untuned=True))
+    )
+    assert isinstance(found, Selection)
     return found
 
 
@@ -33,7 +38,7 @@ def chosen() -> Chosen:
     ],
 )
 def test_the_fastest_by_estimate_has_the_least_estimate(
-    chosen: Chosen, costs: tuple[float, ...], equal: float, said: str
+    chosen: Selection, costs: tuple[float, ...], equal: float, said: str
 ) -> None:
     """Candidates that the target refused were not estimated, and are not counted."""
     target, choice = chosen.plan.target, chosen.choice
@@ -65,7 +70,9 @@ def test_methods_that_estimates_cannot_tell_apart_are_not_ranked() -> None:
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_a_stopped_search_of_every_place_says_what_makes_it_long(fixed: bool) -> None:
-    result = solve(workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", "strict_padded")
+    result = solve(
+        workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", constraints="strict_padded"
+    )
     flattened = load_constraint_set("flattened")
     every = [each for each in flattened.constraints if fixed or each.name != "fixed_origin"]
     stopped = replace(

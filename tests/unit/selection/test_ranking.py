@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from cpembed.api.solve import default_dtypes, hardware_spec
+from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, Weights, load_constraint_set
 from cpembed.embedding.constraints import Constraint, Dataflow, FixedOrigin, Padding
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.embedding.result import spaces_of
 from cpembed.embedding.search import find_embeddings
-from cpembed.embedding.space import spaces_of
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation

@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from cpembed.api.solve import SolveResult, default_dtypes, hardware_spec, solve
+from cpembed.driver.named import default_dtypes, hardware_spec
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.result import silent
@@ -81,7 +83,7 @@ LARGE = "conv3d n=1 c=64 d=16 h=28 w=28 k=64 t=3 r=3 s=3 pad=1"
 def ask(timeout: float | None) -> SolveResult:
     spec = hardware_spec("wmma_f16")
     workload = parse_workload(LARGE.split(), default_dtypes(spec))
-    return solve(workload, spec, "complete", top=10, timeout=timeout)
+    return solve(workload, spec, constraints="complete", top=10, timeout=timeout)
 
 
 def test_a_low_ceiling_proves_the_best_with_a_small_part_of_the_embeddings() -> None:

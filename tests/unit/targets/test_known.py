@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.base import Target

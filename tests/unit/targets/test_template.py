@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.run import run
-from cpembed.api.solve import SolveResult, solve, workload
-from cpembed.api.tune import TuneResult, tune
+from cpembed.driver.named import workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.run import run
+from cpembed.driver.solve import solve
+from cpembed.driver.tune import TuneResult, tune
 from cpembed.errors import LoweringError, SpecError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
@@ -46,7 +48,7 @@ def test_every_candidate_is_right_and_takes_its_estimate(words: str, constraints
     layer, machine = workload(words, SPEC), target()
     inputs = random_inputs(layer, 3)
     expected = reference(layer, inputs)
-    for ranked in solve(layer, SPEC, constraints, top=3).embeddings:
+    for ranked in solve(layer, SPEC, constraints=constraints, top=3).embeddings:
         lowered = machine.lower(ranked.candidate.program)
         best = machine.space(lowered).best()
         unit = machine.build(lowered, best.schedule)

@@ -6,7 +6,8 @@ from functools import singledispatch
 import numpy as np
 
 from cpembed.transform import rewrites
-from cpembed.transform.rewrites import Fuse, Overlapped, Pad, Reorder, Rewrite, Split
+from cpembed.transform.program import Rewrite
+from cpembed.transform.rewrites import Fuse, Overlapped, Pad, Reorder, Split
 
 
 @singledispatch

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.resources import hardware_spec_files
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import default_dtypes, solve
-from cpembed.api.solve import workload as described
-from cpembed.api.widening import DEFAULT_CONSTRAINTS
+from cpembed.driver.named import default_dtypes
+from cpembed.driver.named import workload as described
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS
+from cpembed.driver.solve import solve
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.constraints import AllDifferent
@@ -22,13 +23,12 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret, interpret_all
 from cpembed.ir.reference import random_inputs
-from cpembed.operators.convolutions import conv2d
-from cpembed.operators.einsum import gemm
-from cpembed.transform.data import pack
 from cpembed.transform.derive import derive
-from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
+from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand, pack
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import ImagePack, StencilUnroll
+from cpembed.workloads.convolutions import conv2d
+from cpembed.workloads.einsum import gemm
 from cpembed.workloads.naming import parse_workload
 from tests.executed import execute, execute_all
 from tests.programs import random_programs
@@ -185,7 +185,7 @@ def test_shipped_targets_compute_every_operator(target: str, shape: object) -> N
     )
     # AMX takes 16 extents of x, and with stencils a hundred embeddings: one set is enough here.
     constraints = "strict_padded" if target == "amx_int8" else DEFAULT_CONSTRAINTS
-    result = solve(workload, spec, constraints, top=3)
+    result = solve(workload, spec, constraints=constraints, top=3)
     if result.conflict is not None:
         # A product-sum without a matching role (depthwise has no axis in W and O only).
         assert result.conflict.words
@@ -197,7 +197,7 @@ def test_shipped_targets_compute_every_operator(target: str, shape: object) -> N
 @pytest.mark.slow
 def test_amx_rows_are_fed_in_place_from_a_strided_padded_image() -> None:
     workload = conv2d(n=1, c=5, h=6, w=9, k=6, r=3, s=3, stride=2, pad=1, layout="NHWC")
-    result = solve(workload, "amx_int8", DEFAULT_CONSTRAINTS, top=None)
+    result = solve(workload, "amx_int8", constraints=DEFAULT_CONSTRAINTS, top=None)
     assert {"p", "q"} <= {
         axis for e in result.embeddings for axis in e.candidate.embedding.family["x"]
     }
@@ -251,7 +251,9 @@ def test_channels_last_keeps_channels_last() -> None:
         ("NHWC", ["n", "p+r", "q+s", "c.o", "c.i"]),
     ):
         workload = conv2d(n=1, c=32, h=6, w=6, k=16, r=3, s=3, layout=layout)
-        program = solve(workload, "vta_1x16x16", "strict").embeddings[0].candidate.program
+        program = (
+            solve(workload, "vta_1x16x16", constraints="strict").embeddings[0].candidate.program
+        )
         assert packed("I", program) == expected
 
 
@@ -279,7 +281,9 @@ NAMES_AND_SHAPES = {
 @pytest.mark.parametrize("name", NAMES_AND_SHAPES)
 def test_names_and_shapes_do_not_matter(name: str) -> None:
     text, sizes, target = NAMES_AND_SHAPES[name]
-    result = solve(described([text, *sizes.split()], target), target, "flattened", top=None)
+    result = solve(
+        described([text, *sizes.split()], target), target, constraints="flattened", top=None
+    )
     assert result.embeddings
     assert all("along a diagonal" in reason for reason in result.not_derivable)
     inputs = random_inputs(result.workload, 1)
@@ -296,16 +300,19 @@ def test_an_element_that_would_be_repeated_is_refused_in_words() -> None:
     target, constraints = load_hardware_spec("vta_8x8x8"), load_constraint_set("relaxed")
     workload = parse_workload(["O[m,n] += A[m,k] * B[n]", "m=8", "n=8", "k=8"])
     none = constraints.replacing(AllDifferent("none"))
-    assert solve(workload, target, none).not_derivable
-    assert all("no rewrite repeats it" in r for r in solve(workload, target, none).not_derivable)
-    assert solve(workload, target, constraints).conflict is not None
+    assert solve(workload, target, constraints=none).not_derivable
+    assert all(
+        "no rewrite repeats it" in r
+        for r in solve(workload, target, constraints=none).not_derivable
+    )
+    assert solve(workload, target, constraints=constraints).conflict is not None
 
 
 def test_one_element_feeds_one() -> None:
     """A scalar is not the row of a matrix, whichever model is searched."""
     for text in ("O[b,a] += A[2*a+b+1,x] * B[]", "O[b,a] += A[a,b,x] * B[]"):
         workload = described([text, "a=3", "b=4", "x=2"], "vta_1x16x16")
-        assert solve(workload, "vta_1x16x16", "complete").conflict is not None
+        assert solve(workload, "vta_1x16x16", constraints="complete").conflict is not None
 
 
 @pytest.mark.parametrize("index", ["k,k", "k+j,k,j"])
@@ -313,7 +320,7 @@ def test_a_diagonal_is_refused_in_words(index: str) -> None:
     text = f"O[m] += A[{index}] * B[m,{index}]"
     sizes = {name: size for name, size in (("m", 4), ("k", 8), ("j", 3)) if name in text}
     words = [text, *(f"{name}={size}" for name, size in sizes.items())]
-    result = solve(described(words, "arm_sdot"), "arm_sdot", "relaxed", top=None)
+    result = solve(described(words, "arm_sdot"), "arm_sdot", constraints="relaxed", top=None)
     assert result.not_derivable
     assert all("along a diagonal" in reason for reason in result.not_derivable)
 
@@ -321,7 +328,7 @@ def test_a_diagonal_is_refused_in_words(index: str) -> None:
 def test_an_operand_that_is_already_right_is_used_in_place() -> None:
     workload = conv2d(n=1, c=64, h=8, w=16, k=16, r=1, s=1, layout="NHWC")
     workload = workload.with_dtypes({"I": "uint8"})
-    best = solve(workload, "amx_int8", "in_place").embeddings[0]
+    best = solve(workload, "amx_int8", constraints="in_place").embeddings[0]
     assert best.overheads.in_place == ("I", "O")
 
 
@@ -329,7 +336,7 @@ def test_what_several_points_write_stays_in_one_place() -> None:
     """Where a layout would hold an element of the output twice, there is no program; the others
     compute the sums."""
     given = described("C[3*i+k] += A[i,y] * B[k,y] i=6 k=8 y=16", target="arm_sdot")
-    found = solve(given, "arm_sdot", "relaxed", top=None)
+    found = solve(given, "arm_sdot", constraints="relaxed", top=None)
     assert found.embeddings
     assert any("would then lie in several places" in why for why in found.not_derivable)
     inputs = random_inputs(given, 3)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
@@ -33,7 +34,7 @@ def candidates(
 ) -> Any:
     """The workload, and the best candidates with data in place where that can be."""
     found = workload(layer.split(), target=spec)
-    for ranked in solve(found, spec, constraints, top=top).embeddings:
+    for ranked in solve(found, spec, constraints=constraints, top=top).embeddings:
         try:
             embedding = ranked.candidate.embedding
             yield found, derive_candidate(found, spec.instruction, embedding, in_place=IMAGE)
@@ -94,7 +95,7 @@ def test_programs_on_data_in_place_compute_the_workload(layer: str, axes: set[st
     inputs_in_place = 0
     names = ("A", "C") if layer.startswith("gemm") else IMAGE
     found = workload(layer.split(), target=spec)
-    for ranked in solve(found, spec, "in_place_padded", top=6).embeddings:
+    for ranked in solve(found, spec, constraints="in_place_padded", top=6).embeddings:
         embedding = ranked.candidate.embedding
         try:
             candidate = derive_candidate(found, spec.instruction, embedding, in_place=names)
@@ -124,7 +125,7 @@ def test_the_output_alone_may_be_in_place(layer: str) -> None:
     found = workload(layer.split(), target=spec)
     overlapping: set[str] = set()
     windows = 0
-    for ranked in solve(found, spec, "in_place_padded", top=8).embeddings:
+    for ranked in solve(found, spec, constraints="in_place_padded", top=8).embeddings:
         twins = [*in_place(ranked, spec), *in_windows(ranked, spec)]
         for candidate in (twin.candidate for twin in twins):
             program = candidate.program
@@ -225,6 +226,8 @@ def test_what_the_instruction_cannot_walk_is_refused() -> None:
     """Channels of a channels-first image are no neighbours."""
     spec = hardware_spec("amx_int8")
     layer = workload("conv2d n=1 c=96 h=14 w=14 k=32 r=1 s=1", target=spec)
-    embedding = solve(layer, spec, "in_place_padded", top=1).embeddings[0].candidate.embedding
+    embedding = (
+        solve(layer, spec, constraints="in_place_padded", top=1).embeddings[0].candidate.embedding
+    )
     with pytest.raises(TransformError, match="I lies in another order"):
         derive_candidate(layer, spec.instruction, embedding, in_place=IMAGE)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import (
     HardwareSpec,
@@ -301,7 +301,8 @@ def test_lanes_of_two_axes_in_digits_that_end_at_neither() -> None:
         "O[n,k,q] += I[n,c,q+s] * W[k,c,s]", {"n": 2, "k": 4, "q": 6, "c": 8, "s": 3}
     )
     found = [
-        item.candidate.program for item in solve(workload, spec, "complete", top=40).embeddings
+        item.candidate.program
+        for item in solve(workload, spec, constraints="complete", top=40).embeddings
     ]
     of_sums = [
         program

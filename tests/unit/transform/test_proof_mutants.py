@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.interpreter import Array, interpret_all
@@ -52,7 +52,9 @@ def programs(seeds: range) -> Iterator[tuple[Computation, DerivedProgram]]:
             )
 
         try:
-            result = solve(case.workload, case.target, case.constraints, top=40, keep=some)
+            result = solve(
+                case.workload, case.target, constraints=case.constraints, top=40, keep=some
+            )
         except WorkloadError:
             continue
         for ranked in result.embeddings:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import InvariantError
 from cpembed.ir.reference import random_inputs, reference
@@ -26,7 +27,7 @@ from tests.unit.transform.small_tiles import small_amx
 def rows_of(layer: str, target: Any = None) -> list[RankedCandidate]:
     spec = target or small_amx()
     given = workload(layer.split(), target=spec)
-    return in_rows(solve(given, spec, "in_place_padded", top=1).embeddings[0], spec)
+    return in_rows(solve(given, spec, constraints="in_place_padded", top=1).embeddings[0], spec)
 
 
 def program_of(found: list[RankedCandidate], *, in_place: bool) -> DerivedProgram:

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Digit
 from cpembed.errors import DamagedStore
-from cpembed.targets.vta import trials as vta_trials
+from cpembed.targets.vta import tuning as vta_trials
 from cpembed.targets.vta.tail import Exact, Requantized, Tail
-from cpembed.targets.vta.trials import VtaTrial, key_of
+from cpembed.targets.vta.tuning import VtaTrial, key_of
 from cpembed.tuning import database
 from cpembed.tuning.database import default_directory, store_of, stored
 from cpembed.tuning.records import Lookup, TunedChoice

@@ -6,7 +6,7 @@ import pytest
 import tvm
 from tvm import te
 
-from cpembed.api.tune import TuneResult, tune
+from cpembed.driver.tune import TuneResult, tune
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.tvm import choice
 from cpembed.tvm.choice import Machine

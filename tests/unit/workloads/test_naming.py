@@ -3,8 +3,8 @@
 import pytest
 
 from cpembed.errors import WorkloadError
-from cpembed.operators.convolutions import conv2d
-from cpembed.operators.einsum import gemm
+from cpembed.workloads.convolutions import conv2d
+from cpembed.workloads.einsum import gemm
 from cpembed.workloads.naming import parse_workload
 
 VNNI = ("uint8", "int8", "int32")

@@ -9,45 +9,189 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.errors import SpecError
 from cpembed.hw.schema import close_match, one_of
-from cpembed.targets.vta.assembly.image import Declared, Image, Uops
-from cpembed.targets.vta.assembly.instructions import InstructionReader, Pending
-from cpembed.targets.vta.assembly.syntax import VERSION
-from cpembed.targets.vta.assembly.words import Word, Words
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.container import DTYPES, LARGEST_IMAGE
-from cpembed.targets.vta.formats import formats_of
-from cpembed.targets.vta.program import Role, VtaProgram
+from cpembed.targets.vta.assembly.disassembler import VERSION
+from cpembed.targets.vta.assembly.instructions import (
+    InstructionReader,
+    PendingInstruction,
+    Word,
+    Words,
+)
+from cpembed.targets.vta.container import DTYPES, MAX_IMAGE_BYTES, TENSOR_NAME, check_tensors
+from cpembed.targets.vta.encoding import UOP_BYTES, Opcode, formats_of, pack_uops
+from cpembed.targets.vta.isa import Memory, VtaConfig
+from cpembed.targets.vta.program import Role, Tensor, VtaProgram
+
+_ADDRESS = re.compile(rf"({TENSOR_NAME.pattern})(?:\+(0x[0-9a-fA-F]+|[0-9]+))?")
+
+
+@dataclass
+class Declared:
+    """Tensor before it is placed; ``shape`` None is the number of micro-ops in its section."""
+
+    word: Word
+    dtype: str
+    shape: tuple[int, ...] | None
+    role: Role | None
+    offset: int | None = None
+
+
+@dataclass
+class Uops:
+    """Section of micro-ops: its name, and the indices of each."""
+
+    word: Word
+    rows: list[tuple[Word, tuple[int, int, int]]] = field(
+        default_factory=list[tuple[Word, tuple[int, int, int]]]
+    )
+
+
+@dataclass
+class Image:
+    """DRAM as the text declares it; :meth:`place` decides the tensors' offsets."""
+
+    words: Words
+    base: int = 0
+    size: int | None = None
+    declared: dict[str, Declared] = field(default_factory=dict[str, Declared])
+    uops: dict[str, Uops] = field(default_factory=dict[str, Uops])
+    data: list[tuple[Word, Word | None, int, bytes]] = field(
+        default_factory=list[tuple[Word, Word | None, int, bytes]]
+    )
+    """Sections of bytes: first word of the line, tensor's name (None: all DRAM), offset, bytes."""
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def place(self, config: VtaConfig) -> None:
+        """Give every tensor an offset: one without ``at=`` follows those before it."""
+        align = max(config.element_bytes(memory) for memory in Memory)
+        for name, uops in self.uops.items():
+            if name not in self.declared:
+                self.declared[name] = Declared(uops.word, "uint32", None, Role.UOPS)
+        end = 0
+        for name, declared in self.declared.items():
+            shape = declared.shape
+            if shape is None:
+                shape = (max(1, len(self.uops[name].rows)),)
+            # Instructions address elements from physical address 0 on.
+            after = -(-(self.base + end) // align) * align - self.base
+            offset = after if declared.offset is None else declared.offset
+            tensor = Tensor(offset, shape, declared.dtype, declared.role)
+            end = max(end, offset + tensor.size_bytes)
+            if end > MAX_IMAGE_BYTES:
+                raise self.words.error(
+                    declared.word, f"{name} ends at byte {end}; allowed: {MAX_IMAGE_BYTES} at most"
+                )
+            self.tensors[name] = tensor
+        if self.size is None:
+            self.size = end
+        check_tensors(
+            self.tensors, self.size, lambda name: self.words.place(self.declared[name].word)
+        )
+
+    def content(self, config: VtaConfig) -> NDArray[np.uint8]:
+        """Return the DRAM image before the program runs."""
+        dram = np.zeros(self.size or 0, dtype=np.uint8)
+        for name, uops in self.uops.items():
+            tensor = self.tensors[name]
+            room = tensor.size_bytes // UOP_BYTES
+            if len(uops.rows) > room:
+                raise self.words.error(uops.rows[room][0], f"{name} has room for {room} micro-ops")
+            if uops.rows:
+                dst, src, wgt = zip(*(row for _, row in uops.rows), strict=True)
+                words = pack_uops(dst, src, wgt, config=config)
+                dram[tensor.offset : tensor.offset + words.nbytes] = words.view(np.uint8)
+        for word, name, offset, content in self.data:
+            start, room = self._region(name)
+            if offset + len(content) > room:
+                place = "DRAM" if name is None else name.text
+                raise self.words.error(
+                    word,
+                    f"these bytes end at {offset + len(content):#x}, {place} has {room:#x} bytes",
+                )
+            dram[start + offset : start + offset + len(content)] = np.frombuffer(content, np.uint8)
+        return dram
+
+    def address(self, address: Word, memory: Memory, config: VtaConfig) -> int:
+        """Return the DRAM address of a word ``NAME`` or ``NAME+ELEMENTS``.
+
+        Parameters
+        ----------
+        address
+            Word to resolve.
+        memory
+            Memory whose elements the address counts.
+        config
+            Configuration, which has the size of an element.
+
+        Raises
+        ------
+        ProgramError
+            If no tensor has the name, or it does not begin at a multiple of the element.
+        """
+        match = _ADDRESS.fullmatch(address.text)
+        if not match:
+            raise self.words.error(
+                address, f"dram={address.text} cannot be read; write a number, NAME or NAME+NUMBER"
+            )
+        tensor = self._named(match[1], address)
+        size = config.element_bytes(memory)
+        start = self.base + tensor.offset
+        if start % size:
+            raise self.words.error(
+                address,
+                f"{match[1]} lies at physical address {start:#x}, not at a multiple of "
+                f"{memory.name}'s element of {size} bytes: move it with at=",
+            )
+        value = start // size + self.words.number(address, match[2] or "0")
+        self.words.check(address, formats_of(config).field(Opcode.LOAD, "dram"), value)
+        return value
+
+    def _named(self, name: str, word: Word) -> Tensor:
+        if name not in self.tensors:
+            declared = f"{one_of(self.tensors) or 'none'}{close_match(name, self.tensors)}"
+            raise self.words.error(word, f"no tensor {name!r}; declared: {declared}")
+        return self.tensors[name]
+
+    def _region(self, name: Word | None) -> tuple[int, int]:
+        """Return the first byte and the size of a tensor, or of all DRAM for no name."""
+        if name is None:
+            return 0, self.size or 0
+        tensor = self._named(name.text, name)
+        return tensor.offset, tensor.size_bytes
+
 
 _DATA = re.compile(r"(0x[0-9a-fA-F]{1,16}|[0-9]{1,16}):")
 _SHAPE = re.compile(r"scalar|[0-9]{1,16}(?:x[0-9]{1,16}){0,31}")
 _BYTE = re.compile(r"[0-9a-fA-F]{2}")
-
 _ONCE = (".vta", ".config", ".dram")
-"""Directives that are given at most once, before everything else."""
+"""Directives that a text has at most once, before everything else."""
 
 
 def assemble(text: str, source: str = "assembly") -> VtaProgram:
-    """The program of a text; ``source`` is its name in errors.
+    """Return the program of a text; ``source`` is its name in errors.
 
-    Raises :class:`~cpembed.errors.ProgramError`: ``source:line:column``, what is wrong, what is
-    allowed.
+    Raises :class:`~cpembed.errors.ProgramError` with ``source:line:column``, the problem and what
+    is allowed.
     """
     return _Assembler(Words(source)).program(text)
 
 
 class _Assembler:
-    """Reads the lines of one text."""
+    """Reader of the lines of one text."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
         self._image = Image(words)
         self._config = VtaConfig()
         self._reader: InstructionReader | None = None
-        self._code: list[Pending] = []
+        self._code: list[PendingInstruction] = []
         self._once: set[str] = set()
         self._section: Callable[[list[Word]], None] = self._instruction
         self._directives: dict[str, Callable[[list[Word]], None]] = {
@@ -62,15 +206,16 @@ class _Assembler:
 
     def program(self, text: str) -> VtaProgram:
         for number, line in enumerate(text.split("\n"), start=1):
-            words = self._words.of_line(line, number)
+            words = self._words.split(line, number)
             if words and words[0].text.startswith("."):
                 self._directive(words)
             elif words:
                 self._section(words)
         self._image.place(self._config)
+        resolve = partial(self._image.address, config=self._config)
         return VtaProgram(
             self._config,
-            tuple(pending(self._image) for pending in self._code),
+            tuple(pending(resolve) for pending in self._code),
             self._image.content(self._config),
             self._image.tensors,
             self._image.base,
@@ -110,7 +255,7 @@ class _Assembler:
 
     def _dram(self, line: list[Word]) -> None:
         for name, (word, value) in self._words.numbers(line[1:], ("base", "size")).items():
-            limit = LARGEST_IMAGE if name == "size" else (1 << 40) - 1
+            limit = MAX_IMAGE_BYTES if name == "size" else (1 << 40) - 1
             if not 0 <= value <= limit:
                 raise self._words.error(word, f"{name} = {value}; allowed: 0..{limit}")
             if name == "base":
@@ -123,18 +268,20 @@ class _Assembler:
         if name.text in self._image.declared:
             problem = f"{name.text} is declared already: give another name"
             raise self._words.error(name, problem)
-        given = self._words.settings(line[2:], ("role", "dtype", "shape", "at"))
+        settings = self._words.settings(line[2:], ("role", "dtype", "shape", "at"))
         for key in ("dtype", "shape"):
-            if key not in given:
+            if key not in settings:
                 raise self._words.error(line[0], f".tensor lacks {key}=")
-        role = self._words.choice(*given["role"], [*Role]) if "role" in given else None
-        offset = self._words.number(*given["at"]) if "at" in given else None
-        if offset is not None and not 0 <= offset <= LARGEST_IMAGE:
-            raise self._words.error(given["at"][0], f"at = {offset}; allowed: 0..{LARGEST_IMAGE}")
+        role = self._words.choice(*settings["role"], [*Role]) if "role" in settings else None
+        offset = self._words.number(*settings["at"]) if "at" in settings else None
+        if offset is not None and not 0 <= offset <= MAX_IMAGE_BYTES:
+            raise self._words.error(
+                settings["at"][0], f"at = {offset}; allowed: 0..{MAX_IMAGE_BYTES}"
+            )
         self._image.declared[name.text] = Declared(
             name,
-            self._words.choice(*given["dtype"], DTYPES),
-            self._shape(*given["shape"]),
+            self._words.choice(*settings["dtype"], DTYPES),
+            self._shape(*settings["shape"]),
             None if role is None else Role(role),
             offset,
         )
@@ -143,8 +290,8 @@ class _Assembler:
         if not _SHAPE.fullmatch(text):
             raise self._words.error(word, f"shape {text!r} cannot be read; write 4x16, or scalar")
         shape = () if text == "scalar" else tuple(int(size) for size in text.split("x"))
-        if not 0 < math.prod(shape) <= LARGEST_IMAGE:
-            problem = f"shape {text}; allowed: sizes of at least 1, {LARGEST_IMAGE} elements"
+        if not 0 < math.prod(shape) <= MAX_IMAGE_BYTES:
+            problem = f"shape {text}; allowed: sizes of at least 1, {MAX_IMAGE_BYTES} elements"
             raise self._words.error(word, problem)
         return shape
 
@@ -170,15 +317,15 @@ class _Assembler:
         values = self._words.numbers(line, ("dst", "src", "wgt"))
         if "dst" not in values:
             raise self._words.error(line[0], "a micro-op lacks dst=")
-        for field in formats_of(self._config).uop:
-            if field.name in values:
-                self._words.check(values[field.name][0], field, values[field.name][1])
+        for index in formats_of(self._config).uop:
+            if index.name in values:
+                self._words.check(values[index.name][0], index, values[index.name][1])
         dst, src, wgt = (values[n][1] if n in values else 0 for n in ("dst", "src", "wgt"))
         uops.rows.append((line[0], (dst, src, wgt)))
 
     def _datum(self, line: list[Word], name: Word | None) -> None:
-        found = _DATA.fullmatch(line[0].text)
-        if not found:
+        match = _DATA.fullmatch(line[0].text)
+        if not match:
             problem = "a line of data starts with its offset, as in `0x20: 01 ff`"
             raise self._words.error(line[0], problem)
         for word in line[1:]:
@@ -186,7 +333,7 @@ class _Assembler:
                 problem = f"{word.text!r} is not a byte; write two hexadecimal digits"
                 raise self._words.error(word, problem)
         content = bytes.fromhex("".join(word.text for word in line[1:]))
-        self._image.data.append((line[0], name, self._words.number(line[0], found[1]), content))
+        self._image.data.append((line[0], name, self._words.number(line[0], match[1]), content))
 
     def _instruction(self, line: list[Word]) -> None:
         if self._reader is None:

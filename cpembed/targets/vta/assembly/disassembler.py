@@ -1,35 +1,76 @@
-"""Programs as text that :func:`~cpembed.targets.vta.assembly.assembler.assemble` reads back."""
+"""Programs as text that :func:`~cpembed.targets.vta.assembly.assembler.assemble` reads back.
+
+An instruction is a mnemonic, for LOAD and STORE the memory, for ALU the operation, then its fields
+as ``name=value``, flags, and tokens. Fields are named as the attributes in
+:mod:`cpembed.targets.vta.isa`; ``docs/vta.md`` describes the language.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import fields
+from enum import IntEnum
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
-from cpembed.targets.vta.assembly.syntax import MNEMONICS, TOKENS, VERSION
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.encoding import unpack_uops
-from cpembed.targets.vta.isa import Alu, Gemm, Instruction, Load, Store
+from cpembed.targets.vta.encoding import FACTORS, LOOPS, MOVED, PADS, Opcode, unpack_uops
+from cpembed.targets.vta.isa import (
+    TOKEN_FLAGS,
+    Alu,
+    AluOp,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Store,
+    VtaConfig,
+)
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 
-BYTES_A_LINE = 16
+VERSION = 1
+TOKENS = {flag.replace("_", "."): flag for flag in TOKEN_FLAGS}
+"""Attributes of the dependence flags by their words."""
+
+
+class Mnemonic(NamedTuple):
+    """Syntax of an instruction: ``kind`` has the choices of the word after the mnemonic, and
+    ``optional`` fields are 0 if left out."""
+
+    opcode: Opcode
+    kind: type[IntEnum] | None
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+MNEMONICS = {
+    "load": Mnemonic(Opcode.LOAD, Memory, MOVED, PADS),
+    "store": Mnemonic(Opcode.STORE, Memory, MOVED, PADS),
+    "gemm": Mnemonic(Opcode.GEMM, None, LOOPS, FACTORS, ("reset",)),
+    "alu": Mnemonic(Opcode.ALU, AluOp, LOOPS, (*FACTORS[:4], "immediate", "unused_immediate")),
+    "finish": Mnemonic(Opcode.FINISH, None, (), ()),
+}
+"""Syntax by mnemonic. ``immediate`` sets ``use_immediate``; the ALU does not read an
+``unused_immediate``."""
+
+_BYTES_PER_LINE = 16
 
 
 def disassemble(program: VtaProgram, *, data: bool = True) -> str:
-    """The program as text; without ``data`` only instructions, micro-ops and declarations.
+    """Return a program as text, without the tensors' content unless ``data``.
 
-    ``assemble(disassemble(program))`` is the program, and the text of that is the text.
+    Assembling the text gives the program again, and disassembling that gives the same text.
     """
     return "\n".join((*_header(program), *_contents(program, data=data), *_code(program), ""))
 
 
 def instruction_text(program: VtaProgram, number: int) -> str:
-    """One instruction as :func:`disassemble` writes it."""
+    """Return one instruction as :func:`disassemble` writes it."""
     return " ".join(_words(program.instructions[number], _AddressNames(program)))
 
 
@@ -39,7 +80,7 @@ def _header(program: VtaProgram) -> Iterator[str]:
     yield f".vta {VERSION}  ; GEMM {shape}"
     default = VtaConfig()
     sizes = [(f.name, getattr(config, f.name), getattr(default, f.name)) for f in fields(config)]
-    changed = [f"{name}={value}" for name, value, usual in sizes if value != usual]
+    changed = [f"{name}={value}" for name, value, standard in sizes if value != standard]
     if changed:
         yield f".config {' '.join(changed)}"
     end = max((t.offset + t.size_bytes for t in program.tensors.values()), default=0)
@@ -52,7 +93,7 @@ def _header(program: VtaProgram) -> Iterator[str]:
 
 
 def _contents(program: VtaProgram, *, data: bool) -> Iterator[str]:
-    """What DRAM holds before the program runs; zeros are left out."""
+    """Yield the lines of DRAM's initial content; lines of zeros are left out."""
     for name, tensor in program.tensors.items():
         content = program.dram[tensor.offset : tensor.offset + tensor.size_bytes]
         uops = _uops(tensor, content, program.config)
@@ -68,7 +109,7 @@ def _contents(program: VtaProgram, *, data: bool) -> Iterator[str]:
 
 
 def _uops(tensor: Tensor, content: NDArray[np.uint8], config: VtaConfig) -> list[str] | None:
-    """The lines of a tensor of micro-ops; None where it is something else."""
+    """Return the lines of a tensor of micro-ops; None if its content cannot be read as such."""
     if tensor.role is not Role.UOPS or tensor.dtype != "uint32":
         return None
     try:
@@ -82,15 +123,15 @@ def _uops(tensor: Tensor, content: NDArray[np.uint8], config: VtaConfig) -> list
 
 
 def _bytes(content: NDArray[np.uint8], first: int) -> Iterator[str]:
-    """Lines of bytes with the offset of each, lines of zeros left out."""
-    for start in range(0, len(content), BYTES_A_LINE):
-        line = content[start : start + BYTES_A_LINE]
+    """Yield lines of bytes, each with its offset; lines of zeros are left out."""
+    for start in range(0, len(content), _BYTES_PER_LINE):
+        line = content[start : start + _BYTES_PER_LINE]
         if line.any():
             yield f"{first + start:#06x}: {line.tobytes().hex(' ')}"
 
 
 def _gaps(program: VtaProgram) -> Iterator[tuple[int, int]]:
-    """Bytes of the image that no tensor names."""
+    """Yield the ranges of the image's bytes that belong to no tensor."""
     end = 0
     for tensor in sorted(program.tensors.values(), key=lambda tensor: tensor.offset):
         if tensor.offset > end:
@@ -101,7 +142,7 @@ def _gaps(program: VtaProgram) -> Iterator[tuple[int, int]]:
 
 
 def _code(program: VtaProgram) -> Iterator[str]:
-    """The instructions, each with its number as a comment."""
+    """Yield the instructions, each with its number as a comment."""
     yield from ("", ".code")
     names = _AddressNames(program)
     for number, instruction in enumerate(program.instructions):
@@ -110,7 +151,7 @@ def _code(program: VtaProgram) -> Iterator[str]:
 
 
 class _AddressNames:
-    """DRAM addresses relative to the tensors that they lie in."""
+    """Texts of DRAM addresses, relative to the tensors that they lie in."""
 
     def __init__(self, program: VtaProgram) -> None:
         self._program = program

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cpembed.baselines.base import Arrays, NotCovered, Subject
 from cpembed.ir.computation import Computation
-from cpembed.operators.stencil import block_of
+from cpembed.workloads.convolutions import block_of
 
 Array = NDArray[Any]
 Numbers = tuple[int, ...]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.estimate import estimate
+from cpembed.driver.estimate import estimate
 from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
 from cpembed.exploration.cores.software import CoreAnalysis, survey
@@ -75,7 +75,7 @@ def test_cycles_are_those_of_the_specifications_machine(
     spec = load_hardware_spec(path)
     times: list[float] = []
     for machine in spec.machines:
-        found = estimate(FAMILY.typed(PRODUCT), spec, machine, rank_by="estimate", top=3)
+        found = estimate(FAMILY.typed(PRODUCT), spec, machine=machine, rank_by="estimate", top=3)
         assert found.solved.constraints.name == "cut_boxes"
         times += [e.cycles for e in found.estimates if not isinstance(e, str)]
         assert not any(e.packing_us for e in found.estimates if not isinstance(e, str))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import Weights
 from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.ir.computation import Computation
@@ -44,5 +45,5 @@ def random_shape(rng: random.Random, macs: int) -> Shape:
 
 def solved(layer: Computation, shape: Shape, constraints: str) -> float:
     """Executions of the candidate that ``solve --weights 1,0`` ranks first."""
-    found = solve(layer, target_of(shape), constraints, top=1, weights=Weights(1, 0))
+    found = solve(layer, target_of(shape), constraints=constraints, top=1, weights=Weights(1, 0))
     return found.embeddings[0].overheads.calls if found.embeddings else math.inf

@@ -11,14 +11,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.api.matching import typed_for
-from cpembed.api.solve import solve, workload
 from cpembed.cluster import open_workers
+from cpembed.driver.matching import typed_for
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.exploration.shapes import embedded, finding
-from cpembed.exploration.shapes.cells import Cost, evaluate
-from cpembed.exploration.shapes.choice import needed
-from cpembed.exploration.shapes.embedded import Fewest, NoProgram, embed
+from cpembed.exploration.shapes import cells, finding
+from cpembed.exploration.shapes.cells import (
+    Cell,
+    Cost,
+    FewestExecutions,
+    NoProgram,
+    embed,
+    search_cell,
+)
+from cpembed.exploration.shapes.choice import drop_redundant
 from cpembed.exploration.shapes.executions import Scope, layer_executions
 from cpembed.exploration.shapes.finding import find_shapes
 from cpembed.exploration.shapes.question import Model, Question
@@ -33,7 +40,7 @@ BOUND = 'extends = "relaxed"\n[domain_bound]\nbound = 3'
 
 def of_all(layer: Computation, shape: Shape, constraints: str, cost: Cost) -> float:
     """The least cost of all candidates, one by one."""
-    found = solve(layer, target_of(shape), constraints, top=None)
+    found = solve(layer, target_of(shape), constraints=constraints, top=None)
     return min(
         (cost.of(c.overheads.calls, c.overheads.packing_bytes) for c in found.embeddings),
         default=math.inf,
@@ -46,7 +53,7 @@ def compare(constraints: str, seed: int, pairs: int, largest: int) -> None:
     for _ in range(pairs):
         layer, shape = small_layer(rng), random_shape(rng, largest)
         cost = Cost(rng.choice((1, 8, 64, 1000)))
-        cell = evaluate(layer, chosen, shape, cost, None)
+        cell = search_cell(Cell(layer, chosen, shape), cost, None)
         least = of_all(layer, shape, constraints, cost)
         assert cell.bound == cell.cost(cost) == least, (str(layer), layer.extents, shape, cost)
 
@@ -79,7 +86,7 @@ def test_more_executions_are_taken_for_fewer_bytes(
     fewest = solved(layer, shape, constraints)
     for bytes_per_execution in (1, 10, 10_000):
         cost = Cost(bytes_per_execution)
-        cell = evaluate(layer, chosen, shape, cost, None)
+        cell = search_cell(Cell(layer, chosen, shape), cost, None)
         assert cell.bound == cell.cost(cost) == of_all(layer, shape, constraints, cost)
         assert cell.embedded is not None
         if bytes_per_execution != 10:
@@ -98,7 +105,7 @@ def test_executions_under_a_set_without_tables(tmp_path: Path) -> None:
         (place,) = np.flatnonzero((scope.shapes == list(shape.extents.values())).all(axis=1))
         assert tables.obstacle is not None
         assert tables.executions[place] <= least
-        assert evaluate(layer, chosen, shape, Cost(), None).bound == least
+        assert search_cell(Cell(layer, chosen, shape), Cost(), None).bound == least
 
 
 def compare_irregular(seed: int, pairs: int) -> None:
@@ -120,7 +127,7 @@ def compare_irregular(seed: int, pairs: int) -> None:
             equal += 1
             continue
         assert tables.executions[place] <= least
-        cell = evaluate(layer, load_constraint_set(constraints), shape, Cost(), None)
+        cell = search_cell(Cell(layer, load_constraint_set(constraints), shape), Cost(), None)
         assert cell.bound == cell.cost(Cost()) == least
     assert equal > pairs / 2
 
@@ -163,7 +170,10 @@ def test_the_best_shapes_with_packing_are_those_of_all_cells(suite: Path, count:
     shapes = [Shape(*map(int, row)) for row in scope.shapes]
     costs = np.array(
         [
-            [times * evaluate(layer, constraints, shape, cost, None).bound for shape in shapes]
+            [
+                times * search_cell(Cell(layer, constraints, shape), cost, None).bound
+                for shape in shapes
+            ]
             for layer, times in zip(
                 (workload(word, template()) for word in words), (2, 1, 3), strict=True
             )
@@ -203,7 +213,7 @@ def check_others(
     assert dict(result.near.sets) == {
         tuple(shapes[n] for n in chosen): cost
         for chosen, cost in every.items()
-        if cost * 100 <= least * 105 and needed(costs, chosen) == chosen
+        if cost * 100 <= least * 105 and drop_redundant(costs, chosen) == chosen
     }
 
 
@@ -261,15 +271,15 @@ def test_embeddings_are_found_below_a_ceiling_where_time_is_short(
     """The same as where all are found; also where only the first few are."""
     layer = workload("conv2d n=1 c=6 h=9 w=8 k=8 r=3 s=3", template())
     constraints, shape = load_constraint_set("complete"), Shape(4, 4, 6)
-    fewest = Fewest(int(solved(layer, shape, "complete")), exchanged=False)
-    whole = embed(layer, constraints, shape, fewest)
-    assert whole.first
-    monkeypatch.setattr(embedded, "_WHOLE", 1e-3)
-    below = embed(layer, constraints, shape, fewest)
-    assert below.first
+    fewest = FewestExecutions(int(solved(layer, shape, "complete")), commuted=False)
+    whole = embed(Cell(layer, constraints, shape), fewest)
+    assert whole.first_ranked
+    monkeypatch.setattr(cells, "_ALL_SECONDS", 1e-3)
+    below = embed(Cell(layer, constraints, shape), fewest)
+    assert below.first_ranked
     assert below.embedding == whole.embedding
-    monkeypatch.setattr(embedded, "_TIES", 1e-3)
-    some = embed(layer, constraints, shape, fewest)
+    monkeypatch.setattr(cells, "_TIES_SECONDS", 1e-3)
+    some = embed(Cell(layer, constraints, shape), fewest)
     assert some.executions == fewest.executions
 
 

@@ -13,12 +13,21 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.exploration.shapes import within
-from cpembed.exploration.shapes.choice import Costs, Found, best_one, best_two, cost_of, needed
-from cpembed.exploration.shapes.dominance import undominated
+from cpembed.exploration.shapes import choice
+from cpembed.exploration.shapes.choice import (
+    Budget,
+    Costs,
+    SetChoice,
+    best_one,
+    best_two,
+    cost_of,
+    drop_redundant,
+    sets_within,
+    undominated,
+)
 from cpembed.exploration.shapes.executions import Scope
 from cpembed.exploration.shapes.finding import choose_undominated
-from cpembed.exploration.shapes.median import Budget, best_sets, greedy
+from cpembed.exploration.shapes.median import best_sets, greedy
 from cpembed.exploration.shapes.question import Question
 from cpembed.time_limit import Clock
 
@@ -46,7 +55,7 @@ def all_sets(found: Costs, count: int) -> list[tuple[int, ...]]:
     ]
 
 
-def assert_best(found: Costs, answer: Found, sets: list[tuple[int, ...]]) -> None:
+def assert_best(found: Costs, answer: SetChoice, sets: list[tuple[int, ...]]) -> None:
     """The best of the sets and the best of those that do not hold it."""
     if not sets:
         assert not answer.sets
@@ -61,7 +70,7 @@ def assert_best(found: Costs, answer: Found, sets: list[tuple[int, ...]]) -> Non
     if others:
         assert answer.costs[1] == min(cost_of(found, chosen) for chosen in others)
         assert answer.costs[1] == cost_of(found, answer.sets[1])
-        assert answer.second_proven
+        assert answer.runner_up_proven
 
 
 @given(costs())
@@ -136,11 +145,7 @@ def sizes_of(found: Costs) -> NDArray[np.int64]:
 def test_the_runner_up_is_that_of_all_shapes(found: Costs, count: int, most: int | None) -> None:
     """Of those too that the best dominates."""
     sizes = sizes_of(found)
-    compared = found if most is None else np.concatenate([found, sizes[None].astype(np.float64)])
-    kept = undominated(compared, sizes)
-    answer, columns = choose_undominated(
-        asked(count, most), compared, found, sizes, kept, Clock(None)
-    )
+    answer, columns, _ = choose_undominated(asked(count, most), found, sizes, Clock(None))
     sets = tuple(tuple(sorted(int(columns[n]) for n in chosen)) for chosen in answer.sets)
     within = [s for s in all_sets(found, count) if most is None or sizes[list(s)].sum() <= most]
     assert_best(found, replace(answer, sets=sets), within)
@@ -161,7 +166,7 @@ def test_all_sets_that_cost_little_more_are_listed(
     every = {
         s: cost_of(found, s)
         for s in all_sets(found, count)
-        if needed(found, s) == s and (most is None or sizes[list(s)].sum() <= most)
+        if drop_redundant(found, s) == s and (most is None or sizes[list(s)].sum() <= most)
     }
     best = min(every.values(), default=None)
     if best is None:
@@ -173,8 +178,8 @@ def test_all_sets_that_cost_little_more_are_listed(
 
 
 def test_too_many_sets_are_not_said_to_be_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(within, "MOST_SETS", 5)
-    near = within.sets_within(np.ones((1, 9)), 1, 2.0, Clock(None))
+    monkeypatch.setattr(choice, "MAX_SETS", 5)
+    near = sets_within(np.ones((1, 9)), 1, 2.0, Clock(None))
     assert (len(near.sets), near.complete) == (5, False)
 
 
@@ -186,7 +191,7 @@ def test_equal_shapes_are_one_and_the_preferred_stays() -> None:
 @given(costs(), st.integers(1, 4))
 def test_what_is_not_needed_is_dropped(found: Costs, count: int) -> None:
     chosen = tuple(range(min(count, found.shape[1])))
-    kept = needed(found, chosen)
+    kept = drop_redundant(found, chosen)
     assert set(kept) <= set(chosen)
     assert cost_of(found, kept) == cost_of(found, chosen)
     for number in kept if len(kept) > 1 else ():

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
-from cpembed.embedding.regular import allowed_digits
+from cpembed.embedding.domains import allowed_digits
 from cpembed.embedding.search import alternative_problems
 from cpembed.exploration.shapes.executions import Scope, layer_executions
+from cpembed.exploration.shapes.feeds import FeedTables
 from cpembed.exploration.shapes.shape import Shape, instruction_of, shapes_within, template
-from cpembed.exploration.shapes.units import UnitTables
 from cpembed.ir.computation import Computation
 from tests.random_workloads import layer
 from tests.unit.exploration.shapes.layers import random_shape, small_layer, solved
@@ -96,7 +96,7 @@ def test_equal_under_sets_of_a_user(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("constraints", ["strict", "in_place_padded", "complete"])
 def test_counts_are_those_that_the_engine_allows(constraints: str) -> None:
-    """A unit has a count where the engine has a digit of stride 1."""
+    """A feed has a count where the engine has a digit of stride 1."""
     chosen = load_constraint_set(constraints).without("extents")
     found = workload("conv2d n=1 c=6 h=7 w=9 k=10 r=3 s=2 stride=1", template())
     shape = Shape(6, 12, 8)
@@ -108,12 +108,11 @@ def test_counts_are_those_that_the_engine_allows(constraints: str) -> None:
         for o in allowed_digits(first, chosen)
         if o.digit.stride == 1
     }
-    units = UnitTables(chosen, 12).units(first)
     listed = {
-        (unit.axis, unit.members, count)
-        for unit in units.units
-        for count in range(2, shape.extents[unit.axis] + 1)
-        if shape.extents[unit.axis] % count == 0 and np.isfinite(unit.executions[count])
+        (feed.axis, feed.members, count)
+        for feed in FeedTables(chosen, 12).feeds(first).feeds
+        for count in range(2, shape.extents[feed.axis] + 1)
+        if shape.extents[feed.axis] % count == 0 and np.isfinite(feed.executions[count])
     }
     assert listed == digits
 
@@ -127,7 +126,7 @@ def test_without_padding_a_shape_fits_where_its_extents_divide() -> None:
         own, other = ((a % x, b % y, 9 % z) == (0, 0, 0) for a, b in ((6, 4), (4, 6)))
         executions = 6 * 4 * 9 / (x * y * z) if own or other else math.inf
         assert tables.executions[n] == executions
-        assert tables.exchanged[n] == (other and not own)
+        assert tables.commuted[n] == (other and not own)
         divided[own] += 1
     assert all(divided.values())
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.exploration.shapes.tensor_layout import Part, TensorLayout, tensor_layout
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -50,7 +51,7 @@ def operands(seed: int, count: int, constraints: str) -> list[tuple[PackedOperan
     found: list[tuple[PackedOperand, bool]] = []
     while len(found) < count:
         layer, shape = small_layer(rng), random_shape(rng, 64)
-        result = solve(layer, target_of(shape), constraints, top=3)
+        result = solve(layer, target_of(shape), constraints=constraints, top=3)
         for one in result.embeddings:
             program = one.candidate.program
             outputs = {operand.name for operand in program.workload.outputs}
@@ -104,7 +105,7 @@ def test_one_layout_of_a_producer_and_of_a_consumer() -> None:
         ("loaded", second, (1, 4, 4), 0),
         ("whole", second, (1, 4, 8), 0),
     ):
-        result = solve(layer, target_of(Shape(*extents)), "in_place_padded", top=None)
+        result = solve(layer, target_of(Shape(*extents)), constraints="in_place_padded", top=None)
         programs = [one.candidate.program for one in result.embeddings]
         wanted = {"y": ("k",), "z": ("c",)}
         program = next(
@@ -138,11 +139,11 @@ def test_a_halo_that_is_no_whole_block_moves_the_blocks(before: int, regular: bo
         ((1, 1, 56, 56), (1,), "NCHW"),
     ],
 )
-def test_layouts_taken_along(
+def test_layouts_carried_to(
     shape: tuple[int, ...], axes: tuple[int, ...], expected: str | None
 ) -> None:
     blocks = (Part(1, 16, 4), Part(2, 1, 56), Part(3, 1, 56), Part(1, 1, 16))
-    taken = TensorLayout((1, 64, 56, 56), blocks).taken_along(shape, axes)
+    taken = TensorLayout((1, 64, 56, 56), blocks).carried_to(shape, axes)
     assert (None if taken is None else taken.named(image=True)) == expected
 
 
@@ -154,7 +155,9 @@ def test_reshaped_operands(reshaped: tuple[int, ...]) -> None:
     rng = random.Random(3)
     regular = 0
     for _ in range(20):
-        result = solve(layer, target_of(random_shape(rng, 64)), "in_place_padded", top=2)
+        result = solve(
+            layer, target_of(random_shape(rng, 64)), constraints="in_place_padded", top=2
+        )
         for one in result.embeddings:
             operand = one.candidate.program.operands[0]
             layout = tensor_layout(operand, reshaped, stored=False)

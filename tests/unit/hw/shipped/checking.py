@@ -60,7 +60,7 @@ def random_values(operand_dtype: str, shape: tuple[int, ...], rng: np.random.Gen
 def check_against_model(
     instruction: Instruction, model: Model, extents: Mapping[str, int], dtypes: Mapping[str, str]
 ) -> None:
-    computation = instruction.at(extents).with_dtypes(dict(dtypes))
+    computation = instruction.with_extents(extents).with_dtypes(dict(dtypes))
     sizes = computation.extents
     rng = np.random.default_rng(7)
     values = {o.name: random_values(o.dtype, o.shape, rng) for o in computation.operands}

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import CrashError
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.packing import packed_before

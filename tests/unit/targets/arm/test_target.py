@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import hardware_spec, workload
-from cpembed.api.tune import tune
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.tune import tune
 from cpembed.errors import BackendUnavailable
 from cpembed.kernel import runtime
 from cpembed.provenance import Provenance

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.kernel.per_thread_packing import plan_packing
 from cpembed.kernel.plan import Knobs

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import Epilogue
@@ -63,7 +64,7 @@ def test_what_packing_does_not_share_out_is_not_kept_near() -> None:
     """Three tiles of 14 pixels, which three threads compute, are packed as one row."""
     target = hardware_spec("amx_int8")
     given = workload(["conv1d", "n=1", "c=64", "w=40", "k=64", "s=1", "layout=NWC"], target=target)
-    (ranked, *_) = solve(given, target, "in_place_padded", top=1).embeddings
+    (ranked, *_) = solve(given, target, constraints="in_place_padded", top=1).embeddings
     program = ranked.candidate.program
     rows_outermost = Knobs(loop_order="rows")
     nest = schedule_space(program, target).applied(rows_outermost)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.measure.interleaved import Interleaved, Work
 from cpembed.measure.verification import Verification

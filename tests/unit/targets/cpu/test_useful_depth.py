@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.build import build, schedule_space
@@ -19,7 +20,7 @@ LACKS = missing_features(hardware_spec("amx_int8"))
 def candidates(layer: str, target: str) -> list[RankedCandidate]:
     spec = hardware_spec(target)
     given = workload(layer.split(), target=spec)
-    return list(solve(given, spec, "in_place_padded", top=8).embeddings)
+    return list(solve(given, spec, constraints="in_place_padded", top=8).embeddings)
 
 
 def tiles(source: str) -> list[tuple[int, int]]:

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.errors import WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.cpu.variants import require_variant, with_variants

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import problem_of
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -34,7 +35,7 @@ FEW_CHANNELS = "conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3 layout=NHWC"
 def ranked(
     layer: str, spec: HardwareSpec = AMX, named: str = "in_place_padded", top: int = 4
 ) -> tuple[RankedCandidate, ...]:
-    return solve(workload(layer.split(), target=spec), spec, named, top=top).embeddings
+    return solve(workload(layer.split(), target=spec), spec, constraints=named, top=top).embeddings
 
 
 def variants(found: tuple[RankedCandidate, ...]) -> set[str]:

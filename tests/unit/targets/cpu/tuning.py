@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.kernel.plan import Knobs
@@ -53,7 +54,7 @@ class Modelled(X86Target):
 def candidates(
     words: str = LAYER, constraints: str = "in_place_padded", top: int = 8
 ) -> tuple[RankedCandidate, ...]:
-    return solve(layer(words), TARGET, constraints, top=top).embeddings
+    return solve(layer(words), TARGET, constraints=constraints, top=top).embeddings
 
 
 def design_of(ranked: RankedCandidate, objective: Objective = "total") -> CpuDesign:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.epilogue import Epilogue
@@ -85,7 +86,7 @@ def plan_of(
     """What the target chooses of a layer's candidate, or a schedule of it."""
     spec = hardware_spec(target)
     given = workload(LAYERS[name], target=spec)
-    found = solve(given, spec, "fused", top=number + 1).embeddings
+    found = solve(given, spec, constraints="fused", top=number + 1).embeddings
     program = found[min(number, len(found) - 1)].candidate.program
     stored = STORED[target]
     epilogue = None if stored == given.output.dtype else Epilogue(stored)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.gpu import gpu
 from cpembed.targets.cuda.lower import TiledProduct, lower
@@ -24,7 +25,7 @@ A100 = gpu(SPEC, "a100")
 
 def product(words: str, constraints: str = "fused") -> TiledProduct:
     given = workload(words, target=SPEC)
-    found = solve(given, SPEC, constraints, top=1).embeddings[0]
+    found = solve(given, SPEC, constraints=constraints, top=1).embeddings[0]
     return lower(found.candidate.program, SPEC)
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.ir.reference import reference
 from cpembed.targets.scratchpad.execute import program
 from cpembed.targets.scratchpad.schedule import Plan, Schedule, check

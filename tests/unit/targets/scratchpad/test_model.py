@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.targets.scratchpad.execute import program
 from cpembed.targets.scratchpad.executor import Counters
 from cpembed.targets.scratchpad.machine import Engine

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.run import run
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.run import run
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.kernel.epilogue import Storing
 from cpembed.provenance import Provenance
@@ -116,7 +117,7 @@ def test_a_schedule_that_the_product_has_not_is_refused(
 def test_what_is_no_box_says_why(words: str, constraints: str, problem: str) -> None:
     reasons: list[str] = []
     given = workload(words, spec("sw26010"))
-    for each in solve(given, spec("sw26010"), constraints, top=30).embeddings:
+    for each in solve(given, spec("sw26010"), constraints=constraints, top=30).embeddings:
         try:
             lower(each.candidate.program, machine("sw26010"))
         except LoweringError as error:

@@ -10,13 +10,13 @@ import islpy as isl
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.parser import parse_computation
 from cpembed.targets.scratchpad.execute import program
 from cpembed.targets.scratchpad.lower import Axis, lower
 from cpembed.targets.scratchpad.schedule import Plan
-from cpembed.transform.proof.tiles import covers_once
+from cpembed.transform.proof.lemmas import covers_once
 from tests.unit.targets.scratchpad.counting import moved_boxes, tiles
 from tests.unit.targets.scratchpad.executor.running import needs_compiler
 from tests.unit.targets.scratchpad.plans import (

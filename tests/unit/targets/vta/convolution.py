@@ -10,9 +10,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import pack_uops
-from cpembed.targets.vta.isa import Alu, AluOp, Factors, Finish, Gemm, Load, Memory, Store, Tokens
+from cpembed.targets.vta.isa import (
+    Alu,
+    AluOp,
+    Factors,
+    Finish,
+    Gemm,
+    Load,
+    Memory,
+    Store,
+    Tokens,
+    VtaConfig,
+)
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 
 LARGEST = 1024

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.search import find_embeddings
@@ -21,14 +22,13 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.resources import hardware_spec_files
 from cpembed.targets.vta.checker import violations
-from cpembed.targets.vta.estimate import Tilings, fits
+from cpembed.targets.vta.estimate import Tilings, combinations, fits, forms, tile_sizes, with_tiles
 from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.order import POLICIES
-from cpembed.targets.vta.planner import combinations, forms, tile_sizes, with_tiles
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import simulate
 from cpembed.targets.vta.tail import Exact, Requantized, Truncated
 from cpembed.targets.vta.tiles import TileNest
+from cpembed.targets.vta.tokens import POLICIES
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
 

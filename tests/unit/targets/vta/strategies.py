@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import pack_uops, unpack_uops
 from cpembed.targets.vta.isa import (
     Alu,
@@ -25,6 +24,7 @@ from cpembed.targets.vta.isa import (
     Memory,
     Store,
     Tokens,
+    VtaConfig,
 )
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from cpembed.errors import ProgramError
 from cpembed.targets.vta.assembly import assemble, disassemble
-from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.isa import (
     Alu,
     AluOp,
@@ -20,6 +19,7 @@ from cpembed.targets.vta.isa import (
     Memory,
     Store,
     Tokens,
+    VtaConfig,
 )
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 from tests.unit.targets.vta.strategies import CONFIGS, assert_same, programs

@@ -9,7 +9,6 @@ import pytest
 
 from cpembed.errors import ProgramError
 from cpembed.targets.vta.checker import check, violations
-from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import pack_uops
 from cpembed.targets.vta.isa import (
     NO_TOKENS,
@@ -22,6 +21,7 @@ from cpembed.targets.vta.isa import (
     Memory,
     Store,
     Tokens,
+    VtaConfig,
 )
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.simulator import simulate

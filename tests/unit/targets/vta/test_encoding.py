@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpembed.errors import ProgramError, SpecError
-from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import (
     decode,
     encode,
@@ -29,6 +28,7 @@ from cpembed.targets.vta.isa import (
     Memory,
     Store,
     Tokens,
+    VtaConfig,
 )
 from tests.unit.targets.vta.strategies import (
     CONFIGS,

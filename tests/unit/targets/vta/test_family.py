@@ -11,21 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.run import run
+from cpembed.driver.run import run
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import derive_candidate
 from cpembed.targets.family import Activity, Choice, Value
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.contenders import SIZED, contenders
-from cpembed.targets.vta.family import Software, VtaAnalysis, VtaFamily
-from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.family import SIZED, Software, VtaAnalysis, VtaFamily, schedule_candidates
+from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.space import Nest
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.timing import time_program
+from cpembed.targets.vta.tuning import Nest
 from cpembed.workloads.suites import Layer
 from tests.unit.targets.vta.lowering import check
 
@@ -130,9 +128,9 @@ def test_what_fits_is_what_lowers_and_no_buffer_changes_a_program(tmp_path: Path
     rng = random.Random(0)
     target = target_of(DEFAULT, tmp_path)
     machine = target.machine(workload)
-    assert found.contenders
-    for item in rng.sample(found.contenders, min(12, len(found.contenders))):
-        choice = FAMILY._choice(found, found.contenders.index(item))
+    assert found.candidates
+    for item in rng.sample(found.candidates, min(12, len(found.candidates))):
+        choice = FAMILY._choice(found, found.candidates.index(item))
         program = derive_candidate(
             workload, target.spec.instruction, Embedding.from_json(choice.payload.embedding)
         ).program
@@ -182,7 +180,7 @@ def test_at_each_size_the_best_by_estimate_are_there(tmp_path: Path) -> None:
                 continue
         first = FAMILY._fitting(made, found)[0]
         # Tile sizes are a little fewer than where a single machine is looked at.
-        assert best <= found.contenders[first].estimate <= 1.02 * best
+        assert best <= found.candidates[first].estimate <= 1.02 * best
 
 
 @pytest.mark.slow
@@ -192,7 +190,7 @@ def test_costs_at_a_point_are_those_of_run(tmp_path: Path) -> None:
     words = "gemm m=24 n=40 k=72"
     target = target_of(made, tmp_path)
     result = run(layer(words), str(tmp_path / "made.toml"), constraints="complete", seed=1)
-    software = Software(result.candidate.candidate.embedding.to_json(), result.choice.schedule)
+    software = Software(result.candidate.embedding.to_json(), result.choice.schedule)
     found = FAMILY.evaluate(made, layer(words), Choice("0", "", software))
     document = result.details.to_json()
     assert found.cycles == document["simulated_cycles"]
@@ -233,14 +231,14 @@ def test_bounds_hold_at_every_point(words: str) -> None:
 def test_a_larger_machine_has_all_that_fits_a_smaller_one() -> None:
     found = analysis(CONV)
     small, large = point(log_inp_buff=11, log_wgt_buff=13, log_acc_buff=13), point()
-    best = [found.contenders[FAMILY._fitting(made, found)[0]].estimate for made in (small, large)]
+    best = [found.candidates[FAMILY._fitting(made, found)[0]].estimate for made in (small, large)]
     assert best[1] <= best[0]
 
 
 def test_what_fits_no_machine_is_refused(tmp_path: Path) -> None:
     target = target_of(DEFAULT, tmp_path)
     with pytest.raises(LoweringError, match="single tiles exceed the buffers"):
-        contenders([], target.machine(layer(CONV)), 3)
+        schedule_candidates([], target.machine(layer(CONV)), 3)
 
 
 @pytest.mark.slow

@@ -14,17 +14,16 @@ import pytest
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
-from cpembed.targets.vta import loads
-from cpembed.targets.vta.estimate import bounds
-from cpembed.targets.vta.floor import Floors
+from cpembed.targets.vta import bounds as vta_bounds
+from cpembed.targets.vta.bounds import Floors, bounds
+from cpembed.targets.vta.energy import counts, work_of
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.lower import lower
-from cpembed.targets.vta.machine import vta_config
 from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.specification import vta_config
 from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated
 from cpembed.targets.vta.tiles import TileNest, tile_nest
 from cpembed.targets.vta.timing import MemorySystem, time_program
-from cpembed.targets.vta.work import counts, work_of
 from cpembed.transform.program import DerivedProgram
 from tests.unit.targets.vta.lowering import TAILS, make_spec, random_programs, random_schedule
 
@@ -64,7 +63,7 @@ def check_floor(
         image = lower(program, config, schedule, tail).empty_image()
     except LoweringError:
         return
-    floor = Floors(lowered.nest, tail, memory).of(schedule)
+    floor = Floors(lowered.nest, tail, memory).floor(schedule)
     timing, work = time_program(image, memory), work_of(image)
     assert floor.cycles <= timing.cycles
     assert floor.work.products <= work.products == timing.gemm_cycles
@@ -137,7 +136,7 @@ def test_nothing_waits_that_need_not(layer, tail, order, tiles, threads, slots) 
     schedule = Schedule(sizes, tuple(f"{n}.o" for n in order.split()), threads, None, slots)
     lowered = lower(program, vta_config(spec), schedule, tail)
     cycles = time_program(lowered.empty_image(), memory).cycles
-    assert Floors(lowered.nest, tail, memory).of(schedule).cycles <= cycles
+    assert Floors(lowered.nest, tail, memory).floor(schedule).cycles <= cycles
 
 
 def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
     tail = Requantized(9)
     lowered = lower(program, vta_config(spec), None, tail)
     cycles = time_program(lowered.empty_image()).cycles
-    floor = Floors(lowered.nest, tail, MemorySystem()).of(lowered.schedule)
+    floor = Floors(lowered.nest, tail, MemorySystem()).floor(lowered.schedule)
     assert cycles <= 1.04 * floor.cycles
 
 
@@ -197,7 +196,7 @@ def test_slots_hold_what_was_used_last(slots: int) -> None:
         for number in region.tolist():
             expected.append(number not in held)
             held = [*(other for other in held if other != number), number][-slots:]
-        assert loads._misses(region, slots).tolist() == expected
+        assert vta_bounds._misses(region, slots).tolist() == expected
 
 
 def test_all_bits_are_stored_four_times() -> None:

@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.isa import Alu, Gemm, Load, Memory
-from cpembed.targets.vta.lower import lower
-from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.isa import Alu, Gemm, Load, Memory, VtaConfig
+from cpembed.targets.vta.lower import HostPacking, lower
 from cpembed.targets.vta.program import Role
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import simulate
+from cpembed.targets.vta.specification import vta_config
 from cpembed.targets.vta.tail import Exact, Requantized, Truncated
 from cpembed.targets.vta.tiles import tile_nest
 from cpembed.transform.program import PackedDimension
@@ -214,18 +212,18 @@ def test_compiled_moves_are_those_of_numpy(words, target, constraints) -> None:
     program = best_program(words, target, constraints)
     lowered = lower(program, CONFIGS[target], tail=Exact())
     inputs = random_inputs(program.workload, 3)
-    moves = Moves(lowered)
-    image = moves.build(inputs)
+    packing = HostPacking(lowered)
+    image = packing.build(inputs)
     np.testing.assert_array_equal(image.dram, lowered.build(inputs).dram)
-    result = moves.unpack(lowered.combine(image, simulate(image)))
+    result = packing.unpack(lowered.combine(image, simulate(image)))
     np.testing.assert_array_equal(result, reference(program.workload, inputs))
 
 
 def test_a_move_of_another_array_is_refused() -> None:
     program = best_program(*FIRST[0])
-    moves = Moves(lower(program, VtaConfig()))
+    packing = HostPacking(lower(program, VtaConfig()))
     with pytest.raises(WorkloadError, match=r"operand A is float64 \(20, 40\)"):
-        moves.packing("A", np.zeros((20, 40)))
+        packing.input_copy("A", np.zeros((20, 40)))
 
 
 def test_tiles_of_another_configuration_are_refused() -> None:

@@ -9,8 +9,8 @@ import pytest
 from cpembed.errors import SpecError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.resources import hardware_spec_files
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.machine import vta_config
+from cpembed.targets.vta.isa import VtaConfig
+from cpembed.targets.vta.specification import vta_config
 
 SHIPPED = hardware_spec_files()["vta_1x16x16"].read_text(encoding="utf-8")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.named import workload
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.vta.isa import Load, Memory
 from cpembed.targets.vta.lower import LoweredVta, lower
-from cpembed.targets.vta.machine import vta_config
 from cpembed.targets.vta.schedule import occupancy
+from cpembed.targets.vta.specification import vta_config
 from cpembed.targets.vta.tail import requantized_for
 from cpembed.targets.vta.tiles import TileNest, tile_nest
 from cpembed.targets.vta.timing import MemorySystem, time_program

@@ -10,25 +10,24 @@ import numpy as np
 import pytest
 
 from cpembed.errors import LoweringError
-from cpembed.targets.vta.bias import with_bias
-from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.emit import Addresses, emit
-from cpembed.targets.vta.estimate import bounds, region_tiles, store_cycles
-from cpembed.targets.vta.isa import Finish, Gemm, Load, Memory, Store
-from cpembed.targets.vta.lower import lower
-from cpembed.targets.vta.planner import (
+from cpembed.targets.vta.estimate import (
     default_schedule,
     forms,
     ranked_schedules,
+    region_tiles,
+    store_cycles,
     tile_sizes,
 )
+from cpembed.targets.vta.isa import Finish, Gemm, Load, Memory, Store, VtaConfig
+from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.program import VtaProgram
-from cpembed.targets.vta.regions import region_of
+from cpembed.targets.vta.regions import region_of, trimmed_tiles
 from cpembed.targets.vta.schedule import Schedule, check_schedule, occupancy, steps
 from cpembed.targets.vta.tail import Requantized, Truncated
-from cpembed.targets.vta.tiles import TileNest, tile_nest
+from cpembed.targets.vta.tiles import TileNest, tile_nest, with_bias
 from cpembed.targets.vta.timing import MemorySystem, time_program
-from cpembed.targets.vta.trimming import trimmed_tiles
 from tests.unit.targets.vta.lowering import best_program, check, random_schedule, schedules
 from tests.unit.targets.vta.tensorir import emit_through_tensorir, tensorir_source
 

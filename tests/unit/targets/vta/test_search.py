@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.targets.vta.planner import default_schedule
+from cpembed.targets.vta.estimate import default_schedule
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import canonical
+from cpembed.targets.vta.tuning import canonical
 from cpembed.tuning.search import Search, screened
 from cpembed.tuning.space import Proposal, Scored
 from tests.unit.targets.vta.tuning import designs, machine, measure, nest_of, target

@@ -9,12 +9,22 @@ import pytest
 from msgspec import structs
 
 from cpembed.errors import ProgramError, SpecError
-from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import pack_uops
-from cpembed.targets.vta.isa import Alu, AluOp, Factors, Finish, Gemm, Load, Memory, Store, Tokens
-from cpembed.targets.vta.order import POLICIES
+from cpembed.targets.vta.isa import (
+    Alu,
+    AluOp,
+    Factors,
+    Finish,
+    Gemm,
+    Load,
+    Memory,
+    Store,
+    Tokens,
+    VtaConfig,
+)
 from cpembed.targets.vta.program import Role, VtaProgram
 from cpembed.targets.vta.simulator import simulate, written
+from cpembed.targets.vta.tokens import POLICIES
 from tests.unit.targets.vta.convolution import Convolution, image
 
 CUBE = VtaConfig(log_batch=3, log_block=3)

@@ -9,8 +9,8 @@ import pytest
 
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.schedule import Schedule, check_schedule
-from cpembed.targets.vta.space import canonical, neighbour
 from cpembed.targets.vta.timing import time_program
+from cpembed.targets.vta.tuning import canonical, neighbour
 from cpembed.tuning.search import screened
 from cpembed.tuning.space import distinct
 from tests.unit.targets.vta.lowering import schedules

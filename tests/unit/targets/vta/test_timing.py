@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from cpembed.errors import ProgramError, SpecError
-from cpembed.hw.instruction import Machine
+from cpembed.hw.machine import MemoryInterface
 from cpembed.ir.reference import random_inputs
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.isa import Alu, AluOp, Finish, Gemm, Load, Memory, Store, Tokens
+from cpembed.targets.vta.isa import Alu, AluOp, Finish, Gemm, Load, Memory, Store, Tokens, VtaConfig
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Requantized
-from cpembed.targets.vta.timing import MemorySystem, time_program
-from cpembed.targets.vta.trace import trace
+from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 from tests.unit.targets.vta.convolution import NOTHING, Convolution
 from tests.unit.targets.vta.lowering import best_program
 from tests.unit.targets.vta.random_code import random_code
@@ -129,7 +127,7 @@ def test_other_machines_have_other_beats():
     assert duration(Load(Memory.WGT, 0, 0, 1, 10, 10), wide) == 16 + 7 + 10 * 16
     # An element that fits a beat takes the wide path, a cycle shorter.
     assert duration(Load(Memory.INP, 0, 0, 1, 10, 10), wide) == 16 + 6 + 10
-    given = Machine(clock_mhz=333, bus_bits=128, burst_beats=8, dram_delay_cycles=40)
+    given = MemoryInterface(clock_mhz=333, bus_bits=128, burst_beats=8, dram_delay_cycles=40)
     assert MemorySystem.of(given) == MemorySystem(40, 128, 8)
 
 
@@ -209,7 +207,7 @@ def test_modules_account_for_every_cycle():
 def test_a_timeline_has_a_row_for_each_module_and_memory():
     program = Convolution(8, 32, 32, rows=4).program()
     timing = time_program(program)
-    events = json.loads(json.dumps(trace(program, timing)))["traceEvents"]
+    events = json.loads(json.dumps(timeline(program, timing)))["traceEvents"]
     rows = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
     assert rows == ["load", "compute", "store", "FETCH", "UOP", "INP", "WGT", "ACC", "OUT"]
     spans = [e for e in events if e["ph"] == "X"]

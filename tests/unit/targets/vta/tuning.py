@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.computation import Computation
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.space import Machine, VtaSpace
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.tiles import TileNest
-from cpembed.targets.vta.trials import VtaTrial
+from cpembed.targets.vta.tuning import Machine, VtaSpace, VtaTrial
 from cpembed.tuning.space import Design, Proposal
 
 TARGET = "vta_1x16x16"
@@ -38,7 +38,7 @@ def designs(
     words: str = LAYER, constraints: str = "relaxed", top: int = 4
 ) -> tuple[Design[Schedule], ...]:
     found: list[Design[Schedule]] = []
-    for ranked in solve(layer(words), TARGET, constraints, top=top).embeddings:
+    for ranked in solve(layer(words), TARGET, constraints=constraints, top=top).embeddings:
         lowered = target().lower(ranked.candidate.program, machine(words).tail)
         found.append(Design(ranked, lowered, target().space(lowered)))
     return tuple(found)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
@@ -30,7 +31,7 @@ def kernel(
     layer: str, epilogue: Epilogue, target: HardwareSpec = AMX, **blocks: int
 ) -> tuple[Computation, CompiledKernel]:
     given = workload(layer.split(), target=target)
-    (ranked, *_) = solve(given, target, "in_place_padded", top=1).embeddings
+    (ranked, *_) = solve(given, target, constraints="in_place_padded", top=1).embeddings
     program = ranked.candidate.program
     knobs = Knobs({f"{axis}.o": size for axis, size in blocks.items()})
     return given, build(program, target, backend="native", knobs=knobs, epilogue=epilogue)
@@ -162,7 +163,7 @@ def test_every_task_stores_its_own(threads: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
     for layer in (LAYER, "gemm m=5 n=16 k=64", "gemm m=33 n=48 k=64"):
         given = workload(layer.split(), target=AMX)
-        (ranked, *_) = solve(given, AMX, "in_place_padded", top=1).embeddings
+        (ranked, *_) = solve(given, AMX, constraints="in_place_padded", top=1).embeddings
         for dtype in ("uint8", "int32", "bfloat16"):
             epilogue = Epilogue(dtype, relu=True)
             built = build(ranked.candidate.program, AMX, backend="native", epilogue=epilogue)

@@ -6,7 +6,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.targets.x86 import throttling
 from cpembed.targets.x86.features import missing_features
 from cpembed.targets.x86.throttling import UNTHROTTLED, ThrottlingProbe

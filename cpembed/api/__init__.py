@@ -1,1 +1,0 @@
-"""What the commands call: one module per command, each usable as a library."""

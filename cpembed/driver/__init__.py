@@ -1,0 +1,1 @@
+"""Driver: the pipeline of the commands, each command usable as a library."""

@@ -1,0 +1,155 @@
+"""Advice on a search's result: padding without effect, missing strides, a better order.
+
+>>> from cpembed.driver.solve import solve
+>>> from cpembed.driver.named import workload
+>>> layer = workload("O[m,n] += W[n,k] * I[m,k] m=1 n=64 k=64", target="vta_1x16x16")
+>>> better_order(solve(layer, "vta_1x16x16")).partition(":")[0]
+'the factors in the order I, W use 100.0% of vta_1x16x16 instead of 6.2%'
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cpembed.driver.named import with_exchanged_types
+from cpembed.driver.options import SolveOptions
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
+from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
+from cpembed.embedding.constraints.base import slides
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.errors import TransformError, WorkloadError
+from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.resources import hardware_spec_files
+from cpembed.selection.ranking import RankedCandidate
+
+POOR = 0.5
+"""Threshold of the utilisation below which another order of the factors, or another target, is
+tried: there a factor of two is lost."""
+
+_SHORT = 0.5
+"""Seconds within which a search must have ended to be repeated for advice, and that limit it."""
+
+
+def pick(solved: SolveResult, rank: int) -> RankedCandidate:
+    """Return the candidate of a rank from a result that holds at least the best ``rank``.
+
+    Raises :class:`TransformError` where no embedding that was found has a program,
+    :class:`WorkloadError` for a rank that does not exist.
+    """
+    if not solved.embeddings:
+        reason = solved.not_derivable[0] if solved.not_derivable else "they are not axis maps"
+        raise TransformError(
+            f"no program can be derived from the embeddings of {solved.constraints.name}: {reason};"
+            f" use --constraints {DEFAULT_CONSTRAINTS}"
+        )
+    if rank > len(solved.embeddings):
+        last = len(solved.embeddings)
+        allowed = "1" if last == 1 else f"1 to {last}"
+        raise WorkloadError(
+            f"there is no candidate of rank {rank}: {solved.target.name} has {allowed} in "
+            f"{solved.workload.name} under {solved.constraints.name}"
+        )
+    return solved.embeddings[rank - 1]
+
+
+def idle_padding(solved: SolveResult) -> str | None:
+    """Return a note if ``padding`` names axes that the workload does not have.
+
+    A set serves many workloads, so this is no error, but a misspelt axis looks the same.
+    """
+    axes = solved.constraints.padding.axes
+    if axes == "all":
+        return None
+    unknown = [axis for axis in axes if axis not in solved.workload.extents]
+    if not unknown:
+        return None
+    axes_text = " ".join(solved.workload.extents)
+    return (
+        f"{solved.constraints.name}: padding.axes names {', '.join(unknown)}, which "
+        f"{solved.workload.name} does not have (axes {axes_text}): no effect here"
+    )
+
+
+def undeclared_stride(solved: SolveResult) -> str | None:
+    """Return a note if a declared stride would let windows be read in place and use more.
+
+    None if the memory side declares a stride or that it has none, if nothing is wasted, or if the
+    repeated search would take long. Shipped targets declare all strides that they take. A memory
+    side that asks for alignment reads tiles as a whole, whatever lies between them.
+    """
+    before = solved.narrower.utilisation if solved.narrower else solved.utilisation
+    if solved.target.path in map(str, hardware_spec_files().values()):
+        return None
+    if not solved.complete or before >= WELL_USED or solved.total_seconds > _SHORT:
+        return None
+    instruction = solved.target.instruction
+    problem = pair_operands(fitting_order(solved.workload, instruction), instruction)
+    if not isinstance(problem, EmbeddingProblem):
+        return None
+    sliding = {
+        pair.instruction.operand
+        for pair in problem.pairs
+        if any(slides(problem, index, index.iterators) for index in pair.workload.index)
+    }
+    memory: dict[str, OperandMemory] = {}
+    declarations: list[str] = []
+    for name, side in instruction.memory.items():
+        rows = side.axes[:-1]
+        if name in sliding and rows and not side.strides and side.alignment_bytes == 1:
+            memory[name] = replace(side, strides=dict.fromkeys(rows, StrideRule.ANY))
+            table = ", ".join(f'{axis} = "any"' for axis in rows)
+            declarations.append(f"stride = {{ {table} }} of {name}")
+    if not declarations:
+        return None
+    declared = replace(instruction, memory={**instruction.memory, **memory})
+    spec = replace(solved.target, instruction=declared)
+    options = SolveOptions(constraints=DEFAULT_CONSTRAINTS, top=1, timeout=_SHORT)
+    in_place = solve(solved.workload, spec, options)
+    if in_place.utilisation <= before:
+        return None
+    return (
+        f"{instruction.name} declares no stride between rows: if it takes one, declare "
+        f"{' and '.join(declarations)}; windows are then read in place, and {DEFAULT_CONSTRAINTS} "
+        f"uses {in_place.utilisation:.1%} of the instruction instead of {before:.1%}"
+    )
+
+
+def better_order(solved: SolveResult) -> str | None:
+    """Return a note if commuted operands give a better candidate, searched and proven.
+
+    None if the best candidate is good enough, or if the repeated search would take long. Where the
+    element types keep the factors in their roles, the note names other types.
+    """
+    commutes = solved.constraints.exchanges_factors
+    if commutes or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
+        return None
+    best = solved.embeddings[0]
+    instruction = solved.target.instruction
+    problem = pair_operands_or_none(solved.workload, instruction)
+    if best.overheads.occupancy >= POOR or problem is None:
+        return None
+    orders = [commuted.workload for commuted in exchanged_problems(problem)]
+    typed = with_exchanged_types(solved.workload) if not orders else None
+    options = SolveOptions(constraints=solved.constraints, top=1, timeout=_SHORT)
+    for order in orders if typed is None else [typed]:
+        try:
+            result = solve(order, solved.target, options)
+        except WorkloadError:
+            # The types fit in no order.
+            continue
+        if not result.embeddings or result.embeddings[0].score >= best.score:
+            continue
+        if result.utilisation > best.overheads.utilisation:
+            names = ", ".join(operand.name for operand in order.inputs)
+            more = (
+                f"{result.utilisation:.1%} of {instruction.name} instead of "
+                f"{solved.utilisation:.1%}"
+            )
+            if typed is None:
+                remedy = "exchange them or use --constraints complete"
+                return f"the factors in the order {names} use {more}: {remedy}"
+            types = ",".join(operand.dtype for operand in (*typed.inputs, typed.output))
+            return f"with the roles of the factors {names} exchanged, {more} is used: dtype={types}"
+    return None

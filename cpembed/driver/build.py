@@ -1,0 +1,365 @@
+"""Build a deliverable of a workload: a library of its kernel, or the target's own program.
+
+>>> from pathlib import Path
+>>> from tempfile import TemporaryDirectory
+>>> from cpembed.driver.named import workload
+>>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
+>>> with TemporaryDirectory() as folder:
+...     result = build(layer, "vta_1x16x16", Path(folder), backend="generic")
+>>> result.verification.verified, result.files[0]
+(True, 'libkernel.so')
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cpembed import worker
+from cpembed.driver.build_method import LibraryOptions, build_method
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.methods import chosen_method
+from cpembed.driver.options import BuildOptions, merged
+from cpembed.driver.pipeline import Files, execute
+from cpembed.driver.plan import MethodChoice, Plan, Selection
+from cpembed.driver.request import AnyTarget, Request
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import Progress
+from cpembed.embedding.result import silent
+from cpembed.errors import LoweringError
+from cpembed.export.example import REPEATED, product_reference
+from cpembed.export.kernel import kernel_program, vector_name
+from cpembed.export.library import Contents, drafted, write_library, write_sources
+from cpembed.export.loader import Library
+from cpembed.export.program import CompiledObject, Program, require_name
+from cpembed.files import write_whole
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import is_integer
+from cpembed.ir.reference import random_inputs
+from cpembed.kernel.compiled import described
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.host_cpu import cpu_features, needed_features
+from cpembed.kernel.packing import packed_before
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.runtime import compile_host_object, compile_object
+from cpembed.measure.runner import Quantiles, time_work
+from cpembed.measure.verification import Expected, Verification
+from cpembed.targets.choice import Choice, built_first
+from cpembed.targets.verification import verified, worst_judged
+from cpembed.worker import step
+
+_ROUNDS, _ROUND_MS = 9, 5.0
+"""Rounds, and milliseconds of each, to time a library: enough for the order of its time."""
+
+
+def build(
+    workload: Computation,
+    target: str | HardwareSpec,
+    folder: Path,
+    options: BuildOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> BuildResult | SolveResult:
+    """Search, select a candidate as :func:`~cpembed.driver.run.run` does, and write its files.
+
+    For a kernel of this machine's CPU that is the library ``lib<name>.so`` with its header, an
+    example, a Python loader and, with ``torch``, an operator for PyTorch; it is verified on random
+    data before anything is written. For another machine's CPU, the folder has the sources and
+    objects that the same library is linked from there; for any other target, its program.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    folder : Path
+        Folder to write to; files of the same names are replaced.
+    options : BuildOptions, optional
+        Settings of search and library; its fields may also be given as keywords.
+    progress : callable, optional
+        Called at each step with the stage and a count.
+
+    Returns
+    -------
+    BuildResult or SolveResult
+        Files with their verification; the search's result if nothing that runs was found.
+
+    Raises
+    ------
+    BackendUnavailable
+        If there is no C compiler.
+    CpembedError
+        If the folder cannot be written, and as :func:`~cpembed.driver.run.run` raises.
+    """
+    options = merged(BuildOptions, options, keywords)
+    name, threads, torch = options.name, options.threads, options.torch
+    require_name(name)
+    request = Request(workload, target, options, progress=progress)
+    worker.prepare()
+    outcome = chosen_method(request, options.method)
+    if isinstance(outcome, SolveResult):
+        return outcome
+    selection, compared = outcome
+    report: Progress = progress or silent
+    report("build", 0)
+    if compared is not None and compared.rewritten is not None:
+        contents = Contents(torch=torch, about=_description(selection, compared.rewritten))
+        library = LibraryOptions(folder, name, threads)
+        return build_method(compared.rewritten, library, contents, report)
+    program = worker.call(_compile, selection.plan, name, threads)
+    if isinstance(program, str):
+        portable = selection.plan.portable(program)
+        selection = Selection(selection.solved, portable, selection.instead)
+        program = worker.call(_compile, selection.plan, name, threads)
+    if isinstance(program, str):
+        raise LoweringError(program)
+    if program is None:
+        return _save_program(selection, folder, name, report)
+    return _write_library(selection, program, folder, report, torch=torch)
+
+
+@dataclass(frozen=True)
+class _CompiledProgram:
+    """A program of a library, the candidate and schedule that it implements, the assembly of its
+    inner kernel, and the details that the library's README reports."""
+
+    program: Program
+    choice: Choice
+    assembly: str
+    details: dict[str, Any]
+
+
+def _compile(plan: Plan, name: str, threads: int) -> _CompiledProgram | str | None:
+    """Compile the first choice that has a program; in the worker.
+
+    Return the reason if none has one and portable code may stand in, None if the target's programs
+    are not libraries.
+    """
+    failed: list[str] = []
+    for choice in plan.choices:
+        plan.target.require(choice.candidate.candidate)
+        try:
+            return _compile_choice(plan, choice, name, threads)
+        except LoweringError as error:
+            if plan.insists:
+                raise
+            failed.append(str(error))
+    return failed[0]
+
+
+def _compile_choice(plan: Plan, choice: Choice, name: str, threads: int) -> _CompiledProgram | None:
+    """Compile one choice; None if the target's programs are not libraries."""
+    target = plan.target
+    derived = choice.candidate.program
+    with step(f"building a library of {target.spec.name}", derived.workload.macs):
+        lowered = target.lower(derived, plan.epilogue)
+        kernel = target.planned(lowered, choice.schedule)
+        if kernel is None:
+            return None
+        assembly: list[str] = []
+
+        def compiled(kernel_plan: KernelPlan, symbol: str) -> CompiledObject:
+            if target.triple is None:
+                code = compile_host_object(kernel_plan, symbol)
+            else:
+                code = compile_object(kernel_plan, target.triple, symbol)
+            # The assembly file shows the contraction only, which has the target's instruction.
+            if symbol.endswith("_compute"):
+                assembly.append(code.assembly())
+            return CompiledObject(symbol, code.contents)
+
+        required = target.spec.cpu_features if plan.native else ()
+        features = needed_features(required) if target.triple is None else ()
+        ahead = packed_before(derived.workload)
+        program = kernel_program(name, kernel, ahead, compiled, features=features, threads=threads)
+    return _CompiledProgram(program, choice, assembly[0], described(kernel, target.spec.name))
+
+
+def _write_library(
+    selection: Selection,
+    compiled: _CompiledProgram,
+    folder: Path,
+    report: Progress,
+    *,
+    torch: bool,
+) -> BuildResult:
+    """Write the library of a program; it is verified before it enters its folder."""
+    plan, program, solved = selection.plan, compiled.program, selection.solved
+    workload, target = solved.workload, plan.target
+    reference = None
+    if plan.epilogue is None or isinstance(plan.epilogue, Epilogue):
+        reference = product_reference(program, workload, plan.epilogue)
+    contents = Contents(
+        torch=torch,
+        reference=reference or REPEATED,
+        about=_description(selection),
+        details=compiled.details,
+        others={f"{program.name}.s": compiled.assembly},
+    )
+    if target.triple is not None:
+        verification = worker.call(_verify_emulated, plan, compiled.choice, workload)
+        library = write_sources(program, folder, contents)
+        return BuildResult(
+            chosen=selection,
+            choice=compiled.choice,
+            name=program.name,
+            folder=folder,
+            files=library.files,
+            verification=verification,
+            linked=False,
+        )
+    verified_times: list[tuple[Verification, Quantiles]] = []
+
+    def check(path: Path) -> None:
+        report("verify", 0)
+        subject = target, workload, plan.epilogue
+        verified_times.append(
+            worker.call(verify_library, path, program.name, *subject, secrets.randbits(31))
+        )
+
+    runs_here = cpu_features().issuperset(program.features)
+    library = write_library(program, folder, contents, check=check if runs_here else None)
+    verification, times = verified_times[0] if verified_times else (None, None)
+    return BuildResult(
+        chosen=selection,
+        choice=compiled.choice,
+        name=program.name,
+        folder=folder,
+        files=library.files,
+        verification=verification,
+        call_us=times,
+        features=program.features,
+    )
+
+
+def _description(selection: Selection, method: MethodChoice | None = None) -> str:
+    """Describe in sentences what a library computes, for its README and header."""
+    plan, solved = selection.plan, selection.solved
+    workload = solved.workload if method is None else method.workload
+    epilogue = f" Stored is: {plan.epilogue}." if isinstance(plan.epilogue, Epilogue) else ""
+    means = f"the instruction of {solved.target.name}" if plan.native else "portable code"
+    if method is not None:
+        means = f"the method {method.method.name} and {means}"
+    sizes = " ".join(f"{name}={size}" for name, size in workload.extents.items())
+    return f"`{workload}` with {sizes}, by {means}.{epilogue}"
+
+
+def verify_library(
+    path: Path,
+    name: str,
+    target: AnyTarget,
+    workload: Computation,
+    epilogue: Any,
+    seed: int,
+) -> tuple[Verification, Quantiles]:
+    """Verify a library on random data, with and without special values, and time it; in the worker.
+
+    Parameters
+    ----------
+    path : Path
+        Shared library.
+    name : str
+        Name that its functions begin with.
+    target : Target
+        Target of the kernel, which judges its results.
+    workload : Computation
+        Computation of the library.
+    epilogue : Epilogue or None
+        Epilogue in the target's own form; None for the plain sums.
+    seed : int
+        Seed of the random data.
+
+    Returns
+    -------
+    Verification, Quantiles
+        The worse verification of both, and the microseconds of a call.
+
+    Raises
+    ------
+    InvariantError
+        If the results are wrong.
+    """
+    inputs = random_inputs(workload, seed)
+    vectors = target.vectors(Expected(workload, inputs), epilogue, seed)
+    named = {vector_name(workload, key): vector for key, vector in vectors.items()}
+    finite = isinstance(epilogue, Epilogue) and is_integer(epilogue.dtype)
+    with step(f"running the library {name}", 20 * workload.macs), Library(path, name) as library:
+
+        def judged_on(data: Mapping[str, NDArray[Any]]) -> list[Verification]:
+            output = _typed(call_library(library, {**data, **named}), library)
+            return [target.judge(Expected(workload, data), epilogue, vectors, output)]
+
+        judged = worst_judged(workload, inputs, seed, judged_on, finite=finite)
+        judged.require(f"the library of {target.spec.name} in {workload.name}", seed)
+        out = [call_library(library, {**inputs, **named})]
+        arrays = [info.accepted({**inputs, **named}[info.name]) for info in library.inputs]
+        # A call of a second or more is known well enough from one round.
+        started = time.perf_counter()
+        library.run(*arrays, out=out)
+        rounds = _ROUNDS if time.perf_counter() - started < 1 else 1
+        return judged, time_work(lambda: library.run(*arrays, out=out), rounds, _ROUND_MS)
+
+
+def call_library(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Pack the weights among the inputs, and return the output of a library."""
+    if library.weights:
+        library.pack(*(data[info.name] for info in library.weights))
+    (output,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
+    return output
+
+
+def _verify_emulated(plan: Plan, choice: Choice, workload: Computation) -> Verification:
+    """Verify another machine's kernel with the target's emulator; in the worker.
+
+    Raises :class:`InvariantError` if the results are wrong.
+    """
+    target, seed = plan.target, secrets.randbits(31)
+    artifact, _ = built_first(target, [choice], plan.epilogue)
+    judged, _ = verified(target, artifact, workload, plan.epilogue, seed)
+    judged.require(f"the kernel of {target.spec.name} in {workload.name}", seed)
+    return judged
+
+
+def _typed(array: Any, library: Library) -> Any:
+    """Return an output as the type that the library names: it returns bfloat16 as raw bits."""
+    from cpembed.ir.dtypes import numpy_dtype
+
+    dtype = numpy_dtype(library.outputs[0].dtype)
+    return array if array.dtype == dtype else array.view(dtype)
+
+
+def _save_program(selection: Selection, folder: Path, name: str, report: Progress) -> BuildResult:
+    """Verify and save the program of a target that has no libraries."""
+    with drafted(folder):
+        # Nothing is drafted: this fails now, before the run, if the folder cannot be written.
+        pass
+    files = Files(save=folder / name)
+    seed = secrets.randbits(31)
+    run = worker.call(execute, selection.solved, selection.plan, seed, files, progress=report)
+    text = f"# {name}\n\n{_description(selection)}\n\n{selection.plan.target.instructions}\n"
+    write_whole(folder / "README.md", text)
+    saved = _files_below(folder / name)
+    return BuildResult(
+        chosen=selection,
+        choice=run.choice,
+        name=name,
+        folder=folder,
+        files=(*(f"{name}/{file}" for file in saved), "README.md"),
+        verification=run.verification,
+        linked=False,
+        run=run,
+    )
+
+
+def _files_below(path: Path) -> Sequence[str]:
+    """Return the sorted names in a folder; none if a target saved no files."""
+    return sorted(file.name for file in path.iterdir()) if path.is_dir() else []

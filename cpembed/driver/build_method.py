@@ -1,0 +1,168 @@
+"""Build a library of a convolution by a method: record its calls, compile and verify them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cpembed import worker
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.plan import MethodChoice
+from cpembed.driver.run_method import judged
+from cpembed.driver.solve import Progress
+from cpembed.errors import LoweringError
+from cpembed.export.library import Contents, write_library
+from cpembed.export.loader import Library
+from cpembed.export.method import method_program
+from cpembed.export.program import CompiledObject, Program
+from cpembed.ir.reference import random_inputs
+from cpembed.kernel.compiled import described
+from cpembed.kernel.host_cpu import cpu_features, needed_features
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.runtime import compile_host_object
+from cpembed.measure.runner import Quantiles, time_work
+from cpembed.measure.verification import Verification
+from cpembed.methods.rewritten import Rewritten
+from cpembed.worker import step
+
+_ROUNDS, _ROUND_MS = 5, 10.0
+"""Rounds, and milliseconds of each, to time a library: enough for the order of its time."""
+
+
+@dataclass(frozen=True)
+class LibraryOptions:
+    """Folder and name of a library, and its default number of threads."""
+
+    folder: Path
+    name: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class _CompiledProgram:
+    """A program of a library, the assembly of its product, and details for its README."""
+
+    program: Program
+    assembly: str
+    details: dict[str, Any]
+
+
+def build_method(
+    method: MethodChoice, options: LibraryOptions, contents: Contents, report: Progress
+) -> BuildResult:
+    """Build the library of a method; it is verified before it enters its folder.
+
+    Parameters
+    ----------
+    method : MethodChoice
+        Rewritten convolution, with the candidate of its product.
+    options : LibraryOptions
+        Folder, name and threads of the library.
+    contents : Contents
+        Contents of the folder, to which details and assembly are added.
+    report : callable
+        Called with each stage and a count.
+
+    Returns
+    -------
+    BuildResult
+        Files with their verification.
+
+    Raises
+    ------
+    LoweringError
+        If the target has no libraries of the method.
+    InvariantError
+        If the results are wrong.
+    """
+    compiled = worker.call(_compile, method, options)
+    if compiled is None:
+        target = method.product.plan.target.spec.name
+        raise LoweringError(
+            f"{target} makes no libraries of {method.method.name}: take --method implicit"
+        )
+    contents = replace(
+        contents,
+        details={"method": method.method.name, **method.to_json(), "kernel": compiled.details},
+        others={f"{options.name}.s": compiled.assembly},
+    )
+    verified_times: list[tuple[Verification, Quantiles]] = []
+
+    def check(path: Path) -> None:
+        report("verify", 0)
+        seed = secrets.randbits(31)
+        verified_times.append(worker.call(_verify, path, options.name, method.method, seed))
+
+    features = compiled.program.features
+    runs_here = cpu_features().issuperset(features)
+    library = write_library(
+        compiled.program, options.folder, contents, check=check if runs_here else None
+    )
+    verification, times = verified_times[0] if verified_times else (None, None)
+    return BuildResult(
+        chosen=method.product,
+        choice=method.product.choice,
+        name=options.name,
+        folder=options.folder,
+        files=library.files,
+        verification=verification,
+        call_us=times,
+        features=features,
+        method=method,
+    )
+
+
+def _compile(method: MethodChoice, options: LibraryOptions) -> _CompiledProgram | None:
+    """Compile a method, in the worker; None if the target has no libraries of it."""
+    plan, choice = method.product.plan, method.product.choice
+    target, derived = plan.target, choice.candidate.program
+    target.require(choice.candidate.candidate)
+    with step(f"building a library of {method.method.name}", method.workload.macs):
+        product = target.planned(target.lower(derived, None), choice.schedule)
+        methods = target.methods
+        if product is None or methods is None or target.triple is not None:
+            return None
+        calls = methods.recorded(method.plan, product)
+        if calls is None:
+            return None
+        assembly: list[str] = []
+
+        def compiled(kernel_plan: KernelPlan, symbol: str) -> CompiledObject:
+            object_file = compile_host_object(kernel_plan, symbol)
+            if symbol.endswith("_compute"):
+                assembly.append(object_file.assembly())
+            return CompiledObject(symbol, object_file.contents)
+
+        features = needed_features(target.spec.cpu_features)
+        program = method_program(
+            options.name,
+            method.method,
+            calls,
+            compiled,
+            features=features,
+            threads=options.threads,
+        )
+    return _CompiledProgram(program, assembly[0], described(product, target.spec.name))
+
+
+def _verify(path: Path, name: str, method: Rewritten, seed: int) -> tuple[Verification, Quantiles]:
+    """Verify a library against the convolution, and return the time of a call; in the worker."""
+    workload = method.convolution.workload
+    inputs = random_inputs(workload, seed)
+    with step(f"running the library {name}", 20 * workload.macs), Library(path, name) as library:
+
+        def call(data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+            library.pack(*(data[info.name] for info in library.weights))
+            (output,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
+            return output
+
+        verification, _ = judged(method, inputs, seed, call)
+        verification.require(f"the library of {method.name} in {workload.name}", seed)
+        out = [call(inputs)]
+        arrays = [info.accepted(inputs[info.name]) for info in library.inputs]
+        return verification, time_work(lambda: library.run(*arrays, out=out), _ROUNDS, _ROUND_MS)

@@ -1,0 +1,157 @@
+"""Candidates with their estimated times on a described machine, ranked by these where asked.
+
+>>> from cpembed.driver.named import workload
+>>> layer = workload("gemm m=64 n=64 k=64", target="vta_1x16x16")
+>>> result = estimate(layer, "vta_1x16x16")
+>>> result.machine.name, result.estimates[0].bound
+('pynq_z1', 'write to dram')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.options import EstimateOptions, RankBy, merged
+from cpembed.driver.presets import best_of
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import Progress, TopCandidates, explained, searches
+from cpembed.errors import SpecError, TransformError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.machine import Hierarchy
+from cpembed.ir.computation import Computation
+from cpembed.kernel.packing import packed_before
+from cpembed.machine.estimate import Estimate, estimate_program, machine_of
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.time_limit import Clock
+from cpembed.transform.program import DerivedProgram
+
+AMONG = 64
+"""Number of the best candidates by overheads that are estimated to find those of the least time."""
+
+
+@dataclass(frozen=True)
+class EstimateResult:
+    """Search with the estimated times of its candidates.
+
+    Parameters
+    ----------
+    solved : SolveResult
+        Search; its candidates keep their ranks by overheads, whatever orders them.
+    machine : Hierarchy
+        Machine that was estimated for.
+    estimates : tuple of Estimate or str
+        Estimate of each of ``solved.embeddings``, or the reason why there is none.
+    ranked_by : str
+        ``overheads`` or ``estimate``: what orders the candidates.
+    considered : int
+        Number of candidates with an estimate.
+    """
+
+    solved: SolveResult
+    machine: Hierarchy
+    estimates: tuple[Estimate | str, ...]
+    ranked_by: RankBy
+    considered: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``solve --estimate --json``."""
+        document: dict[str, Any] = {
+            **self.solved.to_json(),
+            "machine": self.machine.name,
+            "ranked_by": self.ranked_by,
+            "considered": self.considered,
+        }
+        for entry, estimate in zip(document["embeddings"], self.estimates, strict=True):
+            if isinstance(estimate, Estimate):
+                entry["estimate"] = estimate.to_json()
+            else:
+                entry |= {"estimate": None, "estimate_missing": estimate}
+        return document
+
+
+def estimate(
+    workload: Computation,
+    target: str | HardwareSpec,
+    options: EstimateOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> EstimateResult:
+    """Search as :func:`~cpembed.driver.solve.solve` does, and estimate each candidate's time.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : EstimateOptions, optional
+        Machine and ranking; its fields may also be given as keywords. Ranked by ``"estimate"``,
+        those of the least time come first, packing included but for what is packed ahead, of the
+        best :data:`AMONG` by overheads (of all where ``top`` is None).
+    progress : callable, optional
+        Called at each step with the stage and a count.
+
+    Raises
+    ------
+    SpecError
+        If the target has no such machine.
+    """
+    options = merged(EstimateOptions, options, keywords)
+    rank_by, top = options.rank_by, options.top
+    clock, spec = Clock(options.timeout), hardware_spec(target)
+    machine = machine_of(spec, options.machine)
+    estimated: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
+
+    def estimate_of(item: RankedCandidate) -> Estimate | str:
+        program = item.program
+        if id(program) not in estimated:
+            # The program is kept, so that no other gets its id.
+            estimated[id(program)] = program, _estimate(program, machine)
+        return estimated[id(program)][1]
+
+    def fastest(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
+        return tuple(sorted(ranked, key=lambda item: _time(estimate_of(item)))[:top])
+
+    by_time = rank_by == "estimate"
+    count = max(top, AMONG) if by_time and top is not None else top
+    returned = TopCandidates(count, fastest if by_time else None)
+    results = searches(workload, spec, options, returned, progress=progress)
+    solved = best_of(results)
+    if by_time and solved.embeddings:
+        solved = min(
+            (result for result in results if result.embeddings),
+            key=lambda result: _time(estimate_of(result.embeddings[0])),
+        )
+        if solved.wider is not None and not solved.wider.searched:
+            # A bound on how much is used, which is not what these are ranked by.
+            solved = replace(solved, wider=None)
+    solved = explained(solved, clock, progress)
+    estimates = tuple(estimate_of(item) for item in solved.embeddings)
+    considered = sum(isinstance(time, Estimate) for _, time in estimated.values())
+    return EstimateResult(solved, machine, estimates, rank_by, considered)
+
+
+def described_estimate(program: DerivedProgram, spec: HardwareSpec) -> Estimate | None:
+    """Estimate a program on the first machine that a specification describes.
+
+    Returns None if it describes none, or one that cannot hold the program.
+    """
+    try:
+        estimate = _estimate(program, machine_of(spec))
+    except SpecError:
+        return None
+    return estimate if isinstance(estimate, Estimate) else None
+
+
+def _estimate(program: DerivedProgram, machine: Hierarchy) -> Estimate | str:
+    try:
+        return estimate_program(program, machine, ahead=packed_before(program.workload))
+    except TransformError as error:
+        return str(error)
+
+
+def _time(estimate: Estimate | str) -> float:
+    return estimate.total_us if isinstance(estimate, Estimate) else float("inf")

@@ -1,0 +1,150 @@
+"""Workloads and targets as a person names them, resolved to values.
+
+>>> from cpembed.driver.named import workload
+>>> workload("gemm m=8 n=16 k=32", target="vta_1x16x16").inputs[0].dtype
+'int8'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cpembed.embedding.commute import commuted
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.problem import EmbeddingProblem, match_graphs
+from cpembed.embedding.roles import every_axis_has_a_role
+from cpembed.errors import SpecError
+from cpembed.hw.instruction import HardwareSpec, Instruction
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.targets.known import require_known
+from cpembed.workloads.naming import parse_workload
+
+
+def workload(words: str | Sequence[str], target: str | HardwareSpec | None = None) -> Computation:
+    """Parse a workload as the command line names it.
+
+    Parameters
+    ----------
+    words : str or sequence of str
+        Operator with its sizes (``"gemm m=8 n=16 k=32"``), layer of a suite (``"resnet50:3"``) or
+        expression with its extents.
+    target : str or HardwareSpec, optional
+        Target whose element types the operands get where ``words`` names none.
+
+    Raises
+    ------
+    WorkloadError
+        If the words name no workload.
+    SpecError
+        If the target is unknown.
+    """
+    spec = None if target is None else hardware_spec(target)
+    parts = words.split() if isinstance(words, str) else list(words)
+    if spec is None:
+        return parse_workload(parts)
+    parsed = parse_workload(parts, default_dtypes(spec))
+    if is_typed(parts):
+        return parsed
+    return typed_by_roles(parsed, spec.instruction, by_role="[" in parts[0])
+
+
+def is_typed(words: Sequence[str]) -> bool:
+    """Return True if the words of a workload name its element types."""
+    # A word of the shell may hold an expression together with its settings.
+    return any(part.startswith("dtype=") for word in words for part in word.split())
+
+
+def typed_by_roles(
+    parsed: Computation, instruction: Instruction, *, by_role: bool = False
+) -> Computation:
+    """Give each operand the first element type that its role in the instruction takes.
+
+    Parameters
+    ----------
+    parsed : Computation
+        Workload whose element types were assigned by the position of the operands.
+    instruction : Instruction
+        Instruction whose operands are the roles. Roles follow the order of the factors, unless an
+        axis of the instruction can be fed in another order only.
+    by_role : bool
+        Assign types by role even where the factors stay in their order.
+    """
+    problems: list[EmbeddingProblem] = []
+    for order in commuted(parsed):
+        problem = match_graphs(order, instruction)
+        if isinstance(problem, EmbeddingProblem):
+            problems.append(problem)
+            if every_axis_has_a_role(problem):
+                break
+    else:
+        # No order feeds every axis: the first that matches decides.
+        del problems[1:]
+    if not problems:
+        return parsed
+    problem = problems[-1]
+    if not by_role and problem.original.statements == parsed.statements:
+        return parsed
+    # An operand may have several roles, or another place in the expression than its role has.
+    types = {
+        problem.workload.operand(name).tensor: problem.instruction.dtypes[role][0]
+        for role, name in problem.roles.items()
+    }
+    return parsed.with_dtypes(types)
+
+
+def types_for_window(computation: Computation, constraints: ConstraintSet) -> Computation:
+    """Exchange the element types of two factors where only the second is read through a window.
+
+    A target's types go by position, which says nothing under a set that commutes the factors: the
+    factor that is read through a window then gets the type of a convolution's image, the first.
+    """
+    if len(computation.inputs) != 2 or not constraints.exchanges_factors:
+        return computation
+    windows = {
+        read.operand
+        for read in computation.reads
+        if any(len(index.iterators) > 1 for index in read.index)
+    }
+    if windows != {computation.inputs[1].name}:
+        return computation
+    return with_exchanged_types(computation) or computation
+
+
+def with_exchanged_types(computation: Computation) -> Computation | None:
+    """Return the product with its two factors' element types exchanged; None if they are equal."""
+    if len(computation.inputs) != 2 or len(computation.outputs) != 1:
+        return None
+    first, second = computation.inputs
+    if first.dtype == second.dtype:
+        return None
+    return computation.with_dtypes({first.name: second.dtype, second.name: first.dtype})
+
+
+def hardware_spec(name: str | HardwareSpec) -> HardwareSpec:
+    """Return the specification of a target by its shipped name or the path of a TOML file."""
+    return name if isinstance(name, HardwareSpec) else require_known(load_hardware_spec(name))
+
+
+def hardware_specs(targets: Sequence[str | HardwareSpec]) -> list[HardwareSpec]:
+    """Return the specifications of targets that are compared by their names.
+
+    Raises
+    ------
+    SpecError
+        If two of them have the same name.
+    """
+    specs = [hardware_spec(target) for target in targets]
+    for number, spec in enumerate(specs):
+        for earlier in specs[:number]:
+            if earlier.name == spec.name:
+                raise SpecError(
+                    f"{spec.path}: the name {spec.name} is that of {earlier.path} too: give one of "
+                    "them another name"
+                )
+    return specs
+
+
+def default_dtypes(spec: HardwareSpec) -> tuple[str, ...]:
+    """Return the first element type of each operand: the inputs in order, then the output."""
+    return tuple(spec.instruction.dtypes[o.name][0] for o in spec.instruction.computation.operands)

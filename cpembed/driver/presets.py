@@ -1,0 +1,143 @@
+"""Presets: the constraint sets of a command that names none.
+
+The narrow preset copies no operand beyond padding, and is searched in hundredths of a second. Which
+axes it leaves to an instruction depends on what its memory side reads in place, though: a unit that
+declares no strides may be used to a tenth, where unrolled windows fill it. So the wider preset is
+searched too where the best candidate of the narrow one wastes much of the instruction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from cpembed.driver.options import SearchOptions
+from cpembed.driver.result import OtherSet, SolveResult
+from cpembed.embedding.commute import exchanged_problems, fitting_order
+from cpembed.embedding.constraint_set import Weights, load_constraint_set
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.selection.use_bound import utilisation_bound
+from cpembed.time_limit import OutOfTime, within
+
+DEFAULT_CONSTRAINTS = "in_place_padded"
+"""Narrow preset: any size fits, and no operand is copied beyond padding."""
+
+WIDER = "fused"
+"""Wider preset: an axis of the instruction may be fed from any axis, or from several fused into
+one."""
+
+WELL_USED = 0.85
+"""Threshold of the utilisation from which the wider preset is not searched.
+
+14 of 16 rows, all that images of 14, 28 and 56 columns fill, are above it."""
+
+_WORTH_SAYING = 0.02
+"""Minimum gain in utilisation for which the wider preset is mentioned."""
+
+Reweigh = Callable[[SolveResult], Weights | None]
+"""Function that gives the weights for the wider preset's ranking, from the narrow one's result;
+None keeps them."""
+
+_BOUND_SECONDS = 0.3
+"""Time budget in seconds for a bound, which takes a few hundredths for most layers."""
+
+_SECOND_SEARCH_SHARE = 0.25
+"""Minimum share of the time limit that must be left for the second search."""
+
+
+class Search(Protocol):
+    """A search of one workload under a set, with options that replace those of the command."""
+
+    def __call__(self, constraints: str, /, *, options: SearchOptions = ...) -> SolveResult: ...
+
+
+def default_searches(
+    search: Search, options: SearchOptions, reweigh: Reweigh | None = None
+) -> tuple[SolveResult, ...]:
+    """Search the narrow preset and, where that wastes the instruction, the wider one.
+
+    Parameters
+    ----------
+    search : callable
+        Searches one set.
+    options : SearchOptions
+        Options of the command; its time limit holds for both searches together.
+    reweigh : callable, optional
+        Gives the weights that rank the wider preset's candidates.
+
+    Returns
+    -------
+    tuple of SolveResult
+        One or two results. Each names what the other preset uses of the instruction.
+    """
+    started = time.perf_counter()
+    timeout = options.timeout
+    first = search(DEFAULT_CONSTRAINTS)
+    left = None if timeout is None else timeout - (time.perf_counter() - started)
+    # A search that takes most of the time leaves too little for one of a wider set.
+    late = timeout is not None and left is not None and left < timeout * _SECOND_SEARCH_SHARE
+    # Graphs that differ in labels differ under every set.
+    hopeless = first.search.formulation is None or late
+    if hopeless or first.occupancy >= WELL_USED:
+        return (with_bound(first),)
+    # A model of the machine has other reasons to choose than how much of the instruction is used.
+    bound = _bound(first) if reweigh is None else None
+    if bound is not None and not _is_worth_saying(first, bound):
+        # Too little for a search. Where nothing fits, that something else might is still said.
+        might_fit = not first.embeddings and bound > 0
+        return (_with(first, bound) if might_fit else first,)
+    weights = None if reweigh is None else reweigh(first)
+    second = search(
+        WIDER, options=replace(options, timeout=left, weights=weights or options.weights)
+    )
+    return (
+        replace(first, wider=OtherSet.of(second)),
+        replace(second, narrower=OtherSet.of(first)),
+    )
+
+
+def best_of(results: Sequence[SolveResult]) -> SolveResult:
+    """Return the result with the best score, the first one of equals."""
+    scores = [r.embeddings[0].score if r.embeddings else float("inf") for r in results]
+    return results[scores.index(min(scores))]
+
+
+def with_bound(result: SolveResult) -> SolveResult:
+    """Add the bound of the wider preset to a result if it is worth mentioning."""
+    bound = _bound(result) if result.embeddings else None
+    return _with(result, bound) if bound is not None and _is_worth_saying(result, bound) else result
+
+
+def _with(result: SolveResult, bound: float) -> SolveResult:
+    useful = bound * result.workload.useful_macs / result.workload.macs
+    return replace(result, wider=OtherSet(WIDER, useful, searched=False))
+
+
+def _is_worth_saying(result: SolveResult, bound: float) -> bool:
+    return bound > result.occupancy + _WORTH_SAYING
+
+
+def _bound(result: SolveResult) -> float | None:
+    """Return an upper bound of the wider preset's occupancy; None if there is none soon enough."""
+    if result.occupancy > 1 - _WORTH_SAYING:
+        return 1.0
+    try:
+        return within(_BOUND_SECONDS, lambda: _bound_of(result))
+    except OutOfTime:
+        return None
+
+
+def _bound_of(result: SolveResult) -> float | None:
+    instruction = result.target.instruction
+    problem = pair_operands(fitting_order(result.workload, instruction), instruction)
+    if not isinstance(problem, EmbeddingProblem):
+        return None
+    wider = load_constraint_set(WIDER)
+    problems = [problem]
+    if result.exchanged or not result.embeddings:
+        problems += exchanged_problems(problem)
+    bounds = [utilisation_bound(each, wider) for each in problems]
+    finite = [bound for bound in bounds if bound is not None]
+    return max(finite) if len(finite) == len(bounds) else None

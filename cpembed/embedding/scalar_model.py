@@ -1,0 +1,211 @@
+"""The scalar constraint model: one variable tuple per node of the instruction's graph.
+
+Posting the dataflow (Rieber et al. 2021, section 4.2.1) is done here for every problem; the other
+constraints post themselves through the same object (``cpembed/embedding/constraints``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.embedding.model_builder import CompiledModel, Ids, ModelBuilder
+from cpembed.embedding.node_map import NodeMap
+from cpembed.embedding.problem import EmbeddingProblem
+
+
+@dataclass(frozen=True)
+class DigitChoice:
+    """A possible digit of a box: index ``index`` of an operand may move along one dimension with
+    this weight and count. ``literal`` says whether it does, ``stride`` is its stride (0 if not)."""
+
+    index: int
+    weight: int
+    count: int
+    literal: int
+    stride: int
+
+
+@dataclass
+class ScalarModel:
+    """Variables of the embedding problem and what constraints share while they post.
+
+    ``padded`` is the largest extent each workload axis may be given (its own extent where it may
+    not be padded). ``points[axis]`` has the instruction box's shape: the coordinate of every
+    scalar operation. ``elements[operand][dimension]`` has the instruction operand's shape.
+    ``boxes[(operand, dimension)]`` holds the digit choices of that dimension once
+    ``hyper_rectangle`` has posted; an axis that no operand indexes alone has ``("", axis)``.
+    """
+
+    problem: EmbeddingProblem
+    padded: Mapping[str, int]
+    dense_strides: bool = False
+    separable: bool = False
+    """Whether every coordinate will be posted as a sum of one function per instruction axis:
+    boxes are, where the instruction walks its operands by single axes. An affine relation
+    between such sums holds everywhere once it holds along each axis."""
+    configuration: Mapping[str, int] | None = None
+    """Extents of the instruction axes when they are decided beforehand. Boxes repeat the nodes
+    beyond a smaller extent harmlessly; without them such nodes must be left out."""
+    builder: ModelBuilder = field(default_factory=ModelBuilder)
+    points: dict[str, Ids] = field(default_factory=dict[str, Ids])
+    elements: dict[str, list[Ids]] = field(default_factory=dict[str, list[Ids]])
+    boxes: dict[tuple[str, int | str], list[DigitChoice]] = field(
+        default_factory=dict[tuple[str, "int | str"], list[DigitChoice]]
+    )
+    extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    axis_order: Sequence[str] | None = None
+    """Workload axes in the order in which the search assigns them, the workload's by default; what
+    comes last varies first. May be set until the model is built."""
+    injective: bool = False
+    """Whether a posted constraint already makes the operations, and each operand's elements,
+    pairwise different."""
+    boxed: bool = False
+    """Whether a posted constraint already makes the operations pairwise different."""
+
+    def __post_init__(self) -> None:
+        instruction, workload = self.problem.instruction, self.problem.workload
+        for axis in workload.axes:
+            high = self.padded[axis.name] - 1
+            self.points[axis.name] = self.builder.variables(self._box, 0, high)
+        for pair in self.problem.pairs:
+            name = pair.instruction.operand
+            shape = instruction.computation.operand(name).shape
+            self.elements[name] = [
+                self.builder.variables(shape, *index.bounds(self.padded))
+                for index in pair.workload.index
+            ]
+        for axis in instruction.axes:
+            self.extent_literals[axis.name] = self._extent_choice(axis.allowed)
+            if self.configuration is not None:
+                chosen = self.extent_literals[axis.name][self.configuration[axis.name]]
+                self.builder.bound(np.array([chosen]), 1, 1)
+        self._dataflow()
+        self._shared_elements()
+
+    def _extent_choice(self, allowed: tuple[int, ...]) -> dict[int, int]:
+        """One literal per extent an instruction axis can be configured to."""
+        literals = {extent: self.builder.boolean() for extent in allowed}
+        self.builder.exactly_one(list(literals.values()))
+        return literals
+
+    def _dataflow(self) -> None:
+        """Sequential edges: the element an operation accesses is the one the access map names."""
+        for pair in self.problem.pairs:
+            where = self.problem.element_index(pair)
+            elements = self.elements[pair.instruction.operand]
+            for ids, index in zip(elements, pair.workload.index, strict=True):
+                accessed = np.broadcast_to(ids[where], self._box)
+                axis = index.single_iterator
+                if axis is not None:
+                    self.builder.equate(accessed, self.points[axis])
+                    continue
+                chosen = self._axis_lines() if self.separable else np.ones(self._box, np.bool_)
+                terms = [(-t.coefficient, self.points[t.iterator][chosen]) for t in index.terms]
+                self.builder.linear([(1, accessed[chosen]), *terms], index.constant)
+
+    def _shared_elements(self) -> None:
+        """An element of the instruction that two of its ports reach has one image."""
+        computation = self.problem.instruction.computation
+        shapes = {operand.name: operand.shape for operand in computation.operands}
+        for (first, at), (second, there) in self.problem.shared_elements(shapes):
+            for mine, theirs in zip(self.elements[first], self.elements[second], strict=True):
+                self.builder.equate(mine[at].reshape(1), theirs[there].reshape(1))
+
+    @property
+    def _box(self) -> tuple[int, ...]:
+        return tuple(axis.maximum for axis in self.problem.instruction.axes)
+
+    def _axis_lines(self) -> NDArray[np.bool_]:
+        """The points of the instruction's box with at most one coordinate that is not 0."""
+        return np.sum(np.indices(self._box) > 0, axis=0) <= 1
+
+    def axis_choices(self, axis: str) -> list[tuple[str, DigitChoice]]:
+        """Digit choices of a workload axis as (instruction axis, choice)."""
+        direct = self.problem.direct_dimension.get(axis)
+        if direct is None or ("", axis) in self.boxes:
+            names = tuple(a.name for a in self.problem.instruction.axes)
+            return [(names[c.index], c) for c in self.boxes.get(("", axis), [])]
+        operand, _ = direct
+        names = self.problem.index_names[operand]
+        found: list[tuple[str, DigitChoice]] = []
+        for choice in self.boxes.get(direct, []):
+            name = names[choice.index]
+            if name is not None:
+                found.append((name, choice))
+        return found
+
+    def present_points(self) -> list[Ids]:
+        """Coordinates of the operations, without those beyond a configured extent."""
+        cut = self._cut([axis.name for axis in self.problem.instruction.axes])
+        return [ids[cut] for ids in self.points.values()]
+
+    def present_elements(self, operand: str) -> list[Ids]:
+        """Coordinates of an operand's elements, without those beyond a configured extent."""
+        cut = self._cut(self.problem.index_names[operand])
+        return [ids[cut] for ids in self.elements[operand]]
+
+    def _cut(self, names: Sequence[str | None]) -> tuple[slice, ...]:
+        extents = self.configuration or {}
+        return tuple(slice(0, None if n is None else extents.get(n)) for n in names)
+
+    def forbid(self, literal: int) -> None:
+        self.builder.bound(np.array([literal]), 0, 0)
+
+    def node_map(self, values: Ids) -> NodeMap:
+        """The node map of a solution; configurable axes are cut to the extent chosen."""
+        instruction = self.problem.instruction
+        extents = {
+            axis: next(e for e, literal in literals.items() if values[literal])
+            for axis, literals in self.extent_literals.items()
+        }
+        cut = tuple(slice(0, extents[axis.name]) for axis in instruction.axes)
+        shape = tuple(extents[axis.name] for axis in instruction.axes)
+        coordinates = [values[ids[cut]] for ids in self.points.values()]
+        points = np.array(coordinates, np.int64).reshape(len(coordinates), *shape)
+        elements: dict[str, Ids] = {}
+        for pair in self.problem.pairs:
+            operand = pair.instruction.operand
+            names = self.problem.index_names[operand]
+            cut = tuple(slice(0, extents[n]) if n is not None else slice(None) for n in names)
+            dimensions = [values[ids[cut]] for ids in self.elements[operand]]
+            shape = tuple(
+                extents[n] if n is not None else size
+                for n, size in zip(
+                    names, instruction.computation.operand(operand).shape, strict=True
+                )
+            )
+            elements[operand] = (
+                np.stack(dimensions) if dimensions else np.zeros((0, *shape), np.int64)
+            )
+        return NodeMap(extents, points, elements)
+
+    def _decisions(self) -> Iterator[Ids]:
+        """Outputs first, then backwards through the graph; by axis within each."""
+        axes = list(self.points) if self.axis_order is None else list(self.axis_order)
+        ranks = {axis: rank for rank, axis in enumerate(axes)}
+        outputs = self.problem.outputs
+
+        def dimensions(operand: str) -> list[Ids]:
+            if self.axis_order is None:
+                return self.elements[operand]
+            # A dimension that several axes reach is known once the last of them is.
+            indices = self.problem.workload_indices[operand]
+            last = [max((ranks[a] for a in index.iterators), default=0) for index in indices]
+            order = sorted(range(len(indices)), key=last.__getitem__)
+            return [self.elements[operand][dimension] for dimension in order]
+
+        for operand in outputs:
+            yield from dimensions(operand)
+        yield from (self.points[axis] for axis in axes)
+        for operand in self.elements:
+            if operand not in outputs:
+                yield from dimensions(operand)
+
+    def build(self) -> CompiledModel:
+        for ids in self._decisions():
+            self.builder.decide(ids)
+        return self.builder.build()

@@ -1,0 +1,265 @@
+"""Read ``[machines.NAME]`` of a specification: tables in, checked machines out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cpembed.errors import SpecError
+from cpembed.hw.instruction import Instruction
+from cpembed.hw.machine import ComputeUnit, Hierarchy, Memory, MemoryInterface, Mesh
+from cpembed.hw.schema import Key, close_match, one_of, spec_error
+from cpembed.hw.specification import HierarchyTable, LevelTable, MemoryTable
+
+_MAX_NUMBER = 2.0**50
+"""Maximum of every number of a machine, far beyond any that exists."""
+
+_MAX_MESH = 64
+"""Maximum number of rows or columns of a mesh."""
+
+
+def read_hierarchies(
+    place: Callable[[Key], str],
+    tables: Mapping[str, HierarchyTable],
+    scopes: Mapping[str, MemoryTable],
+    instruction: Instruction,
+    interface: MemoryInterface | None,
+) -> dict[str, Hierarchy]:
+    """Read the machines of a specification.
+
+    Parameters
+    ----------
+    place : callable
+        Maps a key to the path of the file that holds it, for error messages.
+    tables : mapping of str to HierarchyTable
+        ``[machines]`` by name.
+    scopes : mapping of str to MemoryTable
+        ``[memories]`` of the file; their capacities need not be repeated in a machine.
+    instruction : Instruction
+        The instruction that the machines execute.
+    interface : MemoryInterface or None
+        ``[machine]`` of the file; its clock and bus need not be repeated in a machine.
+
+    Returns
+    -------
+    dict of str to Hierarchy
+        The machines by name, in the order of the file.
+
+    Raises
+    ------
+    SpecError
+        For the first fault, with the file and the key.
+    """
+    scopes_in_use = tuple(dict.fromkeys(m.scope for m in instruction.memory.values()))
+    return {
+        name: _Reader(place, name, table, scopes, interface).hierarchy(scopes_in_use, instruction)
+        for name, table in tables.items()
+    }
+
+
+@dataclass
+class _Reader:
+    """Reader of one machine, which checks its tables against each other."""
+
+    place: Callable[[Key], str]
+    name: str
+    table: HierarchyTable
+    scopes: Mapping[str, MemoryTable]
+    interface: MemoryInterface | None
+
+    def error(self, key: Key, problem: str) -> SpecError:
+        path = ("machines", self.name, *key)
+        return spec_error(self.place(path), path, problem)
+
+    def hierarchy(self, operands: Sequence[str], instruction: Instruction) -> Hierarchy:
+        table = self.table
+        if not table.source.strip():
+            raise self.error(("source",), "is empty")
+        clock = table.clock_mhz
+        if clock is None:
+            if self.interface is None:
+                raise self.error(("clock_mhz",), "is missing; it must be a float")
+            clock = self.interface.clock_mhz
+        self._positive(("clock_mhz",), clock)
+        levels = self._levels(operands)
+        memories = {name: self._memory(name, level) for name, level in levels.items()}
+        machine = Hierarchy(
+            name=self.name,
+            clock_mhz=clock,
+            compute=self._compute(instruction),
+            memories=memories,
+            evidence=table.evidence,
+            source=table.source,
+            mesh=self._mesh(instruction),
+            layouts=table.layouts,
+        )
+        self._check_units(machine)
+        return machine
+
+    def _positive(self, key: Key, value: float | None, *, zero: bool = False) -> None:
+        if value is None or (0 < value <= _MAX_NUMBER) or (zero and value == 0):
+            return
+        allowed = "a number of at least 0" if zero else "a number above 0"
+        raise self.error(key, f"{value} is not allowed; allowed: {allowed}")
+
+    def _mesh(self, instruction: Instruction) -> Mesh | None:
+        """Check that every operand is cut along two of its axes that the mesh divides."""
+        table = self.table.mesh
+        if table is None:
+            return None
+        sizes = {"rows": table.rows, "columns": table.columns}
+        for field, size in sizes.items():
+            if not 1 <= size <= _MAX_MESH:
+                problem = f"{size} is not allowed; allowed: 1..{_MAX_MESH}"
+                raise self.error(("mesh", field), problem)
+        names = [operand.name for operand in instruction.computation.operands]
+        for name in dict.fromkeys([*names, *table.cut]):
+            key = ("mesh", "cut", name)
+            if name not in names:
+                raise self.error(key, f"is no operand of the instruction; allowed: {one_of(names)}")
+            axes = table.cut.get(name, [])
+            operand_axes = instruction.memory[name].axes
+            if len(axes) != 2 or len(set(axes)) != 2 or not set(axes) <= set(operand_axes):
+                problem = f"must be two different axes of {name}, for rows and columns"
+                raise self.error(key, f"{problem}; its axes: {one_of(operand_axes)}")
+            for axis, size in zip(axes, sizes.values(), strict=True):
+                if instruction.axis(axis).maximum % size:
+                    problem = f"{axis} is {instruction.axis(axis).maximum}, which {size} does not"
+                    raise self.error(key, f"{problem} divide; make it a multiple")
+        cut = {name: (axes[0], axes[1]) for name, axes in table.cut.items()}
+        return Mesh(table.rows, table.columns, cut)
+
+    def _call_cycles(self, instruction: Instruction) -> tuple[tuple[tuple[str, ...], float], ...]:
+        """Parse the keys of the polynomial, such as ``x*z``, into names of axes."""
+        terms: list[tuple[tuple[str, ...], float]] = []
+        axes = [axis.name for axis in instruction.axes]
+        for text, cycles in self.table.compute.call_cycles.items():
+            key = ("compute", "call_cycles", text)
+            names = tuple(part.strip() for part in text.split("*") if part.strip() != "1")
+            if len(set(names)) != len(names) or not set(names) <= set(axes):
+                problem = f"{text!r} is not a product of different axes; allowed: 1, or "
+                problem += one_of(axes)
+                raise self.error(key, f"{problem}, with * between them")
+            self._positive(key, cycles, zero=True)
+            terms.append((names, cycles))
+        return tuple(terms)
+
+    def _compute(self, instruction: Instruction) -> ComputeUnit:
+        table = self.table.compute
+        self._positive(("compute", "cycles"), table.cycles)
+        self._positive(("compute", "latency_cycles"), table.latency_cycles, zero=True)
+        self._positive(("compute", "issues_per_cycle"), table.issues_per_cycle)
+        # By default a dependent execution waits as long as an independent one.
+        latency = table.cycles if table.latency_cycles is None else table.latency_cycles
+        issues = table.issues_per_cycle or math.inf
+        calls = self._call_cycles(instruction)
+        return ComputeUnit(table.cycles, latency, issues, call_cycles=calls)
+
+    def _levels(self, operands: Sequence[str]) -> dict[str, int]:
+        """Return the level of each memory, ascending.
+
+        The parents have to make a tree whose leaves are the scopes that hold operands.
+        """
+        tables = self.table.memories
+        for scope in operands:
+            if scope not in tables:
+                problem = "is missing: it holds an operand and needs a table"
+                raise self.error(("memories", scope), problem)
+        for name, table in tables.items():
+            if table.parent is not None and table.parent not in tables:
+                near = close_match(table.parent, tables)
+                problem = f"unknown memory {table.parent!r}{near}; allowed: {one_of(tables)}"
+                raise self.error(("memories", name, "parent"), problem)
+        roots = [name for name, table in tables.items() if table.parent is None]
+        if len(roots) != 1:
+            problem = f"{one_of(roots) or 'none'} without a parent; allowed: one, main memory"
+            raise self.error(("memories",), problem)
+        if roots[0] in operands:
+            problem = "holds an operand: it needs a parent, at the end of which is main memory"
+            raise self.error(("memories", roots[0]), problem)
+        levels = dict.fromkeys(operands, 0)
+        for scope in operands:
+            name, level = scope, 0
+            while (parent := tables[name].parent) is not None:
+                level += 1
+                # A path that is longer than there are memories goes round in a circle.
+                if level > len(tables):
+                    problem = "leads back to it; allowed: a memory farther from the unit"
+                    raise self.error(("memories", scope, "parent"), problem)
+                if parent in operands:
+                    problem = f"{parent} holds an operand itself; allowed: another memory"
+                    raise self.error(("memories", name, "parent"), problem)
+                levels[parent] = max(levels.get(parent, 0), level)
+                name = parent
+        for name in tables:
+            if name not in levels:
+                problem = f"feeds no operand; the operands are in {one_of(operands)}"
+                raise self.error(("memories", name), problem)
+        return dict(sorted(levels.items(), key=lambda entry: entry[1]))
+
+    def _memory(self, name: str, level: int) -> Memory:
+        table, key = self.table.memories[name], ("memories", name)
+        for field in ("units", "capacity_bytes", "granule_bytes", "banks"):
+            self._positive((*key, field), getattr(table, field))
+        for field in LevelTable.__struct_fields__:
+            if "per_cycle" in field:
+                self._positive((*key, field), getattr(table, field))
+        self._positive((*key, "latency_cycles"), table.latency_cycles, zero=True)
+        # What the file's [machine] says of the bus to main memory need not be repeated: it is the
+        # path out of the root, and the burst granule of the memories right below it.
+        interface = self.interface
+        is_root = table.parent is None
+        bus = interface.bus_bits / 8 if interface is not None and is_root else None
+        read, write = table.read_bytes_per_cycle or bus, table.write_bytes_per_cycle or bus
+        if level and (read is None or write is None):
+            field = "read_bytes_per_cycle" if read is None else "write_bytes_per_cycle"
+            raise self.error((*key, field), "is missing; it must be a float")
+        latency, granule = table.latency_cycles, table.granule_bytes
+        if interface is not None and latency is None and is_root:
+            latency = interface.dram_delay_cycles
+        parent = self.table.memories.get(table.parent or "")
+        if interface is not None and granule is None and parent and parent.parent is None:
+            granule = interface.bus_bits // 8
+        return Memory(
+            name=name,
+            level=level,
+            parent=table.parent,
+            units=table.units,
+            capacity_bytes=self._capacity(name),
+            read_bytes=read or math.inf,
+            write_bytes=write or math.inf,
+            child_read_bytes=table.read_bytes_per_cycle_each or math.inf,
+            child_write_bytes=table.write_bytes_per_cycle_each or math.inf,
+            half_duplex=table.half_duplex,
+            latency_cycles=latency or 0.0,
+            granule_bytes=granule or 1,
+            banks=table.banks or 0,
+            overlap=table.overlap,
+            transfer=table.transfer,
+            transfer_unit=table.moves,
+        )
+
+    def _capacity(self, name: str) -> int | None:
+        capacity = self.table.memories[name].capacity_bytes
+        declared = self.scopes[name].capacity_bytes if name in self.scopes else None
+        if capacity is not None and declared is not None:
+            problem = f'it is in [memories."{name}"]: leave the key out'
+            raise self.error(("memories", name, "capacity_bytes"), problem)
+        return declared if capacity is None else capacity
+
+    def _check_units(self, machine: Hierarchy) -> None:
+        """Check that units of a level are equally many, and shared evenly by those above."""
+        root = machine.root
+        if root.units != 1:
+            problem = f"{root.units} is not allowed for main memory; allowed: 1"
+            raise self.error(("memories", root.name, "units"), problem)
+        for inner, outer in zip(machine.levels, machine.levels[1:], strict=False):
+            for memory in inner:
+                key = ("memories", memory.name, "units")
+                if memory.units != inner[0].units:
+                    problem = f"{memory.units}, and {inner[0].units} of {inner[0].name}"
+                    raise self.error(key, f"{problem} on the same level: make them equal")
+                if memory.units % outer[0].units:
+                    problem = f"{memory.units} is not allowed; allowed: a multiple of"
+                    raise self.error(key, f"{problem} {outer[0].units}, that of {outer[0].name}")

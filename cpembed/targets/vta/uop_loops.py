@@ -1,0 +1,252 @@
+"""Micro-ops under two loops: the variable part of the GEMM and ALU instructions of a step.
+
+A GEMM instruction runs a list of micro-ops under two affine loops. Of a tile's loops, the two that
+leave the fewest micro-ops become its iterations, the others are unrolled into micro-ops: reductions
+outside, spatial loops inside, because the core needs three different accumulators in a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.ir.computation import AxisKind
+from cpembed.targets.vta.isa import Factors, Memory
+from cpembed.targets.vta.regions import Region, Tile
+from cpembed.targets.vta.tiles import TileNest
+from cpembed.targets.vta.timing import PIPELINE
+
+Indices = NDArray[np.int64]
+"""Micro-ops as rows (dst, src, wgt)."""
+
+FETCH_CYCLES = 3
+"""Cycles to fetch an instruction, on the channel that the loads use."""
+
+MAX_ITERATIONS = 16_383
+"""Maximum extent of either loop of a GEMM or ALU instruction: the fields have 14 bits."""
+
+DISTANCE = 3
+"""Number of consecutive executions that need different accumulators: one that repeats within the
+pipeline's depth would read a sum that is not written yet."""
+
+_NO_STEP = Factors()
+
+
+@dataclass(frozen=True, eq=False)
+class UopLoop:
+    """List of micro-ops under two loops; factors are the steps of dst, src and wgt per
+    iteration."""
+
+    uops: Indices
+    outer: int = 1
+    inner: int = 1
+    dst: Factors = _NO_STEP
+    src: Factors = _NO_STEP
+    wgt: Factors = _NO_STEP
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the instruction: its executions, the pipeline, its fetch."""
+        return len(self.uops) * self.outer * self.inner + PIPELINE + FETCH_CYCLES
+
+    @cached_property
+    def accumulators(self) -> frozenset[int]:
+        """Accumulators that the instruction writes."""
+        rounds = (
+            np.arange(self.outer)[:, None, None] * self.dst.outer
+            + np.arange(self.inner)[:, None] * self.dst.inner
+        )
+        return frozenset(np.unique(rounds + self.uops[:, 0]).tolist())
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """Loops of a nest that are one affine loop, outermost first; steps of dst, src and wgt."""
+
+    names: tuple[str, ...]
+    extent: int
+    steps: tuple[int, int, int]
+
+
+_ONCE = _Iteration((), 1, (0, 0, 0))
+
+
+def gemm_loops(
+    nest: TileNest,
+    tile: Tile,
+    regions: tuple[Region, Region, Region],
+    bases: tuple[int, int, int],
+    uop_limit: int,
+) -> list[UopLoop]:
+    """Return the GEMM instructions of a tile, in order.
+
+    Parameters
+    ----------
+    nest
+        Nest whose tile is multiplied.
+    tile
+        Interval of each loop.
+    regions
+        Regions of ACC, INP and WGT in SRAM.
+    bases
+        First elements of these regions.
+    uop_limit
+        Maximum number of micro-ops of an instruction.
+    """
+    candidates = _iterations(nest, tile, regions)
+    pairs = [
+        pair
+        for pair in itertools.permutations([*candidates, _ONCE, _ONCE], 2)
+        if not set(pair[0].names) & set(pair[1].names)
+    ]
+    # The more iterations, the fewer micro-ops to load.
+    pairs.sort(key=lambda pair: -pair[0].extent * pair[1].extent)
+    for outer, inner in dict.fromkeys(pairs):
+        uops = _uops(nest, tile, regions, bases, {*outer.names, *inner.names})
+        parts = [uops[k : k + uop_limit] for k in range(0, len(uops), uop_limit)]
+        if all(_keeps_distance(part[:, 0], outer, inner) for part in parts):
+            return [_loop(part, outer, inner) for part in parts]
+    uops = _uops(nest, tile, regions, bases, set())
+    return [UopLoop(part) for part in _runs(uops, uop_limit)]
+
+
+def _loop(uops: Indices, outer: _Iteration, inner: _Iteration) -> UopLoop:
+    dst, src, wgt = (Factors(o, i) for o, i in zip(outer.steps, inner.steps, strict=True))
+    return UopLoop(uops, outer.extent, inner.extent, dst=dst, src=src, wgt=wgt)
+
+
+def _iterations(
+    nest: TileNest, tile: Tile, regions: tuple[Region, Region, Region]
+) -> list[_Iteration]:
+    """Return the loops that an instruction can iterate over, single ones and several as one."""
+    digits = {name for region in regions for name in region.tensor.digit_loops}
+    single: list[_Iteration] = []
+    for name, (_, size) in tile.items():
+        if size > 1 and name not in digits:
+            dst, src, wgt = (region.coefficient(name) for region in regions)
+            single.append(_Iteration((name,), size, (dst, src, wgt)))
+    merged = list(single)
+    # Merged loops are appended while they are visited, so that they merge further.
+    for inner in merged:
+        for outer in single:
+            continues = outer.steps == tuple(step * inner.extent for step in inner.steps)
+            if continues and outer.names[0] not in inner.names:
+                names = (*outer.names, *inner.names)
+                merged.append(_Iteration(names, outer.extent * inner.extent, inner.steps))
+    limits = [nest.config.elements(m) for m in (Memory.ACC, Memory.INP, Memory.WGT)]
+    return [
+        loop
+        for loop in merged
+        if loop.extent <= MAX_ITERATIONS
+        and all(0 <= step < limit for step, limit in zip(loop.steps, limits, strict=True))
+    ]
+
+
+def _uops(
+    nest: TileNest,
+    tile: Tile,
+    regions: tuple[Region, Region, Region],
+    bases: tuple[int, int, int],
+    iterated: set[str],
+) -> Indices:
+    """Return a micro-op for each point of the loops that are not ``iterated``, as rows of dst, src
+    and wgt: reductions outermost, so that consecutive micro-ops have different accumulators."""
+    kinds = {loop.name: loop.kind for loop in nest.loops}
+    walked = [name for name, (_, size) in tile.items() if size > 1 and name not in iterated]
+    walked.sort(key=lambda name: (kinds[name] is AxisKind.SPATIAL, tile[name][1]))
+    values: dict[str, Indices | int] = {name: first for name, (first, _) in tile.items()}
+    shape = [tile[name][1] for name in walked]
+    if walked:
+        ranges = (np.arange(tile[n][0], tile[n][0] + tile[n][1], dtype=np.int64) for n in walked)
+        values |= dict(zip(walked, np.ix_(*ranges), strict=True))
+    table = np.empty((math.prod(shape), 3), np.int64)
+    for column, (region, base) in enumerate(zip(regions, bases, strict=True)):
+        table[:, column] = np.broadcast_to(region.offsets(values) + base, shape).reshape(-1)
+    return table
+
+
+def _keeps_distance(dst: Indices, outer: _Iteration, inner: _Iteration) -> bool:
+    """True if any :data:`DISTANCE` executions in a row have different accumulators."""
+    rounds = (
+        np.arange(outer.extent)[:, None, None] * outer.steps[0]
+        + np.arange(inner.extent)[:, None] * inner.steps[0]
+    )
+    sequence = (rounds + dst).reshape(-1)
+    return all(bool((sequence[lag:] != sequence[:-lag]).all()) for lag in range(1, DISTANCE))
+
+
+def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
+    """Cut micro-ops into the longest parts that keep the distance: between instructions the
+    pipeline runs empty, so accumulators may repeat there."""
+    first = 0
+    for k in range(1, len(uops) + 1):
+        recent = uops[max(first, k - DISTANCE + 1) : k, 0]
+        if k == len(uops) or k - first == limit or uops[k, 0] in recent:
+            yield uops[first:k]
+            first = k
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Neighbouring dimensions of an output tile that are one loop of an instruction, with the steps
+    of its accumulators and of the bias."""
+
+    extent: int
+    dst: int
+    src: int
+
+
+def bias_loops(acc: Region, bias: Region, base: int, bias_base: int) -> list[UopLoop]:
+    """Return the ALU instructions that add a region of the bias to its output tile.
+
+    Parameters
+    ----------
+    acc, bias
+        Regions of the output tile and of the bias.
+    base, bias_base
+        First elements of these regions in ACC.
+    """
+    names = [dimension.name for dimension in bias.tensor.packed.dimensions]
+    walks: list[_Walk] = []
+    for k, dimension in enumerate(acc.tensor.packed.dimensions[: acc.tensor.rank]):
+        # A dimension without bias repeats the same elements.
+        has_bias = dimension.name in names
+        src = bias.strides[names.index(dimension.name)] if has_bias else 0
+        walk = _Walk(acc.spans[k].count, acc.strides[k], src)
+        outer = walks[-1] if walks else None
+        if walk.extent == 1:
+            continue
+        if outer is not None and outer.src == walk.src * walk.extent:
+            walk = _Walk(outer.extent * walk.extent, walk.dst, walk.src)
+            walks.pop()
+        walks.append(walk)
+    walks.sort(key=lambda walk: walk.extent)
+    loops = [walk for walk in walks[-2:] if walk.extent <= MAX_ITERATIONS]
+    outer, inner = ([_Walk(1, 0, 0)] * 2 + loops)[-2:]
+    unrolled = [walk for walk in walks if walk not in loops]
+    return [
+        UopLoop(
+            _bias_uops(unrolled, base, bias_base),
+            outer.extent,
+            inner.extent,
+            dst=Factors(outer.dst, inner.dst),
+            src=Factors(outer.src, inner.src),
+        )
+    ]
+
+
+def _bias_uops(walks: list[_Walk], base: int, bias_base: int) -> Indices:
+    places = np.indices([walk.extent for walk in walks]).reshape(
+        len(walks), math.prod(walk.extent for walk in walks)
+    )
+    dst = base + sum(place * walk.dst for place, walk in zip(places, walks, strict=True))
+    src = bias_base + sum(place * walk.src for place, walk in zip(places, walks, strict=True))
+    table = np.zeros((places.shape[1], 3), np.int64)
+    table[:, 0], table[:, 1] = dst, src
+    return table
