@@ -143,8 +143,6 @@ def test_a_simulated_row_has_no_time_of_the_worker_s_processor(
     here = opened.maker.row(layer, progress=lambda phase, count: None).run
     digest = bench_maker.inputs_digest(opened.maker, layer)
     there = bench_maker.make_row(opened.maker, layer, digest).run
-        opened.maker, layer, bench_maker.inputs_digest(opened.maker, layer)
-    ).run
     assert here is not None
     assert there is not None
     assert here.packing_us is not None
