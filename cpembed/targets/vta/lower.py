@@ -1,4 +1,4 @@
-"""From a derived program to VTA programs: instructions once, then an image for each set of inputs.
+"""Lowering of a derived program to VTA: instructions once, then an image for each set of inputs.
 
 >>> from cpembed.api.solve import solve, workload
 >>> from cpembed.targets.vta.isa import VtaConfig

@@ -96,7 +96,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         if spec.machine is None:
             problem = "is missing: cycles and times need the clock and the memory path"
             raise spec_error(spec.path or spec.name, ("machine",), problem)
-        self.memory = MemorySystem.of(spec.machine)
+        self.memory = MemorySystem.from_machine(spec.machine)
         self.memory.check()
         self.clock_mhz = spec.machine.clock_mhz
 
@@ -108,7 +108,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         return Machine(self.config, self.memory, tail or default_tail(workload))
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Nest:
-        return Nest.of(program, self.machine(program.unfused, epilogue))
+        return Nest.from_program(program, self.machine(program.unfused, epilogue))
 
     def space(self, lowered: Nest) -> VtaSpace:
         return VtaSpace(lowered)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tiles import TileNest
-from cpembed.targets.vta.tuning import MIN_SLOTS, MAX_SLOTS
+from cpembed.targets.vta.tuning import MAX_SLOTS, MIN_SLOTS
 
 Change = Callable[[TileNest, Schedule], Schedule | None]
 """The changed schedule; None where there is nothing to change."""
