@@ -26,7 +26,7 @@ from cpembed.targets.vta import report
 from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import save_program
-from cpembed.targets.vta.lower import HostPacking, LoweredVta, time_packing
+from cpembed.targets.vta.lower import HostPacking, LoweredVta
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.report import VtaDetails
 from cpembed.targets.vta.schedule import Schedule
@@ -150,7 +150,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             artifact.timing = time_program(program, self.memory, checked=False)
         with artifact.phase("measure"):
             factors = _factors(lowered, inputs)
-            times = time_packing(lowered, artifact.packing, program, artifact.memory, factors)
+            times = artifact.packing.time(program, artifact.memory, factors)
         cycles = artifact.timing.cycles
         us = cycles / self.clock_mhz
         latency = Quantiles(us, us, us)
