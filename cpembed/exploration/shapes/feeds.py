@@ -1,4 +1,4 @@
-"""What may feed each instruction axis, as the constraints themselves say, with executions by count.
+"""Feeds of instruction axes, as the constraints themselves allow them, with executions by count.
 
 A **feed** is a workload axis, or a group of axes that may be fused, on one instruction axis, with
 the counts that a digit along it may have there. Only digits of stride 1 are tabulated, because that

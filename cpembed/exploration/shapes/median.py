@@ -147,7 +147,14 @@ def best_sets(
 def greedy(costs: Costs, count: int, budget: Budget | None = None) -> Columns | None:
     """Return a good set as a start: shapes are added one by one, then exchanged while that helps.
 
-    None where the budget, or layers without an embedding, leave no set to such steps.
+    Parameters
+    ----------
+    costs, count, budget
+        As in :func:`best_sets`.
+
+    Returns
+    -------
+    The set, or None where the budget, or layers without an embedding, leave no set to such steps.
     """
     columns: list[int] = []
     for _ in range(min(count, costs.shape[1])):
