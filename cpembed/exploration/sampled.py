@@ -105,7 +105,7 @@ class SampledSearch:
         Limits that a point of the front has to satisfy.
     options
         The method and its options.
-    known
+    earlier
         Points of an earlier search with the same layers and limits, which are not evaluated again.
     """
 
@@ -117,7 +117,7 @@ class SampledSearch:
         limits: Sequence[Limit],
         options: SamplingOptions,
         *,
-        known: Mapping[Place, EvaluatedPoint] | None = None,
+        earlier: Mapping[Place, EvaluatedPoint] | None = None,
     ) -> None:
         require_method(options.method)
         self.space = space
@@ -133,7 +133,7 @@ class SampledSearch:
         self._trial_limit = options.trials
         self._distinct = options.distinct
         self._by_place: dict[Place, Trial] = {}
-        self._earlier = known or {}
+        self._earlier = earlier or {}
         self._study = _study(options, len(self.objectives))
         self._distributions = distributions(space)
 
@@ -232,6 +232,7 @@ class SampledSearch:
         nearest = self._nearest_new(place)
         if nearest is None:
             return None
+        # The next proposal is the enqueued point.
         self._study.enqueue_trial(self._parameters(nearest))
         return self._study.ask(self._distributions), nearest, True
 

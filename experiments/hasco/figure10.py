@@ -102,7 +102,7 @@ def trials(
             population=POPULATION,
             distinct=one.distinct,
         ),
-        known=known,
+        earlier=known,
     )
     for _ in search.run(ThisProcess()):
         pass

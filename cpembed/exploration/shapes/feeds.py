@@ -178,6 +178,8 @@ class FeedTables:
         """Return the digit as the first of its instruction axis and as a later one, where allowed
         whatever its count."""
         extent = math.prod(problem.workload.extents[member] for member in members)
+        # The smallest count and the weights 1 and 2 stand for all: these constraints do not judge
+        # the count, nor the weight beyond whether the digit is the first.
         options = [DigitOption(axis, w, Digit(name, 2), members, extent) for w in (1, 2)]
         return tuple(o for o in options if all(c.allows(problem, o) for c in self._axis_judges))
 

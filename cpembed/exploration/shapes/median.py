@@ -190,6 +190,7 @@ def _best_addition(costs: Costs, columns: Sequence[int], budget: Budget | None) 
     if budget is not None:
         used = sum(budget.sizes[n] for n in columns)
         order = order[used + np.array(budget.sizes)[order] <= budget.limit]
+    # At most as many of the first columns are in the set already.
     candidates = [int(n) for n in order[: len(columns) + 1] if n not in columns]
     return candidates[0] if candidates else None
 
