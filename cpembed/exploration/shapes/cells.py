@@ -202,6 +202,7 @@ def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
     if result.complete:
         yield ranker.rank(result)
         return
+    # With these weights the objective is the overhead in MACs: what is executed beyond the useful.
     ceiling = float(executions * cell.shape.macs - cell.workload.macs)
     for limits in (SearchLimits(seconds=_TIES_SECONDS), SearchLimits(solutions=_FEW_MAPS)):
         searches = LimitedSearch(ranker, limits).bounded(limits)
@@ -404,7 +405,7 @@ class CellTable:
         self.results: dict[tuple[int, int], CellResult] = {}
         self._bounds, self._exact = bounds, exact
         self._weights, self._search = weights, search
-        # Of the best embeddings that were found; infinite where none was.
+        # Costs of the best embeddings that were found; infinite where none was.
         self._costs = np.where(exact[:, None], bounds, np.inf)
 
     @property
