@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cpembed.embedding.commute import fitting_order
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.dense import Dense
 from cpembed.embedding.constraints.linear_access import LinearAccess
 from cpembed.embedding.constraints.padding import Padding
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
+from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.projection import (
     ALWAYS,
     Answer,
@@ -253,16 +253,43 @@ def explain_infeasible(
     constraints: ConstraintSet,
     limits: SearchLimits | None = None,
 ) -> Conflict:
-    """Explain why :func:`~cpembed.embedding.search.find_embeddings` finds nothing.
+    """Explain why the search has no result: :func:`explain_pairing` of the two.
 
-    ``limits.seconds`` bounds the explanation's own search. Raises :class:`ValueError` where the
-    problem has an embedding after all.
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes.
+    instruction : Instruction
+        Hardware instruction that does not fit.
+    constraints, limits
+        As in :func:`explain_pairing`.
     """
-    problem = pair_operands(fitting_order(workload, instruction), instruction)
+    return explain_pairing(Pairing(workload, instruction), constraints, limits)
+
+
+def explain_pairing(
+    pairing: Pairing, constraints: ConstraintSet, limits: SearchLimits | None = None
+) -> Conflict:
+    """Explain why :func:`~cpembed.embedding.search.search_pairing` has no result.
+
+    Parameters
+    ----------
+    pairing : Pairing
+        Workload and instruction with their operands paired; the first problem is explained.
+    constraints : ConstraintSet
+        Set under which the instruction does not fit.
+    limits : SearchLimits, optional
+        ``seconds`` bounds the searches of the explanation, 10 by default.
+
+    Raises
+    ------
+    ValueError
+        If the problem has an embedding after all.
+    """
+    problem = pairing.problem
     if isinstance(problem, LabelMismatch):
         return Conflict((), ("dataflow",), (problem.reason,))
-    limits = limits or SearchLimits()
-    return _Explanation(problem, constraints, limits).conflict()
+    return _Explanation(problem, constraints, limits or SearchLimits()).conflict()
 
 
 class _Explanation:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cpembed.embedding.checks import check_embedding
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
@@ -96,7 +97,7 @@ def _searches(
     """All embeddings where they are soon found; else those of as few executions, as many as a few
     seconds find; else the first of these, whatever time it takes."""
     instruction = instruction_of(shape)
-    ranker = Ranker(workload, instruction, constraints, 1, silent)
+    ranker = Ranker(Pairing(workload, instruction), constraints, 1, silent)
     whole = SearchLimits(seconds=_WHOLE)
     found = find_embeddings(workload, instruction, constraints, whole)
     if found.complete:
