@@ -233,15 +233,17 @@ class Pairing:
         first = self.problem
         if isinstance(first, LabelMismatch):
             return
-        seen = [dict(first.roles)]
+        assignments = [dict(first.roles)]
         for order in commuted(first.original, factors):
             problem = self.fits(order)
-            if problem is None or dict(problem.roles) in seen:
+            if problem is None or dict(problem.roles) in assignments:
                 continue
             # Roles that an automorphism of the instruction leads to give the same embeddings.
-            if not any(is_symmetric(first.instruction, _exchange(s, problem.roles)) for s in seen):
+            if not any(
+                is_symmetric(first.instruction, _exchange(s, problem.roles)) for s in assignments
+            ):
                 yield problem
-            seen.append(dict(problem.roles))
+            assignments.append(dict(problem.roles))
 
     def problems(self, factors: bool) -> tuple[EmbeddingProblem, ...] | LabelMismatch:
         """Return every problem whose embeddings are those of the workload, the first one first.
@@ -294,7 +296,17 @@ def pair_operands_or_none(
 def problem_of(
     workload: Computation, instruction: Instruction, roles: Mapping[str, str]
 ) -> EmbeddingProblem:
-    """Return :meth:`Pairing.with_roles` of a workload and an instruction."""
+    """Return :meth:`Pairing.with_roles` of a workload and an instruction.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes, its factors in any order.
+    instruction : Instruction
+        Embedded instruction.
+    roles : Mapping
+        Workload operand (port) of each instruction operand.
+    """
     return Pairing(workload, instruction).with_roles(roles)
 
 

@@ -181,11 +181,11 @@ def _search_scalar(
         report("search", count)
 
     skipped_roles = orders_left_out(problem.original, constraints.exchanges_factors)
-    own = own_order(problem)
+    workload_order = own_order(problem)
     if formulation is Formulation.SCALAR:
-        result = solve_portfolio(problem, constraints, limits, [own], report=progressed)
+        result = solve_portfolio(problem, constraints, limits, [workload_order], report=progressed)
         return result.without(skipped_roles)
     assets = make_assets(problem, constraints)
-    first = own if formulation is Formulation.AUTO else None
+    first = workload_order if formulation is Formulation.AUTO else None
     result = solve_portfolio(problem, constraints, limits, assets, first=first, report=progressed)
     return result.without((*unfused_groups(problem, constraints), *skipped_roles))

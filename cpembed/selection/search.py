@@ -169,14 +169,14 @@ class Ranker:
     layouts: LayoutCache = field(default_factory=LayoutCache)
 
     def rank(
-        self, found: SearchResult, ceiling: float | None = None, seconds: float | None = None
+        self, result: SearchResult, ceiling: float | None = None, seconds: float | None = None
     ) -> RankedSearch:
-        """``found`` is complete, or is so as far as a ceiling of the score; ``seconds`` are for
+        """``result`` is complete, or is so as far as a ceiling of the score; ``seconds`` are for
         deriving programs."""
         ranking = rank(
             self.pairing.workload,
             self.pairing.instruction,
-            found.embeddings,
+            result.embeddings,
             self.constraints.weights,
             self.top,
             lambda count: self.progress("derive", count),
@@ -185,11 +185,11 @@ class Ranker:
             seconds,
         )
         if ranking.cut:
-            return RankedSearch(found.cut(len(ranking.candidates)), ranking, proven=False)
-        proven, best = found.complete, ranking.candidates
+            return RankedSearch(result.cut(len(ranking.candidates)), ranking, proven=False)
+        proven, best = result.complete, ranking.candidates
         if ceiling is not None and best and len(best) == self.top:
             proven = proven or best[-1].score <= ceiling
-        return RankedSearch(found, ranking, proven)
+        return RankedSearch(result, ranking, proven)
 
 
 _Run = Callable[[SearchLimits], SearchResult]
@@ -284,12 +284,12 @@ class LimitedSearch:
 
     def bounded(self, limits: SearchLimits) -> list[Bounded]:
         """The problems that have solutions, as far as this is known."""
-        found: list[Bounded] = []
+        bounded_searches: list[Bounded] = []
         for search in self.searches:
             models = search.models()
             objective = Objective(search.problem, self.ranker.constraints.weights)
             share = limits.share(2 * len(models) * len(self.searches))
             least = objective.least(models, share)
             if least is not None:
-                found.append(Bounded(search, objective, least))
-        return found
+                bounded_searches.append(Bounded(search, objective, least))
+        return bounded_searches
