@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
 from cpembed.embedding.checks import check_embedding
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.embedding import Embedding
@@ -196,7 +197,7 @@ def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
     """Yield searches until one has a result: of all embeddings; of those of as few executions, as
     many as a few seconds find; of the first of these, whatever time it takes."""
     instruction = instruction_of(cell.shape)
-    ranker = Ranker(cell.workload, instruction, cell.constraints, 1, silent)
+    ranker = Ranker(Pairing(cell.workload, instruction), cell.constraints, 1, silent)
     limits = SearchLimits(seconds=_ALL_SECONDS)
     result = find_embeddings(cell.workload, instruction, cell.constraints, limits)
     if result.complete:
