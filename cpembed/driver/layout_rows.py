@@ -1,4 +1,4 @@
-"""What is known of a workload's layouts: a row for each, and which one is the best."""
+"""Result of a comparison of layouts: a row for each, and an explanation of the best one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,35 @@ from cpembed.transform.program import DerivedProgram
 from cpembed.wording import duration
 
 SAME, SAME_MEASURED = 1.02, 1.05
-"""Times that differ by less are the same: a model, and a timer, tell no more."""
+"""Ratios below which two estimated, or measured, times count as the same: neither a model nor a
+timer is more precise."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds: of the ``contraction`` on packed operands, of ``packing`` the inputs and
-    ``unpacking`` the output (``moving`` is both, known also where they are not known apart), and
-    of all together, in one call where that is measured. Weights are packed ahead and not counted.
-    None: not known. ``cycles`` are those of the contraction, where they are counted; ``machine`` is
-    the described one that estimates are of, None for this one. ``noisy``: other work on the machine
-    disturbed what was measured."""
+    """Times of a workload in one layout, in microseconds; None where unknown.
+
+    Weights are packed ahead, which is not counted.
+
+    Parameters
+    ----------
+    contraction : float or None
+        Time of the contraction on packed operands.
+    moving : float or None
+        Sum of packing and unpacking; some models only know the sum.
+    packing, unpacking : float, optional
+        Time of packing the inputs, and of unpacking the output.
+    whole : float, optional
+        Time of one call that packs, contracts and unpacks, if that was measured or estimated.
+    cycles : float, optional
+        Cycles of the contraction, if they are counted.
+    provenance : Provenance
+        Whether the times are measured, simulated or estimated.
+    machine : str, optional
+        Described machine that estimates are for; None for this machine.
+    noisy : bool
+        True if other work on the machine disturbed the measurement.
+    """
 
     contraction: float | None
     moving: float | None
@@ -39,6 +57,7 @@ class Times:
 
     @property
     def total(self) -> float | None:
+        """Time with packing and unpacking: that of one call if it is known, else the sum."""
         if self.whole is not None:
             return self.whole
         if self.contraction is None:
@@ -61,11 +80,31 @@ class Times:
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """A layout, in the operator's own ``settings``: what is chosen to run in it.
+    """Candidate that runs a workload in one layout.
 
-    ``on`` is the target that runs it, an alternative where that is faster. ``run_bytes``: of the
-    first input's data, so many that one execution of the instruction reads lie next to each other
-    before any packing. ``reason``: why nothing runs it.
+    Parameters
+    ----------
+    name : str
+        Name of the layout.
+    settings : dict of str to str
+        Settings of the operator that make the layout.
+    on : str, optional
+        Target that runs it: an alternative if that is faster.
+    embedding : Embedding, optional
+        Embedding of the candidate.
+    utilisation : float, optional
+        Useful share of the instruction.
+    moved_bytes : int, optional
+        Bytes that packing and unpacking read and write.
+    in_place : tuple of str
+        Operands that are used without packing.
+    run_bytes : float, optional
+        Mean length of the contiguous runs that one execution of the instruction reads of the first
+        input in its own layout.
+    times : Times, optional
+        Times of the candidate.
+    reason : str, optional
+        Reason why nothing runs the layout, or why there is no time.
     """
 
     name: str
@@ -81,6 +120,7 @@ class LayoutRow:
 
     @property
     def total(self) -> float | None:
+        """Microseconds with packing and unpacking; None if unknown."""
         return None if self.times is None else self.times.total
 
     def to_json(self) -> dict[str, Any]:
@@ -104,7 +144,19 @@ class LayoutRow:
 
 @dataclass(frozen=True)
 class LayoutsResult:
-    """The layouts in a fixed order; ``refused``: those that the sizes do not have, and why."""
+    """Rows of all layouts of a workload on one target.
+
+    Parameters
+    ----------
+    workload : str
+        Operator and sizes.
+    target : str
+        Name of the target.
+    rows : tuple of LayoutRow
+        One row for each layout, in a fixed order.
+    refused : dict of str to str
+        Reasons by layout for those that the workload's sizes rule out.
+    """
 
     workload: str
     target: str
@@ -113,13 +165,14 @@ class LayoutsResult:
 
     @property
     def best(self) -> LayoutRow | None:
-        """The fastest; None where no time is known."""
+        """Row with the shortest total time; None if no time is known."""
         timed = [row for row in self.rows if row.total is not None]
         return min(timed, key=lambda row: row.total or 0.0, default=None)
 
     @property
     def as_fast(self) -> tuple[LayoutRow, ...]:
-        """Others that take no more than :data:`SAME`, or :data:`SAME_MEASURED`, times as long."""
+        """Rows apart from the best whose time counts as the same, by :data:`SAME` and
+        :data:`SAME_MEASURED`."""
         best = self.best
         if best is None or best.total is None:
             return ()
@@ -129,11 +182,11 @@ class LayoutsResult:
 
     @property
     def why(self) -> str:
-        """Why the best is the best, in a sentence."""
+        """Sentence that explains why the best layout is the fastest."""
         return why_best(self.rows, self.best, self.as_fast)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``layouts --json``."""
+        """Return the document of ``layouts --json``."""
         best = self.best
         return {
             "workload": self.workload,
@@ -147,14 +200,26 @@ class LayoutsResult:
 
 
 _MORE_USED = 1.02
+"""Ratio of utilisations above which the difference explains a faster contraction."""
+
 _PART = 0.25
-"""Share of a difference from which a part of it is named."""
+"""Share of a time difference from which packing or the contraction is named as its cause."""
 
 
 def why_best(
     rows: Sequence[LayoutRow], best: LayoutRow | None, as_fast: Sequence[LayoutRow]
 ) -> str:
-    """A sentence: the best beside the fastest layout that is slower."""
+    """Explain in a sentence why a layout is faster than the next slower one.
+
+    Parameters
+    ----------
+    rows : sequence of LayoutRow
+        All layouts.
+    best : LayoutRow or None
+        Fastest of them; None if no time is known.
+    as_fast : sequence of LayoutRow
+        Layouts whose times count as the same as that of ``best``.
+    """
     if best is None or best.total is None:
         return "no time is known: nothing can be compared"
     same = [row for row in rows if row is best or row in as_fast]
@@ -162,56 +227,54 @@ def why_best(
     among = f"{_listed([row.name for row in same])} take the same time" if as_fast else ""
     if not slower:
         return among or f"{best.name} is the only layout with a time"
-    other = min(slower, key=lambda row: row.total or 0.0)
-    saved = (other.total or 0.0) - best.total
-    factor = (other.total or 0.0) / best.total
-    faster = f"{best.name} is {factor:.3g} times as fast as {other.name}"
-    reason = f"{faster}, {duration(saved)} less: {_reason(best, other, saved)}"
+    second = min(slower, key=lambda row: row.total or 0.0)
+    saved = (second.total or 0.0) - best.total
+    factor = (second.total or 0.0) / best.total
+    faster = f"{best.name} is {factor:.3g} times as fast as {second.name}"
+    reason = f"{faster}, {duration(saved)} less: {_reason(best, second, saved)}"
     return f"{among}; {reason}" if among else reason
 
 
-def _reason(best: LayoutRow, other: LayoutRow, saved: float) -> str:
-    if best.on != other.on:
-        return f"{best.on} runs it, which cannot run the other as fast"
-    ours, theirs = best.times, other.times
-    if ours is None or theirs is None:
-        return "of the other no parts are known"
-    moving = (theirs.moving or 0.0) - (ours.moving or 0.0)
-    computing = (theirs.contraction or 0.0) - (ours.contraction or 0.0)
-    parts = [_moving(best, other)] if moving > _PART * saved else []
-    if computing > _PART * saved or not parts:
-        parts.append(_computing(best, other))
+def _reason(best: LayoutRow, second: LayoutRow, saved: float) -> str:
+    """Name the parts that make up the ``saved`` microseconds."""
+    if best.on != second.on:
+        return f"{best.on} runs it, which cannot run {second.name} as fast"
+    if best.times is None or second.times is None:
+        return f"the parts of the time of {second.name} are unknown"
+    packing = (second.times.moving or 0.0) - (best.times.moving or 0.0)
+    contraction = (second.times.contraction or 0.0) - (best.times.contraction or 0.0)
+    parts = [_packing_reason(best, second)] if packing > _PART * saved else []
+    if contraction > _PART * saved or not parts:
+        parts.append(_contraction_reason(best, second))
     return "; ".join(parts)
 
 
-def _computing(best: LayoutRow, other: LayoutRow) -> str:
-    ours, theirs = best.times, other.times
-    mine = None if ours is None else ours.contraction
-    yours = None if theirs is None else theirs.contraction
-    text = f"the contraction takes {_us(mine)} instead of {_us(yours)}"
-    used, unused = best.utilisation or 0.0, other.utilisation or 0.0
-    if used > unused * _MORE_USED:
-        return f"{text}, where {used:.1%} of the instruction is used instead of {unused:.1%}"
-    if best.run_bytes and other.run_bytes and best.run_bytes > other.run_bytes:
+def _contraction_reason(best: LayoutRow, second: LayoutRow) -> str:
+    best_us = None if best.times is None else best.times.contraction
+    second_us = None if second.times is None else second.times.contraction
+    text = f"the contraction takes {_us(best_us)} instead of {_us(second_us)}"
+    used, second_used = best.utilisation or 0.0, second.utilisation or 0.0
+    if used > second_used * _MORE_USED:
+        return f"{text}, where {used:.1%} of the instruction is used instead of {second_used:.1%}"
+    if best.run_bytes and second.run_bytes and best.run_bytes > second.run_bytes:
         return (
-            f"{text}, where what one execution reads of the first input lies in runs of "
-            f"{best.run_bytes:.3g} bytes instead of {other.run_bytes:.3g}"
+            f"{text}, where one execution reads the first input in runs of "
+            f"{best.run_bytes:.3g} bytes instead of {second.run_bytes:.3g}"
         )
     return (
-        f"{text}, though no more of the instruction is used and what it reads is no more "
+        f"{text}, though no more of the instruction is used and its reads are no more "
         "contiguous: the loops around it differ"
     )
 
 
-def _moving(best: LayoutRow, other: LayoutRow) -> str:
-    ours, theirs = best.times, other.times
-    mine = 0.0 if ours is None else ours.moving or 0.0
-    yours = 0.0 if theirs is None else theirs.moving or 0.0
-    kept = [name for name in best.in_place if name not in other.in_place]
-    taken = duration(mine) if mine else "no time of their own"
-    text = f"packing and unpacking take {taken} instead of {duration(yours)}"
-    if kept:
-        text += f"; {_listed(kept)} {'is' if len(kept) == 1 else 'are'} used in place"
+def _packing_reason(best: LayoutRow, second: LayoutRow) -> str:
+    best_us = 0.0 if best.times is None else best.times.moving or 0.0
+    second_us = 0.0 if second.times is None else second.times.moving or 0.0
+    in_place = [name for name in best.in_place if name not in second.in_place]
+    time = duration(best_us) if best_us else "no time of their own"
+    text = f"packing and unpacking take {time} instead of {duration(second_us)}"
+    if in_place:
+        text += f"; {_listed(in_place)} {'is' if len(in_place) == 1 else 'are'} used in place"
     return text
 
 
@@ -220,20 +283,18 @@ def _us(time: float | None) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """``a, b and c``."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    """Join names as ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 _LARGEST = 1 << 14
-"""Elements of a tile that are looked at one by one."""
+"""Maximum number of elements of a tile, since :func:`run_bytes` visits each one."""
 
 
 def run_bytes(program: DerivedProgram, name: str) -> float | None:
-    """Bytes of an operand's own layout that one execution reads next to each other, in the mean
-    over its runs; None where the program has no such operand, or a tile of it is very large.
-
-    The execution is one in the middle of the operand, away from the padding around it.
+    """Return the mean length in bytes of the contiguous runs that one execution reads of an
+    operand in its own layout; None if the program lacks the operand, or its tile is very large.
     """
     operand = next((o for o in program.operands if o.name == name), None)
     if operand is None:
@@ -241,16 +302,17 @@ def run_bytes(program: DerivedProgram, name: str) -> float | None:
     tiles = [d for d in operand.dimensions if d.walked_by is not None]
     if math.prod(d.extent for d in tiles) > _LARGEST:
         return None
+    # An execution in the middle of the operand stands for all: padding cuts runs at the borders.
     middle = {d.name: d.extent // 2 for d in operand.dimensions if d.walked_by is None}
     shape = operand.original_shape
     steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-    found: set[int] = set()
+    offsets: set[int] = set()
     for point in itertools.product(*(range(d.extent) for d in tiles)):
         values = {**middle, **{d.name: at for d, at in zip(tiles, point, strict=True)}}
         index = [source.evaluate(values) for source in operand.source]
         if all(0 <= at < size for at, size in zip(index, shape, strict=True)):
-            found.add(sum(at * step for at, step in zip(index, steps, strict=True)))
-    if not found:
+            offsets.add(sum(at * step for at, step in zip(index, steps, strict=True)))
+    if not offsets:
         return None
-    runs = sum(place - 1 not in found for place in found)
-    return len(found) * size_bytes(operand.dtype) / runs
+    runs = sum(offset - 1 not in offsets for offset in offsets)
+    return len(offsets) * size_bytes(operand.dtype) / runs

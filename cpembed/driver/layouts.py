@@ -1,7 +1,7 @@
-"""Which layout of a workload's tensors is the fastest on a target, packing counted.
+"""Comparison of the layouts of a workload's tensors on a target, with the cost of packing.
 
->>> found = compare_layouts("gemm m=16 n=32 k=32", "vta_1x16x16")
->>> [row.name for row in found.rows]
+>>> result = compare_layouts("gemm m=16 n=32 k=32", "vta_1x16x16")
+>>> [row.name for row in result.rows]
 ['A[m,k] B[k,n]', 'A[m,k] B[n,k]', 'A[k,m] B[k,n]', 'A[k,m] B[n,k]']
 """
 
@@ -30,11 +30,11 @@ from cpembed.workloads.operators import find_operator, operator_names
 from cpembed.workloads.suites import layer
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 64
-"""Channels of a block that are tried: fewer leave vectors and cache lines unfilled, of more the
-image is mostly one block."""
+"""Range of channels in a block: fewer leave vectors and cache lines unfilled; with more, one block
+holds most of the image."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the layout that is looked at, how many are done, and of how many."""
+"""Called with the layout that comes next, the number completed, and the total number."""
 
 
 def compare_layouts(
@@ -45,43 +45,65 @@ def compare_layouts(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> LayoutsResult:
-    """A workload in each layout that its operator has: of images channels first, channels last, and
-    in blocks of the sizes that the instruction has; of matrices each as it is and transposed.
+    """Compare a workload in every layout that its operator has.
 
-    ``measures``: kernels are built, verified and timed, or simulated; else times are estimates.
-    ``timeout`` bounds each search in seconds.
+    Images have their channels first, last, or in blocks of the instruction's sizes; each matrix is
+    taken as it is and transposed.
 
-    Raises :class:`WorkloadError` for a workload that has no layouts, :class:`SpecError` for a wrong
-    target.
+    Parameters
+    ----------
+    words : str or sequence of str
+        Operator with its sizes, or a layer of a suite such as ``resnet18:0``.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    measures : bool
+        True to build, verify and time, or simulate, the kernels; False to estimate times.
+    timeout : float, optional
+        Limit of each search, in seconds.
+    progress : callable, optional
+        Called before each layout.
+
+    Returns
+    -------
+    LayoutsResult
+        One row for each layout. A layout that fails has the reason in its row.
+
+    Raises
+    ------
+    WorkloadError
+        If the workload is unknown or has no choice of layouts.
+    SpecError
+        If the target is invalid.
     """
     spec = hardware_spec(target)
-    family, given = _operator(words.split() if isinstance(words, str) else list(words))
+    family, sizes = _operator(words.split() if isinstance(words, str) else list(words))
     rows: list[LayoutRow] = []
     refused: dict[str, str] = {}
     choices = list(_choices(family, spec))
     for number, (name, settings) in enumerate(choices):
         if progress is not None:
             progress(name, number, len(choices))
-        setting = [f"{key}={value}" for key, value in {**given, **settings}.items()]
+        setting = [f"{key}={value}" for key, value in {**sizes, **settings}.items()]
         try:
             parsed([family.name, *setting], spec)
         except WorkloadError as error:
+            # Sizes may rule a blocked layout out; without blocks, the workload itself is wrong.
             if block_of(settings.get("layout", "")) == 1:
                 raise
             refused[name] = str(error).partition(";")[0]
             continue
         rows.append(_row(name, settings, [family.name, *setting], spec, measures, timeout))
-    label = " ".join([family.name, *(f"{key}={value}" for key, value in given.items())])
+    label = " ".join([family.name, *(f"{key}={value}" for key, value in sizes.items())])
     return LayoutsResult(label, spec.name, tuple(rows), refused)
 
 
 def _operator(words: list[str]) -> tuple[OperatorFamily, dict[str, str]]:
-    """The operator that words name, with its settings, but for those of layouts."""
+    """Parse an operator and its sizes; settings of layouts are rejected."""
     name, *rest = words or [""]
     if "[" in name or not name:
         raise WorkloadError(
-            "an expression says where its operands lie: name an operator with its sizes, such as "
-            "conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3"
+            "an expression fixes the layouts of its operands: name an operator with its sizes, "
+            "such as conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3"
         )
     suite, colon, index = name.partition(":")
     if colon:
@@ -92,22 +114,22 @@ def _operator(words: list[str]) -> tuple[OperatorFamily, dict[str, str]]:
     family = find_operator(name)
     if family is None:
         raise WorkloadError(f"unknown operator {name!r}: use {' '.join(operator_names())}")
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for word in rest:
         key, equals, value = word.partition("=")
         if not equals:
-            raise WorkloadError(f"{word!r} is no setting of {name}: write NAME=VALUE")
+            raise WorkloadError(f"{word!r} is not a setting of {name}: write NAME=VALUE")
         if key in ("layout", "trans_a", "trans_b"):
             raise WorkloadError(f"every layout is compared: leave {key}= out")
-        given[key] = value
-    return family, given
+        settings[key] = value
+    return family, settings
 
 
 def _choices(family: OperatorFamily, spec: HardwareSpec) -> Iterator[tuple[str, dict[str, str]]]:
-    """Names of layouts, each with the operator's settings."""
-    known = {parameter.name: parameter for parameter in family.parameters}
-    if "layout" in known:
-        for choice in known["layout"].choices:
+    """Yield the name of each layout with the operator's settings that make it."""
+    parameters = {parameter.name: parameter for parameter in family.parameters}
+    if "layout" in parameters:
+        for choice in parameters["layout"].choices:
             if block_of(choice) == 1:
                 yield choice, {"layout": choice}
                 continue
@@ -115,7 +137,7 @@ def _choices(family: OperatorFamily, spec: HardwareSpec) -> Iterator[tuple[str, 
                 name = choice.replace(str(block_of(choice)), str(block))
                 yield name, {"layout": name}
         return
-    transposed = [name for name in ("trans_a", "trans_b") if name in known]
+    transposed = [name for name in ("trans_a", "trans_b") if name in parameters]
     if not transposed:
         raise WorkloadError(
             f"{family.name} has no choice of layouts: name a convolution or a product of matrices"
@@ -128,15 +150,15 @@ def _choices(family: OperatorFamily, spec: HardwareSpec) -> Iterator[tuple[str, 
 
 
 def blocks(spec: HardwareSpec) -> tuple[int, ...]:
-    """Channels in a block: what an axis of the instruction has, or two of them.
+    """Return the numbers of channels in a block: extents of instruction axes and of pairs of them.
 
     >>> blocks(hardware_spec("avx512_vnni")), blocks(hardware_spec("vta_1x16x16"))
     ((16, 64), (16,))
     """
     sizes = [axis.maximum for axis in spec.instruction.axes]
     pairs = (a * b for a, b in itertools.combinations(sizes, 2))
-    found = {size for size in (*sizes, *pairs) if SMALLEST_BLOCK <= size <= LARGEST_BLOCK}
-    return tuple(sorted(found))
+    channels = {size for size in (*sizes, *pairs) if SMALLEST_BLOCK <= size <= LARGEST_BLOCK}
+    return tuple(sorted(channels))
 
 
 def _row(
@@ -147,10 +169,10 @@ def _row(
     measures: bool,
     timeout: float | None,
 ) -> LayoutRow:
-    """A failure of one layout is its reason."""
+    """Estimate or measure one layout; its failure becomes the reason in its row."""
     try:
         if measures:
-            # It has a worker of its own for what it builds.
+            # `run` calls the worker itself, for each kernel that it builds.
             return _measured(name, settings, words, spec, timeout)
         return worker.call(_estimated, name, settings, words, spec, timeout)
     except InvariantError:
@@ -168,40 +190,37 @@ def _measured(
     times = None
     timing = result.timing
     if result.is_native:
-        latency, whole = timing.latency_us, timing.whole_us
-        parts = (timing.packing_us, timing.unpacking_us)
-        known = [part for part in parts if part is not None]
+        latency, call = timing.latency_us, timing.whole_us
+        parts = [us for us in (timing.packing_us, timing.unpacking_us) if us is not None]
         times = Times(
-            None if latency is None else latency.median,
-            sum(known) if known else None,
-            *parts,
-            None if whole is None else whole.median,
-            timing.cycles,
-            timing.provenance,
+            contraction=None if latency is None else latency.median,
+            moving=sum(parts) if parts else None,
+            packing=timing.packing_us,
+            unpacking=timing.unpacking_us,
+            whole=None if call is None else call.median,
+            cycles=timing.cycles,
+            provenance=timing.provenance,
             noisy=timing.noisy,
         )
     reason = None if times is not None else "; ".join(result.missing)
-    return _described(name, settings, result.solved.target.name, result.candidate, times, reason)
+    return _candidate_row(
+        name, settings, result.solved.target.name, result.candidate, times, reason
+    )
 
 
 def _estimated(
     name: str, settings: dict[str, str], words: list[str], spec: HardwareSpec, timeout: float | None
 ) -> LayoutRow:
-    found = choose(
-        Request(
-            parsed(words, spec),
-            spec,
-            KernelOptions(timeout=timeout, untuned=True),
-        )
-    )
-    if isinstance(found, SolveResult):
-        return LayoutRow(name, settings, reason=found.why_nothing)
-    times = _estimated_times(found)
-    reason = None if times is not None else "no machine of it is described: nothing to estimate"
-    return _described(name, settings, found.solved.target.name, found.candidate, times, reason)
+    options = KernelOptions(timeout=timeout, untuned=True)
+    outcome = choose(Request(parsed(words, spec), spec, options))
+    if isinstance(outcome, SolveResult):
+        return LayoutRow(name, settings, reason=outcome.why_nothing)
+    times, on = _estimated_times(outcome), outcome.solved.target.name
+    reason = None if times is not None else f"no machine of {on} is described: cannot estimate"
+    return _candidate_row(name, settings, on, outcome.candidate, times, reason)
 
 
-def _described(
+def _candidate_row(
     name: str,
     settings: dict[str, str],
     on: str,
@@ -211,24 +230,25 @@ def _described(
 ) -> LayoutRow:
     program, cost = ranked.candidate.program, ranked.overheads
     return LayoutRow(
-        name,
-        settings,
-        on,
-        ranked.candidate.embedding,
-        cost.utilisation,
-        cost.packing_bytes,
-        cost.in_place,
-        run_bytes(program, program.workload.inputs[0].name),
-        times,
-        reason,
+        name=name,
+        settings=settings,
+        on=on,
+        embedding=ranked.candidate.embedding,
+        utilisation=cost.utilisation,
+        moved_bytes=cost.packing_bytes,
+        in_place=cost.in_place,
+        run_bytes=run_bytes(program, program.workload.inputs[0].name),
+        times=times,
+        reason=reason,
     )
 
 
-def _estimated_times(found: Selection) -> Times | None:
-    """By the target's own model where it executes here, what that does not know, and all else, by
-    the first machine that the specification describes; None where there is neither."""
-    spec, program = found.solved.target, found.candidate.program
-    scored = found.choice.scored if found.plan.native else None
+def _estimated_times(selection: Selection) -> Times | None:
+    """Estimate by the target's own model if it executes on this machine; anything that this model
+    leaves out is estimated for the first machine that the specification describes. None if there is
+    neither."""
+    spec, program = selection.solved.target, selection.candidate.program
+    scored = selection.choice.scored if selection.plan.native else None
     if scored is not None and "moves_us" in scored.parts:
         return Times(scored.parts["us"], scored.parts["moves_us"], whole=scored.cost)
     described = described_estimate(program, spec)
@@ -238,7 +258,7 @@ def _estimated_times(found: Selection) -> Times | None:
     unpacking = sum(us for name, us in described.packing_us.items() if name in outputs)
     packing = sum(us for name, us in described.packing_us.items() if name not in outputs)
     contraction, cycles = described.us, described.cycles
-    if scored is not None and found.plan.target.unit == "cycles" and spec.machine is not None:
+    if scored is not None and selection.plan.target.unit == "cycles" and spec.machine is not None:
         cycles = scored.cost
         contraction = cycles / spec.machine.clock_mhz
     return Times(

@@ -1,8 +1,8 @@
-"""One computation on one target, as :mod:`cpembed.network.match` asks it of every product.
+"""Match of one computation with one target, as :mod:`cpembed.network.match` does each product.
 
 >>> from cpembed.driver.named import workload
->>> found = matched(Request(workload("gemm m=8 n=16 k=16"), "vta_1x16x16"))
->>> found.embedded_on, found.utilisation, found.family
+>>> match = matched(Request(workload("gemm m=8 n=16 k=16"), "vta_1x16x16"))
+>>> match.embedded_on, match.utilisation, match.family
 ('vta_1x16x16', 1.0, {'x': (), 'y': ('n',), 'z': ('k',)})
 """
 
@@ -32,15 +32,31 @@ from cpembed.worker.steps import SLOWEST
 
 @dataclass(frozen=True)
 class Match:
-    """What a search came to: ``embedded_on`` is the target whose instruction runs the computation,
-    another one than was asked where ``embedding`` is of one of its alternatives, and None where
-    nothing was found, for what ``reason`` says. With an alternative, ``reason`` says why it is
-    taken.
+    """Outcome of the search for one computation on one target.
 
-    ``ended``: whether the search came to its end, was stopped by a limit, or its process died.
-    ``retyped``: the model has other element types than the instruction takes, and was matched as if
-    it had these. ``estimated``: by a model, packing and unpacking included but for what is packed
-    ahead. ``moved_bytes`` are read and written by packing and unpacking.
+    Parameters
+    ----------
+    embedded_on : str, optional
+        Target whose instruction runs the computation: the requested one or an alternative of it;
+        None if nothing was found.
+    embedding : Embedding, optional
+        Embedding that a run would select.
+    utilisation : float, optional
+        Useful share of the instruction, 0 to 1.
+    estimated : Time, optional
+        Estimated time, with packing and unpacking except for operands that are packed ahead.
+    moved_bytes : int, optional
+        Bytes that packing and unpacking read and write.
+    reason : str, optional
+        Reason why nothing was found, or why an alternative is selected.
+    retyped : bool
+        True if the computation has element types that the instruction does not take, and was
+        matched on types that it does.
+    seconds : float
+        Wall time of the search.
+    ended : str
+        ``searched`` if the search was complete, ``stopped`` if a limit ended it, ``failed`` if its
+        process died.
     """
 
     embedded_on: str | None = None
@@ -55,27 +71,27 @@ class Match:
 
     @property
     def outcome(self) -> str:
-        """``yes`` or ``no``; ``stopped`` or ``failed`` where neither is known."""
+        """``yes`` or ``no``; ``stopped`` or ``failed`` if the search did not tell."""
         if self.embedded_on is not None:
             return "yes"
         return "no" if self.ended == "searched" else self.ended
 
     @property
     def family(self) -> Mapping[str, tuple[str, ...]]:
-        """The computation's axes that feed each axis of the instruction."""
+        """Axes of the computation that feed each axis of the instruction."""
         return {} if self.embedding is None else self.embedding.family
 
     def figure(self, macs: int, count: int = 1) -> Figure:
-        """For a table of several targets: of a layer that the network has ``count`` times."""
+        """Return the match as the figure of a layer that the network has ``count`` times."""
         return Figure(
-            macs,
-            count,
-            self.embedded_on,
-            self.utilisation,
-            self.moved_bytes,
-            self.estimated,
-            self.reason,
-            self.outcome,
+            macs=macs,
+            count=count,
+            embedded_on=self.embedded_on,
+            utilisation=self.utilisation,
+            moved_bytes=self.moved_bytes,
+            time=self.estimated,
+            reason=self.reason,
+            outcome=self.outcome,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -96,8 +112,8 @@ class Match:
 
 
 def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
-    """The computation on element types that the instruction takes: its own where they fit in the
-    order of the operands, else the first choices of the operands' roles."""
+    """Return the computation on element types that the instruction takes: its own if each operand's
+    type fits, else the default types of the operands' roles."""
     instruction = spec.instruction
     roles = [instruction.dtypes[o.name] for o in instruction.computation.operands]
     operands = workload.operands
@@ -110,8 +126,8 @@ def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
 
 
 def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
-    """A network in the form in which its products are run, on the element types that a target
-    multiplies, as far as these are integers where it is quantized."""
+    """Return a network in the form in which its products run: a quantized one on the integer types
+    that a target multiplies."""
     from cpembed.graph.passes import prepare
 
     inputs = default_dtypes(spec)[:-1]
@@ -121,7 +137,7 @@ def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
 
 
 def match_in_worker(request: Request) -> Match:
-    """:func:`matched` in the worker, whose death is a reason."""
+    """Call :func:`matched` in the worker; if the worker dies, that is the reason of the match."""
     started = time.perf_counter()
     try:
         return worker.call(matched, request)
@@ -131,9 +147,12 @@ def match_in_worker(request: Request) -> Match:
 
 
 def matched(request: Request) -> Match:
-    """Search for the instruction, and where it does not fit or is mostly idle, for those of its
-    ``alternatives``: a specification without any, or a constraint set, is matched alone. The
-    timeout bounds each search. What a search refuses is a reason."""
+    """Match a computation with a target, and with the target's alternatives if its instruction does
+    not fit or is mostly idle.
+
+    A request with a constraint set has no alternatives. The timeout bounds each search. An error of
+    the search becomes the reason of the match.
+    """
     started = time.perf_counter()
     spec, workload = hardware_spec(request.target), request.workload
     retyped = False
@@ -143,23 +162,25 @@ def matched(request: Request) -> Match:
         with step(f"matching {workload.name} on {spec.name}", workload.macs + allowed):
             typed = typed_for(workload, spec)
             retyped = typed != workload
-            found = choose(replace(request, workload=typed))
+            outcome = choose(replace(request, workload=typed))
             seconds = time.perf_counter() - started
-            if isinstance(found, Selection):
-                return _of_chosen(found, spec, retyped, seconds)
-            ended = "stopped" if found.is_stopped else "searched"
-            return Match(reason=found.why_nothing, retyped=retyped, seconds=seconds, ended=ended)
+            if isinstance(outcome, Selection):
+                return _match_of_selection(outcome, spec, retyped, seconds)
+            ended = "stopped" if outcome.is_stopped else "searched"
+            return Match(reason=outcome.why_nothing, retyped=retyped, seconds=seconds, ended=ended)
     except InvariantError:
         raise
     except CpembedError as error:
         return Match(reason=str(error), retyped=retyped, seconds=time.perf_counter() - started)
 
 
-def _of_chosen(found: Selection, spec: HardwareSpec, retyped: bool, seconds: float) -> Match:
-    ranked = found.candidate
+def _match_of_selection(
+    selection: Selection, spec: HardwareSpec, retyped: bool, seconds: float
+) -> Match:
+    ranked = selection.candidate
     reason = None
-    if found.instead is not None:
-        solved = found.instead.solved
+    if selection.instead is not None:
+        solved = selection.instead.solved
         if solved.count:
             reason = f"faster by estimate than {spec.name}"
             if solved.utilisation:
@@ -167,27 +188,27 @@ def _of_chosen(found: Selection, spec: HardwareSpec, retyped: bool, seconds: flo
         else:
             reason = solved.why_nothing
     return Match(
-        found.solved.target.name,
-        ranked.candidate.embedding,
-        ranked.overheads.utilisation,
-        _estimated(found),
-        ranked.overheads.packing_bytes,
-        reason,
-        retyped,
-        seconds,
+        embedded_on=selection.solved.target.name,
+        embedding=ranked.candidate.embedding,
+        utilisation=ranked.overheads.utilisation,
+        estimated=_estimated(selection),
+        moved_bytes=ranked.overheads.packing_bytes,
+        reason=reason,
+        retyped=retyped,
+        seconds=seconds,
     )
 
 
-def _estimated(found: Selection) -> Time | None:
-    """By the target's own model where it executes here, else for the first machine that the
-    specification describes; None where there is neither."""
-    amount, target = found.choice.estimated, found.plan.target
-    spec = found.solved.target
-    if found.plan.native and amount is not None and amount != float("inf"):
+def _estimated(selection: Selection) -> Time | None:
+    """Estimate by the target's own model if it executes on this machine, else for the first machine
+    that the specification describes; None if there is neither."""
+    amount, target = selection.choice.estimated, selection.plan.target
+    spec = selection.solved.target
+    if selection.plan.native and amount is not None and amount != float("inf"):
         clock = None if spec.machine is None else spec.machine.clock_mhz
         us = amount if target.unit == "us" else amount / clock if clock else None
         return Time(amount, target.unit, us, Provenance.ESTIMATED)
-    described = described_estimate(found.candidate.program, spec)
+    described = described_estimate(selection.candidate.program, spec)
     if described is None:
         return None
     us = described.total_us

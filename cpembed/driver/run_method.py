@@ -1,4 +1,4 @@
-"""Run a convolution by a method: build its parts and its product, verify its numbers, time it."""
+"""Run a convolution by a method: build its parts and its product, verify and time it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from cpembed.targets.verification import worst_judged
 from cpembed.worker import step
 
 _TIMED_CALLS = 10
-"""Of a method so slow that a round is one call: those of its parts and of the whole."""
+"""Number of calls that time a method so slow that each round is one call of its parts or all."""
 
 
-def built(chosen: MethodChoice) -> tuple[MethodArtifact, Choice]:
-    """The kernel of a method, and the choice that made the kernel of its product; in the worker.
+def built(method: MethodChoice) -> tuple[MethodArtifact, Choice]:
+    """Build the kernel of a method, and return it with the choice that its product was built from;
+    in the worker.
 
-    Raises :class:`~cpembed.errors.LoweringError` where its product has none.
+    Raises :class:`~cpembed.errors.LoweringError` if the product has no program.
     """
-    plan = chosen.product.plan
+    plan = method.product.plan
     product, choice = built_first(plan.target, plan.choices)
     methods = plan.target.methods
     assert methods is not None
-    with step(f"building the parts of {chosen.method.name}", chosen.workload.macs):
-        return methods.build(chosen.plan, product), choice
+    with step(f"building the parts of {method.method.name}", method.workload.macs):
+        return methods.build(method.plan, product), choice
 
 
 def judged(
@@ -43,15 +44,27 @@ def judged(
     seed: int,
     run: Callable[[Mapping[str, Array]], Array],
 ) -> tuple[Verification, MethodError | None]:
-    """What a method computes on data, and on the same with special values, beside the convolution.
+    """Verify a method against the convolution, on data with and without special values.
 
-    Winograd's method sums up whole tiles: of floats, a NaN or an infinity would make NaN of all
-    results of its tile, so that its special values are finite.
+    Winograd's method sums whole tiles: a NaN or an infinity would turn all results of its tile into
+    NaN, so its special values are finite.
+
+    Parameters
+    ----------
+    method : Rewritten
+        Convolution that is rewritten by a method.
+    inputs : dict of str to array
+        Data by the name of the input.
+    seed : int
+        Seed of the special values.
+    run : callable
+        Computes the convolution of given inputs by the method.
 
     Returns
     -------
     Verification, MethodError or None
-        The worst of both, and the error on the data as they are, of methods that have one.
+        The worse verification of both, and the rounding error on ``inputs`` for methods that have
+        one.
     """
     errors: list[MethodError | None] = []
 
@@ -65,57 +78,56 @@ def judged(
 
 
 def _judged(
-    method: Rewritten, inputs: Mapping[str, Array], found: Array
+    method: Rewritten, inputs: Mapping[str, Array], output: Array
 ) -> tuple[Verification, MethodError | None]:
-    """An output beside the convolution: im2col sums the same products, in another order, and is
-    judged as a kernel is; Winograd's method within its running error bound; integers bit for
-    bit."""
+    """Verify an output: im2col sums the same products in another order and is judged like a kernel;
+    Winograd's method must stay within its running error bound; integers must be equal."""
     workload = method.convolution.workload
     if not isinstance(method, Winograd) or method.is_exact:
-        return Expected(workload, inputs).judge(found), None
+        return Expected(workload, inputs).judge(output), None
     wide = workload.with_dtypes({operand.name: "float64" for operand in workload.operands})
     exact = reference(wide, {name: array.astype(np.float64) for name, array in inputs.items()})
-    off = np.abs(found.astype(np.float64) - exact)
+    off = np.abs(output.astype(np.float64) - exact)
     error = MethodError(
         float(off.max()),
         float(np.sqrt((off**2).mean())),
         float(np.abs(exact).max()),
         float(bound(method, inputs).max()),
     )
-    # A NaN is not below anything: it fails.
+    # `<=` is False for a NaN, which therefore fails.
     verified = bool((off <= running_bound(method, inputs)).all())
     tolerance = roundings(method) * UNIT_ROUNDOFF[workload.output.dtype]
     return Verification(error.largest, verified, tolerance), error
 
 
 def executed_method(compared: Compared, seed: int) -> RunResult:
-    """Build a method, verify it on random data of a seed, and time it: in the worker.
+    """Build a method, verify it on random data of a seed, and time it; in the worker.
 
-    Raises :class:`~cpembed.errors.InvariantError` where its numbers are wrong.
+    Raises :class:`~cpembed.errors.InvariantError` if its results are wrong.
     """
-    chosen = compared.rewritten
-    assert chosen is not None
-    plan, workload, seconds = chosen.product.plan, chosen.workload, dict[str, float]()
+    method = compared.rewritten
+    assert method is not None
+    plan, workload, seconds = method.product.plan, method.workload, dict[str, float]()
     started = time.perf_counter()
-    artifact, choice = built(chosen)
+    artifact, choice = built(method)
     seconds["build"] = time.perf_counter() - started
     started = time.perf_counter()
     inputs = random_inputs(workload, seed)
 
     def run(data: Mapping[str, Array]) -> Array:
-        with step(f"running {chosen.method.name}", workload.macs):
+        with step(f"running {method.method.name}", workload.macs):
             return artifact.run(data)
 
-    verification, error = judged(chosen.method, inputs, seed, run)
-    verification.require(f"{chosen.method.name} of {workload.name}", seed)
+    verification, error = judged(method.method, inputs, seed, run)
+    verification.require(f"{method.method.name} of {workload.name}", seed)
     seconds["verify"] = time.perf_counter() - started
     started = time.perf_counter()
-    with step(f"timing {chosen.method.name}", _TIMED_CALLS * workload.macs):
+    with step(f"timing {method.method.name}", _TIMED_CALLS * workload.macs):
         timing = artifact.time(inputs)
     seconds["measure"] = time.perf_counter() - started
-    expected = Expectation.of_times(plan.target, chosen.estimated, timing)
+    expected = Expectation.of_times(plan.target, method.estimated, timing)
     return RunResult(
-        solved=chosen.product.solved,
+        solved=method.product.solved,
         target=plan.target,
         candidate=choice.candidate,
         backend=artifact.backend,
@@ -130,7 +142,7 @@ def executed_method(compared: Compared, seed: int) -> RunResult:
         expectation=expected,
         seconds=seconds,
         artifact=artifact,
-        instead=chosen.product.instead,
+        instead=method.product.instead,
         method=compared,
         error=error,
     )

@@ -1,4 +1,4 @@
-"""What a run found: its numbers are right, and how long it takes."""
+"""Result of a run: its verification and its times."""
 
 from __future__ import annotations
 
@@ -23,12 +23,23 @@ from cpembed.targets.choice import Choice
 from cpembed.targets.portable import PORTABLE
 
 FACTOR = 3.0
-"""An estimate that is off by more is said: calibrated, on an idle machine, few are off by 2."""
+"""Ratio of measured and estimated time above which the deviation is reported: on a calibrated, idle
+machine, few estimates are off by 2."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Both in a unit. ``reasons``: why they may differ, the likely one first."""
+    """Estimated and measured time of a run.
+
+    Parameters
+    ----------
+    unit : str
+        ``us`` or ``cycles``.
+    estimated, measured : float
+        Times in ``unit``.
+    reasons : tuple of str
+        Possible reasons for a difference, the most likely one first.
+    """
 
     unit: str
     estimated: float
@@ -39,15 +50,30 @@ class Expectation:
     def of(
         cls, target: Target[Any, Any, Any], choice: Choice, timing: Timing
     ) -> Expectation | None:
-        """Of an execution with its packing and unpacking, where those count; None where no model
-        knows it, or there is no time."""
+        """Compare the estimate of a choice with its time, packing included if it is timed; None if
+        either is unknown."""
         return cls.of_times(target, choice.estimated, timing)
 
     @classmethod
     def of_times(
         cls, target: Target[Any, Any, Any], estimated: float | None, timing: Timing
     ) -> Expectation | None:
-        """Likewise, of what the model expects."""
+        """Compare an estimate with a time.
+
+        Parameters
+        ----------
+        target : Target
+            Target that ran, whose unit both times have.
+        estimated : float or None
+            Estimate of its model; None if it has none.
+        timing : Timing
+            Times of the run.
+
+        Returns
+        -------
+        Expectation or None
+            Both times; None if either is unknown.
+        """
         if target.unit == "cycles":
             measured = timing.cycles
         else:
@@ -59,15 +85,16 @@ class Expectation:
 
     @property
     def ratio(self) -> float:
+        """Measured time over the estimate."""
         return self.measured / self.estimated
 
     @property
     def is_off(self) -> bool:
-        """By more than :data:`FACTOR`."""
+        """True if the times differ by more than :data:`FACTOR`."""
         return not 1 / FACTOR <= self.ratio <= FACTOR
 
     def to_json(self) -> dict[str, Any]:
-        """A part of the document of ``run --json``."""
+        """Return the entry ``expectation`` of the document of ``run --json``."""
         return {
             "unit": self.unit,
             "estimated": self.estimated,
@@ -80,18 +107,47 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """A verified execution and its times.
+    """Verified execution with its times.
 
-    ``backend`` is what executed it. ``missing`` says what kept the target's instruction from being
-    used, empty where it was used; ``backend`` is then ``generic``: portable code verified the
-    program, and the times in ``timing`` are not those of the instruction. ``seed`` made the data.
-    ``choice`` is where the candidate and its schedule come from; ``epilogue`` is what was stored,
-    None for the sums, of type ``stored``. ``details`` is what only this target says. ``artifact``
-    is None where another process ran it. ``seconds`` is wall time by phase. ``instead``: an
-    alternative ran, of which ``solved`` is, in the place of the target that was asked for.
-    ``method``: of a convolution whose method was chosen; where that is not the implicit one, what
-    is solved and chosen is its product, ``latency_us`` is that of the product alone, and ``error``
-    is what rounding in its transforms made of the result.
+    Parameters
+    ----------
+    solved : SolveResult
+        Search that found the candidate; of a method, the search of its product.
+    target : Target
+        Target that executed it.
+    candidate : RankedCandidate
+        Candidate that ran.
+    backend : str
+        Back end that executed it; ``generic`` if portable code ran in place of the instruction:
+        ``timing`` is then that of the portable code.
+    missing : tuple of str
+        Reasons why the target's instruction was not used; empty if it was.
+    verification : Verification
+        Comparison with the reference.
+    timing : Timing
+        Times; of a method, ``latency_us`` is that of its product alone.
+    seed : int
+        Seed of the random data.
+    choice : Choice
+        Candidate and schedule with their origin.
+    epilogue : Any
+        Epilogue in the target's own form; None for the plain sums.
+    stored : str
+        Element type of the output.
+    details : Details
+        Entries that only this target has.
+    expectation : Expectation, optional
+        Comparison with the estimated time.
+    seconds : dict of str to float
+        Wall time by phase.
+    artifact : Any
+        Compiled kernel; None if another process ran it.
+    instead : Substitution, optional
+        Reason why an alternative, that of ``solved``, ran instead of the requested target.
+    method : Compared, optional
+        Selected method of a convolution, with the estimates of all.
+    error : MethodError, optional
+        Rounding error of a method other than the implicit one.
     """
 
     solved: SolveResult
@@ -114,35 +170,37 @@ class RunResult:
     error: MethodError | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Machine code stays in its process."""
+        """Leave the artifact out: machine code cannot leave its process."""
         return {**self.__dict__, "artifact": None}
 
     @property
     def workload(self) -> Computation:
-        """What was computed, by whatever method."""
-        chosen = None if self.method is None else self.method.rewritten
-        return self.solved.workload if chosen is None else chosen.workload
+        """Computation that ran: with a method, the convolution and not its product."""
+        method = None if self.method is None else self.method.rewritten
+        return self.solved.workload if method is None else method.workload
 
     @property
-    def asked(self) -> HardwareSpec:
-        """The target that was asked for."""
+    def requested(self) -> HardwareSpec:
+        """Requested target, even if an alternative ran."""
         return (self.solved if self.instead is None else self.instead.solved).target
 
     @property
     def is_native(self) -> bool:
+        """True if the target's instruction was used."""
         return self.backend != PORTABLE
 
     @property
     def provenance(self) -> Provenance:
+        """Origin of the times."""
         return self.timing.provenance
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``run --json``; only the instruction's own measured time is
-        ``latency_us``, any time with its provenance is in ``time``."""
+        """Return the document of ``run --json``: ``latency_us`` is only given for a measured time
+        of the instruction, ``time`` for any time, with its provenance."""
         times = self.timing
         document: dict[str, Any] = {
             "workload": workload_json(self.workload),
-            "target": self.asked.name,
+            "target": self.requested.name,
             "executed": self.solved.target.name,
             "constraints": self.solved.constraints.name,
             "embedding": self.candidate.embedding.identifier(),
@@ -179,9 +237,9 @@ class RunResult:
             document |= {"latency_us": latency, "gops": times.gops}
         expected = self.expectation
         document["expectation"] = None if expected is None else expected.to_json()
-        own = self.details.to_json()
-        spent = {"solve": self.solved.total_seconds, **self.seconds, **own.pop("seconds", {})}
-        return document | self.choice.to_json(self.target) | own | {"seconds": spent}
+        details = self.details.to_json()
+        seconds = {"solve": self.solved.total_seconds, **self.seconds, **details.pop("seconds", {})}
+        return document | self.choice.to_json(self.target) | details | {"seconds": seconds}
 
     def _time(self) -> dict[str, Any]:
         times = self.timing
@@ -196,9 +254,9 @@ class RunResult:
 
 
 def _steps(epilogue: Any) -> dict[str, bool | int]:
-    """What happens to the sums before they are stored."""
+    """Return the steps of an epilogue as entries of the document."""
     if not isinstance(epilogue, Epilogue | None):
         return {}
     names = ("bias", "scale", "relu")
-    taken = {name: epilogue is not None and getattr(epilogue, name) for name in names}
-    return taken | ({"shift": epilogue.shift} if epilogue and epilogue.shift else {})
+    steps = {name: epilogue is not None and getattr(epilogue, name) for name in names}
+    return steps | ({"shift": epilogue.shift} if epilogue and epilogue.shift else {})

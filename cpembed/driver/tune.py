@@ -1,4 +1,4 @@
-"""Tune a workload: the fastest embedding and schedule; kept, resumable.
+"""Tune a workload: measure schedules of its best embeddings; resumable from stored trials.
 
 >>> import tempfile
 >>> from pathlib import Path
@@ -45,17 +45,43 @@ from cpembed.tuning.session import SEARCH_SHARE, CandidatePool, Task, Together, 
 from cpembed.tuning.space import Design, Proposal, distinct
 
 OnTrial = Callable[[int, Trial, Trial], None]
-"""Called with the number of a trial, the trial, and the best one so far."""
+"""Called with the number of a trial, from 1, the trial, and the best trial so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult:
-    """What is known after tuning: ``trials`` holds those of this call's proposals, ``best`` the
-    best of all that are kept under this key, ``untuned`` what runs without tuning.
+    """Trials of a call, and the best schedule that is now stored.
 
-    ``candidates`` embeddings took part. ``measured`` trials are new; the others were kept from
-    earlier calls. ``stopped``: the time limit came before the number of trials. ``seconds`` is wall
-    time, searches included. ``about`` is what was tuned beside workload, target and constraint set.
+    Parameters
+    ----------
+    target : Target
+        Target that was tuned: an alternative of the requested one if that is faster.
+    workload : Computation
+        Workload that was tuned.
+    constraints : str
+        Name of the constraint set that the embeddings are from.
+    seed : int
+        Seed of the proposals.
+    candidates : int
+        Number of embeddings that took part.
+    trials : tuple of Trial
+        Trials of this call's proposals, of which ``measured`` are new and the rest were stored.
+    measured : int
+        Number of new trials.
+    kept : int
+        Number of trials in the store, under this key.
+    stopped : bool
+        True if the time limit ended the call before its number of trials was reached.
+    best : Trial
+        Best trial in the store.
+    untuned : Trial
+        Trial of the candidate and schedule that run without tuning.
+    seconds : float
+        Wall time, searches included.
+    database : Path
+        File of the stored trials.
+    about : dict
+        Further entries of the document, which depend on the target.
     """
 
     target: AnyTarget
@@ -75,7 +101,8 @@ class TuneResult:
 
     @classmethod
     def of(cls, target: AnyTarget, tuning: Tuning[Any, Any]) -> TuneResult:
-        """After :meth:`Tuning.run`, whole or interrupted; raises as :meth:`Tuning.outcome`."""
+        """Return the result after :meth:`Tuning.run`, even an interrupted one; raise as
+        :meth:`Tuning.outcome` does."""
         best, untuned = tuning.outcome()
         task = tuning.task
         return cls(
@@ -97,11 +124,11 @@ class TuneResult:
 
     @property
     def speedup(self) -> float:
-        """What is minimised, untuned over tuned."""
+        """Ratio of the minimised costs, untuned over best: above 1 if tuning helped."""
         return (self.untuned.cost or 0) / (self.best.cost or 1)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``tune --json``."""
+        """Return the document of ``tune --json``."""
         return {
             "workload": workload_json(self.workload),
             "target": self.target.spec.name,
@@ -125,7 +152,19 @@ class TuneResult:
 
 @dataclass(frozen=True)
 class OpenTuning:
-    """A search that is ready to run, on the target that it is for."""
+    """Tuning that is ready to run.
+
+    Parameters
+    ----------
+    target : Target
+        Target that is tuned.
+    tuning : Tuning
+        Search over the schedules, with its store.
+    epilogue : Any
+        Epilogue of the kernels, in the target's own form.
+    workers : Workers
+        Processes that make the trials.
+    """
 
     target: AnyTarget
     tuning: Tuning[Any, Any]
@@ -133,16 +172,17 @@ class OpenTuning:
     workers: Workers
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Any]:
-        """The trials one by one, none of them begun after ``stop`` says so; raises as
-        :meth:`~cpembed.cluster.Workers.outcomes`."""
+        """Yield the trials; none is started after ``stop`` has returned True. Raise as
+        :meth:`~cpembed.cluster.Workers.outcomes` does."""
         if isinstance(self.workers, ThisProcess) or measures(self.target):
-            # What is timed is timed beside the best so far, which the trial before may be.
+            # One by one: a trial is timed in alternation with the best one so far, which may be the
+            # trial before it.
             return takewhile(lambda _: not stop(), self.tuning.run())
-        together = made_together(self.workers, self.target, self.epilogue, stop)
-        return self.tuning.run(together)
+        make_trials = trials_by_workers(self.workers, self.target, self.epilogue, stop)
+        return self.tuning.run(make_trials)
 
     def result(self) -> TuneResult:
-        """Raises as :meth:`TuneResult.of`."""
+        """Return the result so far; raise as :meth:`TuneResult.of` does."""
         return TuneResult.of(self.target, self.tuning)
 
 
@@ -156,7 +196,7 @@ def tune(
     progress: Progress | None = None,
     **keywords: Any,
 ) -> TuneResult | SolveResult:
-    """Try schedules of the best embeddings, measured on this machine or simulated, and keep them.
+    """Measure, or simulate, schedules of the best embeddings, and store the trials.
 
     Parameters
     ----------
@@ -165,31 +205,33 @@ def tune(
     target : str or HardwareSpec
         Target by name, file or value.
     options : TuneOptions, optional
-        How long and what for; its fields may also be given as keywords. Without a constraint set,
-        the widest one is searched, and what runs without tuning takes part too.
+        Limits and objective; its fields may also be given as keywords. Without a constraint set,
+        the widest preset is searched, and the candidate that runs without tuning takes part too.
     on_trial : callable, optional
         Called after each trial.
     workers : Workers, optional
-        Processes that simulate several trials at a time, or a cluster of which one measures them.
+        Processes that simulate several trials at a time, or a cluster, one process of which
+        measures them.
     progress : callable, optional
         Called at each step of the search with the stage and a count.
 
     Returns
     -------
     TuneResult or SolveResult
-        The search's result if nothing can be embedded. Without a constraint set, one of the
-        target's ``alternatives`` is tuned where that is proven or the model says that it is faster.
+        Result of tuning; the search's result if nothing can be embedded. Without a constraint set,
+        one of the target's ``alternatives`` is tuned if it has the only embeddings, or is faster by
+        the cost model.
 
     Raises
     ------
     BackendUnavailable
-        If nothing here simulates or executes the target.
+        If this machine can neither simulate nor execute the target.
     WorkloadError
-        If an option is of another target.
+        If the target does not have an option.
     LoweringError
-        If the instruction can execute no embedding.
+        If no embedding has a program.
     InvariantError
-        If a kernel's numbers are wrong.
+        If a kernel's results are wrong.
     """
     opened = open_tuning(workload, target, options, workers=workers, progress=progress, **keywords)
     if isinstance(opened, SolveResult):
@@ -210,9 +252,22 @@ def open_tuning(
     progress: Progress | None = None,
     **keywords: Any,
 ) -> OpenTuning | SolveResult:
-    """Search and choose the embeddings that take part: all of :func:`tune` before its first trial.
+    """Prepare :func:`tune` up to its first trial: search, and select the embeddings that take part.
 
-    Parameters are those of :func:`tune`.
+    Parameters
+    ----------
+    workload, target, options, workers, progress
+        As for :func:`tune`.
+
+    Returns
+    -------
+    OpenTuning or SolveResult
+        The tuning; the search's result if nothing can be embedded.
+
+    Raises
+    ------
+    CpembedError
+        As :func:`tune` does.
     """
     started = time.perf_counter()
     options = merged(TuneOptions, options, keywords)
@@ -235,13 +290,13 @@ def open_tuning(
     if len(workload.statements) > 1:
         return of_several_statements(request, machine)
     machine.epilogue(workload, storing)
-    # Without a set, what runs untuned takes part: tuning never does worse.
+    # The candidate that runs untuned takes part, so that tuning never does worse.
     usual: Selection | SolveResult | None = None
     if constraints is None:
         usual = choose(request)
         if isinstance(usual, Selection) and usual.plan.native:
             spec, machine = usual.solved.target, usual.plan.target
-            # An alternative may be another kind of target.
+            # Checked again: an alternative may be another kind of target, with other options.
             require_tunable(spec)
             _check_options(machine, options.output, objective)
     search = SolveOptions(
@@ -259,6 +314,7 @@ def open_tuning(
     if objective is not None:
         machine = machine.minimising(objective)
     epilogue = machine.epilogue(workload, storing)
+    # No candidate runs untuned: select one as a run would, for the trials to be compared with.
     if not first and machine.compares_always:
         with suppress(LoweringError):
             likely = (machine.contenders or tuple)(wide.embeddings)
@@ -268,7 +324,13 @@ def open_tuning(
     )
     deadline = float("inf") if timeout is None else started + timeout
     task = Task(
-        workload, spec, wide.constraints, options.trials, options.seed or 0, started, deadline
+        workload=workload,
+        target=spec,
+        constraints=wide.constraints,
+        trials=options.trials,
+        seed=options.seed or 0,
+        started=started,
+        deadline=deadline,
     )
     folder = options.database or default_directory()
     executing = workers or ThisProcess()
@@ -283,23 +345,23 @@ def open_tuning(
 def _field(
     target: AnyTarget,
     first: Sequence[Choice],
-    others: Sequence[RankedCandidate],
+    best: Sequence[RankedCandidate],
     epilogue: Any,
     fuses: bool,
 ) -> CandidatePool[Any]:
-    """The embeddings that take part: what runs untuned, what it was chosen among, and ``others``,
-    with their variants.
+    """Collect the embeddings that take part: the untuned choices ``first``, of which the first one
+    runs without tuning, then the ``best`` of the search with their variants.
 
-    Raises :class:`LoweringError` where the instruction executes none of them.
+    Raises :class:`LoweringError` if none of them has a program.
     """
     ranked = [choice.candidate for choice in first]
     designs: list[Design[Any]] = []
     refused: dict[str, str] = {}
-    seen: set[str] = set()
-    for item in (*ranked, *target.variants(others, fuses=fuses)):
-        if item.candidate.identifier in seen:
+    identifiers: set[str] = set()
+    for item in (*ranked, *target.variants(best, fuses=fuses)):
+        if item.candidate.identifier in identifiers:
             continue
-        seen.add(item.candidate.identifier)
+        identifiers.add(item.candidate.identifier)
         try:
             lowered = target.lower(item.candidate.program, epilogue)
             designs.append(Design(item, lowered, target.space(lowered)))
@@ -315,23 +377,24 @@ def _field(
 
 
 def require_tunable(spec: HardwareSpec) -> None:
-    """Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes."""
+    """Raise :class:`BackendUnavailable` if this machine cannot simulate or execute a target."""
     try:
-        why = open_target(spec).untunable()
+        reason = open_target(spec).untunable()
     except BackendUnavailable as error:
-        why = f"{error}: nothing to measure"
-    # What is to be installed is said only where that would help.
-    if why is None and (missing := missing_for(spec)):
-        why = f"{'; '.join(missing)}: nothing to measure"
-    if why is not None:
-        raise BackendUnavailable(f"{spec.name}: {why}")
+        reason = f"{error}: nothing to measure"
+    # Only now: installing what is missing would not help with a target that cannot be tuned at all.
+    if reason is None and (missing := missing_for(spec)):
+        reason = f"{'; '.join(missing)}: nothing to measure"
+    if reason is not None:
+        raise BackendUnavailable(f"{spec.name}: {reason}")
 
 
 def _check_options(target: AnyTarget, output: str | None, objective: str | None) -> None:
+    """Raise :class:`WorkloadError` for an option that the target does not have."""
     name = target.spec.name
     if objective is not None and objective not in target.objectives:
-        has = ", ".join(target.objectives) or "one only"
-        raise WorkloadError(f"{name} has no objective {objective} ({has}): leave it out")
+        objectives = ", ".join(target.objectives) or "one only"
+        raise WorkloadError(f"{name} has no objective {objective} ({objectives}): leave it out")
     if output is not None and not target.tunes_stored:
         raise WorkloadError(
             f"an output form is for targets that are tuned for what they store, not for {name}: "
@@ -340,16 +403,34 @@ def _check_options(target: AnyTarget, output: str | None, objective: str | None)
 
 
 def measures(target: AnyTarget) -> bool:
-    """Whether trials are times of the CPU that makes them."""
+    """True if trials are times of the CPU that makes them."""
     return target.provenance is Provenance.MEASURED
 
 
-def made_together(
+def trials_by_workers(
     workers: Workers, target: AnyTarget, epilogue: Any, stop: Callable[[], bool]
 ) -> Together[Any, Any]:
-    """Trials of several proposals at a time, none of them begun after ``stop`` says so."""
+    """Return a function that makes the trials of several proposals at a time.
 
-    def together(proposals: Sequence[Proposal[Any]]) -> Iterator[tuple[Proposal[Any], Any]]:
+    Parameters
+    ----------
+    workers : Workers
+        Processes that make the trials.
+    target : Target
+        Target that is tuned.
+    epilogue : Any
+        Epilogue of the kernels, in the target's own form.
+    stop : callable
+        Asked before each trial; no trial is started after it has returned True.
+
+    Returns
+    -------
+    callable
+        Yields each proposal with its trial, in order of completion; a proposal that has no program,
+        or whose process crashes, gets a trial with the reason.
+    """
+
+    def make_trials(proposals: Sequence[Proposal[Any]]) -> Iterator[tuple[Proposal[Any], Any]]:
         by_key = {proposal.key: proposal for proposal in proposals}
         tasks = (
             WorkerTask(key, *target.trial_call(proposal, epilogue), "trying a schedule")
@@ -362,11 +443,11 @@ def made_together(
             reason = None if error is None else str(error)
             yield proposal, target.trial_of(proposal, outcome.result, reason)
 
-    return together
+    return make_trials
 
 
 def measured_by(workers: Workers) -> Callable[..., Any]:
-    """Executes functions that time kernels, one after the other, on a worker that may."""
+    """Return a function that calls another one on a worker that may time kernels, and waits."""
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         task = WorkerTask(

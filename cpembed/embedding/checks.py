@@ -16,9 +16,23 @@ from cpembed.errors import InvariantError
 def check_embedding(
     problem: EmbeddingProblem, constraints: ConstraintSet, embedding: Embedding
 ) -> None:
-    """Expand axis maps to nodes and have every constraint judge them; a refusal is a bug.
+    """Expand axis maps to nodes and have every constraint judge them.
 
-    Gaps of fused axes are left out: they are the derived program's, and proven with it.
+    Gaps of fused axes are left to the proof of the derived program.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem in any assignment of roles, without fused axes.
+    constraints : ConstraintSet
+        Set under which the embedding was found.
+    embedding : Embedding
+        Axis maps to check.
+
+    Raises
+    ------
+    InvariantError
+        If a constraint rejects the embedding: a defect of the digit model.
     """
     problem = flattened_problem(with_roles(problem, embedding.operands), embedding.flattened)
     node_map = expand(problem, embedding)
@@ -49,7 +63,22 @@ def flattened_problem(problem: EmbeddingProblem, groups: Groups) -> EmbeddingPro
 
 
 def check(problem: EmbeddingProblem, constraints: ConstraintSet, node_map: NodeMap) -> None:
-    """Every constraint's own judgement of a solution; a refusal is a bug in the model."""
+    """Have every constraint judge a node map.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem that the node map solves, with its fused axes.
+    constraints : ConstraintSet
+        Set under which it was found.
+    node_map : NodeMap
+        Images of the instruction's nodes.
+
+    Raises
+    ------
+    InvariantError
+        If a constraint rejects the node map: a defect of the posted model.
+    """
     for constraint in constraints.constraints:
         if not constraint.holds(problem, node_map):
             raise InvariantError(
@@ -59,6 +88,22 @@ def check(problem: EmbeddingProblem, constraints: ConstraintSet, node_map: NodeM
 
 
 def check_round_trip(problem: EmbeddingProblem, embedding: Embedding, node_map: NodeMap) -> None:
+    """Check that axis maps expand to the node map that they were decoded from.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem that both solve.
+    embedding : Embedding
+        Axis maps decoded from the node map.
+    node_map : NodeMap
+        Images of the instruction's nodes.
+
+    Raises
+    ------
+    InvariantError
+        If they expand to another one.
+    """
     again = expand(problem, embedding)
     if again is None or again.key() != node_map.key():
         raise InvariantError(f"axis maps {embedding.to_json()} do not expand to their node map")

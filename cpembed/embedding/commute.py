@@ -1,7 +1,8 @@
-"""Operand commutation: the same workload with the factors of a commutative operation exchanged.
+"""Commuted operands: the same workload with the factors of commutative operations exchanged.
 
 An instruction's operands have roles in the order of its expression. Exchanging the workload's
-factors gives each role to the other operand (weights as A, image as B): other layouts, other axes.
+factors gives each role to another operand (weights as A, image as B): other layouts, other axes.
+:class:`Pairing` matches each order once and is shared by search, bounds and explanations.
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from cpembed.embedding.problem import (
     EmbeddingProblem,
     LabelMismatch,
-    pair_operands,
+    check_dtypes,
+    match_graphs,
     port_elements,
 )
 from cpembed.errors import InvariantError, WorkloadError
 from cpembed.hw.instruction import Instruction, OperandMemory
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import Assignment, Computation
 from cpembed.ir.expression import OPERATIONS, Cast, Expression, Operation, walk
 
 _MOST_ORDERS = 4096
-"""Of one workload that are tried; no instruction has as many operations as more would take."""
+"""Maximum number of orders tried per workload; an instruction that needs more has more operations
+than any that is known."""
 
 
 def commuted(workload: Computation, factors: bool = True) -> Iterator[Computation]:
-    """The workload with its statements in every order and, with ``factors``, the operands of its
-    commutative operations too; as it is first. Operands keep their names and the result is the
-    same. A workload of more than ``_MOST_ORDERS`` orders stays as it is."""
+    """Yield the workload in every order that computes the same, unchanged order first.
+
+    Statements are permuted and, with ``factors``, the operands of commutative operations too.
+    Operands keep their names. A workload of more than ``_MOST_ORDERS`` orders yields only itself.
+    """
     if _count_orders(workload, factors) > _MOST_ORDERS:
         yield workload
         return
@@ -39,24 +45,24 @@ def commuted(workload: Computation, factors: bool = True) -> Iterator[Computatio
             [replace(s, value=value) for value in _orders(s.value)] if factors else [s]
             for s in statements
         ]
-        for chosen in itertools.product(*choices):
-            found = replace(workload, statements=chosen)
-            names = list(dict.fromkeys(read.operand for read in found.reads))
-            yield replace(found, inputs=tuple(found.operand(name) for name in names))
+        for ordered in itertools.product(*choices):
+            order = replace(workload, statements=ordered)
+            names = list(dict.fromkeys(read.operand for read in order.reads))
+            yield replace(order, inputs=tuple(order.operand(name) for name in names))
 
 
 def _count_orders(workload: Computation, factors: bool) -> int:
-    """An upper bound on the number of orders."""
-    exchangeable = sum(
+    """Return an upper bound on the number of orders."""
+    commutative = sum(
         isinstance(node, Operation) and OPERATIONS[node.op].commutative
         for statement in workload.statements
         for node in walk(statement.value)
     )
-    return math.factorial(len(workload.statements)) * 2 ** (exchangeable if factors else 0)
+    return math.factorial(len(workload.statements)) * 2 ** (commutative if factors else 0)
 
 
 def orders_left_out(workload: Computation, factors: bool) -> tuple[str, ...]:
-    """The roles that :func:`commuted` does not try, in words: none unless there are very many."""
+    """Describe the roles that :func:`commuted` skips; empty unless there are very many orders."""
     if _count_orders(workload, factors) <= _MOST_ORDERS:
         return ()
     return (f"other orders of the factors: the workload has more than {_MOST_ORDERS:,}",)
@@ -96,7 +102,7 @@ def _orders(node: Expression) -> Iterator[Expression]:
 
 
 def is_symmetric(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
-    """Whether the instruction cannot tell operands apart that ``exchange`` maps to each other.
+    """True if the instruction cannot distinguish operands that ``exchange`` maps to each other.
 
     True where renaming its axes turns each operand's access, element types and memory side into
     those of its partner, and what is one element stays one: embeddings with the roles exchanged are
@@ -110,7 +116,7 @@ def is_symmetric(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
 
 
 def _keeps_elements(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
-    """Whether ports that share an element share one after the exchange."""
+    """True if ports that share an element still share one after the exchange."""
     shapes = {operand.name: operand.shape for operand in instruction.computation.operands}
     if any(shapes[exchange.get(name, name)] != shapes[name] for name in shapes):
         return False
@@ -121,12 +127,13 @@ def _keeps_elements(instruction: Instruction, exchange: Mapping[str, str]) -> bo
         if image is None:
             return False
         images.setdefault(element, set()).add(image)
-    return all(len(found) == 1 for found in images.values())
+    return all(len(targets) == 1 for targets in images.values())
 
 
 def _invariant(
     instruction: Instruction, exchange: Mapping[str, str], renamed: Mapping[str, str]
 ) -> bool:
+    """True if renaming the axes turns each operand into its partner."""
     for old, new in renamed.items():
         if replace(instruction.axis(old), name=new) != instruction.axis(new):
             return False
@@ -136,76 +143,175 @@ def _invariant(
         index = tuple(i.rename(renamed.__getitem__) for i in computation.access(operand.name).index)
         same = index == computation.access(partner).index
         same &= set(instruction.dtypes[operand.name]) == set(instruction.dtypes[partner])
-        ours, theirs = instruction.memory[operand.name], instruction.memory[partner]
-        if not same or _renamed(ours, renamed) != _renamed(theirs, {a: a for a in renamed}):
+        memory = _renamed(instruction.memory[operand.name], renamed)
+        if not same or memory != _renamed(instruction.memory[partner], {a: a for a in renamed}):
             return False
     return True
 
 
 def _renamed(memory: OperandMemory, axes: Mapping[str, str]) -> OperandMemory:
-    """The memory side over renamed axes, whatever its scope is called."""
+    """Return the memory side over renamed axes, without the name of its scope."""
     tile = tuple(replace(part, axis=axes[part.axis]) for part in memory.tile)
     strides = {axes[axis]: rule for axis, rule in memory.strides.items()}
     return replace(memory, scope="", tile=tile, strides=strides)
 
 
-def exchanged_problems(first: EmbeddingProblem, factors: bool = True) -> list[EmbeddingProblem]:
-    """The problems with operands exchanged, where the instruction minds; ``factors`` as in
-    :func:`commuted`."""
-    found: list[EmbeddingProblem] = []
-    seen = [dict(first.roles)]
-    for workload in commuted(first.original, factors):
-        problem = pair_operands_or_none(workload, first.instruction)
-        if problem is None or dict(problem.roles) in seen:
-            continue
-        # Roles that an automorphism of the instruction leads to give the same embeddings.
-        if not any(is_symmetric(first.instruction, _exchange(s, problem.roles)) for s in seen):
-            found.append(problem)
-        seen.append(dict(problem.roles))
-    return found
+@dataclass(frozen=True)
+class Pairing:
+    """The operands of a workload paired with those of an instruction, in every order that matters.
+
+    An order is matched when it is first needed, and only once: search, bounds and explanations of
+    one workload take the same value.
+
+    Attributes
+    ----------
+    workload : Computation
+        The workload, its statements and factors in any order.
+    instruction : Instruction
+        The instruction, with or without its operands in ports.
+    """
+
+    workload: Computation
+    instruction: Instruction
+    _matches: dict[tuple[Assignment, ...], EmbeddingProblem | LabelMismatch] = field(
+        default_factory=dict[tuple[Assignment, ...], "EmbeddingProblem | LabelMismatch"],
+        repr=False,
+        compare=False,
+    )
+    """Match of each order so far, whatever the element types."""
+
+    def match(self, order: Computation) -> EmbeddingProblem | LabelMismatch:
+        """Return the match of one order of the workload; element types are not compared."""
+        if order.statements not in self._matches:
+            self._matches[order.statements] = match_graphs(order, self.instruction)
+        return self._matches[order.statements]
+
+    def fits(self, order: Computation) -> EmbeddingProblem | None:
+        """Return the problem of an order, or None where labels or element types differ."""
+        problem = self.match(order)
+        if isinstance(problem, LabelMismatch):
+            return None
+        try:
+            check_dtypes(problem)
+        except WorkloadError:
+            return None
+        return problem
+
+    @cached_property
+    def order(self) -> Computation:
+        """The first order with the instruction's labels and element types, else the workload."""
+        orders = (order for order in commuted(self.workload) if self.fits(order) is not None)
+        return next(orders, self.workload)
+
+    @cached_property
+    def problem(self) -> EmbeddingProblem | LabelMismatch:
+        """The problem of the first order that fits, or why labels differ.
+
+        Raises :class:`WorkloadError` where only element types differ.
+        """
+        problem = self.match(self.order)
+        if isinstance(problem, EmbeddingProblem):
+            check_dtypes(problem)
+        return problem
+
+    @cached_property
+    def _alternatives(self) -> dict[bool, tuple[EmbeddingProblem, ...]]:
+        """Alternatives without and with exchanged factors, as far as they were needed."""
+        return {}
+
+    def alternatives(self, factors: bool) -> tuple[EmbeddingProblem, ...]:
+        """Return the problems beyond the first whose embeddings differ from the earlier ones'.
+
+        ``factors`` admits exchanged factors besides reordered statements. Empty where labels
+        differ.
+        """
+        if factors not in self._alternatives:
+            self._alternatives[factors] = tuple(self._asymmetric(factors))
+        return self._alternatives[factors]
+
+    def _asymmetric(self, factors: bool) -> Iterator[EmbeddingProblem]:
+        first = self.problem
+        if isinstance(first, LabelMismatch):
+            return
+        assignments = [dict(first.roles)]
+        for order in commuted(first.original, factors):
+            problem = self.fits(order)
+            if problem is None or dict(problem.roles) in assignments:
+                continue
+            # Roles that an automorphism of the instruction leads to give the same embeddings.
+            if not any(
+                is_symmetric(first.instruction, _exchange(s, problem.roles)) for s in assignments
+            ):
+                yield problem
+            assignments.append(dict(problem.roles))
+
+    def problems(self, factors: bool) -> tuple[EmbeddingProblem, ...] | LabelMismatch:
+        """Return every problem whose embeddings are those of the workload, the first one first.
+
+        Parameters
+        ----------
+        factors : bool
+            True to admit exchanged factors: ``commute`` of the constraint ``dataflow``.
+        """
+        if isinstance(self.problem, LabelMismatch):
+            return self.problem
+        return (self.problem, *self.alternatives(factors))
+
+    def with_roles(self, roles: Mapping[str, str]) -> EmbeddingProblem:
+        """Return the problem whose operands have the roles of an embedding.
+
+        Raises :class:`InvariantError` where no order of operands gives these roles.
+        """
+        for order in commuted(self.workload):
+            problem = self.fits(order)
+            if problem is not None and dict(problem.roles) == dict(roles):
+                return problem
+        raise InvariantError(f"no order of operands gives the roles {dict(roles)}")
 
 
 def _exchange(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
-    """Instruction operand in the second assignment of roles -> the one that has its place in the
-    first."""
-    owner = {theirs: ours for ours, theirs in first.items()}
-    return {ours: owner.get(theirs, ours) for ours, theirs in second.items()}
+    """Map each instruction operand to the one that has its workload operand in ``first``."""
+    owner = {partner: operand for operand, partner in first.items()}
+    return {operand: owner.get(partner, operand) for operand, partner in second.items()}
+
+
+def exchanged_problems(first: EmbeddingProblem, factors: bool = True) -> list[EmbeddingProblem]:
+    """Return :meth:`Pairing.alternatives` of a problem that was paired before."""
+    pairing = Pairing(first.original, first.instruction, {first.original.statements: first})
+    return list(pairing.alternatives(factors))
 
 
 def fitting_order(workload: Computation, instruction: Instruction) -> Computation:
-    """The workload with its operands in the first order that has the instruction's labels and
-    element types; as it is where none has."""
-    orders = (o for o in commuted(workload) if pair_operands_or_none(o, instruction) is not None)
-    return next(orders, workload)
+    """Return :attr:`Pairing.order`: the workload with its operands as the instruction has them."""
+    return Pairing(workload, instruction).order
 
 
 def pair_operands_or_none(
     workload: Computation, instruction: Instruction
 ) -> EmbeddingProblem | None:
-    """The problem, or None where labels or element types do not fit in this order."""
-    try:
-        found = pair_operands(workload, instruction)
-    except WorkloadError:
-        return None
-    return None if isinstance(found, LabelMismatch) else found
+    """Return the problem of this order, or None where labels or element types differ."""
+    return Pairing(workload, instruction).fits(workload)
 
 
 def problem_of(
     workload: Computation, instruction: Instruction, roles: Mapping[str, str]
 ) -> EmbeddingProblem:
-    """The problem with the operands in the roles of an embedding.
+    """Return :meth:`Pairing.with_roles` of a workload and an instruction.
 
-    Raises :class:`InvariantError` where no order of operands gives these roles.
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes, its factors in any order.
+    instruction : Instruction
+        Embedded instruction.
+    roles : Mapping
+        Workload operand (port) of each instruction operand.
     """
-    for order in commuted(workload):
-        found = pair_operands_or_none(order, instruction)
-        if found is not None and dict(found.roles) == dict(roles):
-            return found
-    raise InvariantError(f"no order of operands gives the roles {dict(roles)}")
+    return Pairing(workload, instruction).with_roles(roles)
 
 
 def with_roles(problem: EmbeddingProblem, roles: Mapping[str, str]) -> EmbeddingProblem:
-    """The problem with the operands in the roles of an embedding."""
+    """Return the problem with the operands in the roles of an embedding."""
     if dict(problem.roles) == dict(roles):
         return problem
     return problem_of(problem.original, problem.instruction, roles)

@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cpembed.embedding.commute import fitting_order
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.dense import Dense
 from cpembed.embedding.constraints.linear_access import LinearAccess
 from cpembed.embedding.constraints.padding import Padding
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
+from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.projection import (
     ALWAYS,
     Answer,
@@ -49,22 +49,26 @@ from cpembed.time_limit import check_time
 Solve = Callable[[EmbeddingProblem, ConstraintSet], Answer]
 
 _TRIED_PADDINGS = 4
+"""Maximum number of padding plans given to the solver."""
 _NAMED_PADDINGS = 2
+"""Maximum number of feasible padding plans reported."""
 _OPTIONS_PER_AXIS = 8
+"""Maximum number of padded extents considered for each axis at fault."""
 _DROPPABLE = ("dense", "linear_access", "fixed_origin")
-"""Without ``hyper_rectangle`` there is no axis map and no program, so that is no remedy."""
+"""Constraints whose omission is a remedy; not ``hyper_rectangle``, without which no embedding has
+a program."""
 
 
 @dataclass(frozen=True)
 class _PaddedTo(Padding):
-    """The set's own rule with room for the extents named."""
+    """The set's padding rule, widened to the extents in ``room``."""
 
     rule: Padding = field(default_factory=Padding)
     room: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def limit(self, axis: str, extent: int) -> int | None:
-        own = self.rule.limit(axis, extent)
-        return None if own is None else max(own, self.room.get(axis, extent))
+        limit = self.rule.limit(axis, extent)
+        return None if limit is None else max(limit, self.room.get(axis, extent))
 
 
 def relaxations(
@@ -74,34 +78,51 @@ def relaxations(
     axes: Sequence[str],
     solve: Solve,
 ) -> tuple[str, ...]:
-    """Changes of the constraint set under which the whole instruction has an embedding.
+    """Propose changes of the constraint set under which the whole instruction has an embedding.
 
-    ``axes`` are all instruction axes at fault, ``core`` the constraints that exclude them. Tried
-    in this order, each with the solver: stencils read in place, which costs nothing; padding, by
-    falling utilisation; leaving out one constraint; and only if nothing has helped, all of them.
+    Tried in this order, each with the solver: stencils read in place, which costs nothing; padding,
+    by falling utilisation; leaving out one constraint; and only if nothing has helped, all of them.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Infeasible problem.
+    constraints : ConstraintSet
+        Set to change.
+    core : Collection of str
+        Names of the constraints that exclude the axes.
+    axes : Sequence of str
+        All instruction axes at fault.
+    solve : Solve
+        Feasibility of a problem under a set, within the time of the explanation.
+
+    Returns
+    -------
+    tuple of str
+        Feasible changes as phrases, smallest first.
     """
-    found: list[str] = []
+    remedies: list[str] = []
 
     def offer(words: str, changed: ConstraintSet) -> None:
         answer = solve(problem, changed)
         if answer.feasible:
-            found.append(words + _feeds(answer.embedding, axes))
+            remedies.append(words + _feeds(answer.embedding, axes))
 
     boxes = constraints.get("hyper_rectangle") is not None
     linear = constraints.get("linear_access")
     if boxes and "linear_access" in core and linear == LinearAccess("none"):
         in_place = constraints.replacing(LinearAccess("in_place")).replacing(Dense("memory"))
         offer('linear_access with stencil = "in_place"', in_place)
-    found += _paddings(problem, constraints, axes, solve) if boxes else []
+    remedies += _paddings(problem, constraints, axes, solve) if boxes else []
     for name in (n for n in _DROPPABLE if n in core):
         offer(f"leaving out {name}", dropping(constraints, [name]))
-    if not found:
+    if not remedies:
         names = [n for n in (*_DROPPABLE, "padding") if constraints.get(n) and n in core]
         words = [n for n in names if n != "padding"]
         if len(names) > 1:
             padded = " and padding any axis" if "padding" in names else ""
             offer(f"leaving out {join(words)}{padded}", dropping(constraints, names))
-    return tuple(found)
+    return tuple(remedies)
 
 
 def _feeds(embedding: Embedding | None, axes: Sequence[str]) -> str:
@@ -132,10 +153,10 @@ def _paddings(
         for axis in axes
     ]
     plans: list[dict[str, int]] = []
-    for chosen in itertools.product(*per_axis):
+    for combination in itertools.product(*per_axis):
         check_time()
-        merged = {name: to for option in chosen for name, to in option.items()}
-        disjoint = len(merged) == sum(len(option) for option in chosen)
+        merged = {name: to for option in combination for name, to in option.items()}
+        disjoint = len(merged) == sum(len(option) for option in combination)
         room = {name: to for name, to in merged.items() if to > extents[name]}
         beyond = any(
             limit is not None and to > limit
@@ -145,19 +166,19 @@ def _paddings(
         if disjoint and beyond and room not in plans:
             plans.append(room)
     plans.sort(key=lambda room: (-_utilisation(extents, room), len(room)))
-    found: list[str] = []
+    paddings: list[str] = []
     for room in plans[:_TRIED_PADDINGS]:
         padded = constraints.replacing(
             _PaddedTo(rule.axes, rule.below, rule.growth, rule=rule, room=room)
         )
-        if len(found) < _NAMED_PADDINGS and solve(problem, padded).feasible:
+        if len(paddings) < _NAMED_PADDINGS and solve(problem, padded).feasible:
             steps = join([f"{name} from {extents[name]} to {to}" for name, to in room.items()])
-            found.append(f"padding of {steps}: utilisation {_utilisation(extents, room):.2g}")
-    return found
+            paddings.append(f"padding of {steps}: utilisation {_utilisation(extents, room):.2g}")
+    return paddings
 
 
 def _utilisation(extents: Mapping[str, int], padded: Mapping[str, int]) -> float:
-    """Useful share of what is executed."""
+    """Return the useful share of the executed points."""
     return math.prod(extents[name] / to for name, to in padded.items())
 
 
@@ -166,20 +187,26 @@ def _options(
 ) -> Iterator[dict[str, int]]:
     """Ways to feed an instruction axis by padding, as workload axis -> padded extent."""
     open_axes = [
-        other
-        for other in candidates(problem, axis)
-        if not obstacles(problem, constraints, axis, other)
+        workload_axis
+        for workload_axis in candidates(problem, axis)
+        if not obstacles(problem, constraints, axis, workload_axis)
     ]
-    whole = {other: all_or_nothing(problem, constraints, other) for other in open_axes}
+    undivided = {
+        workload_axis: all_or_nothing(problem, constraints, workload_axis)
+        for workload_axis in open_axes
+    }
     for extent in problem.instruction.axis(axis).allowed:
         for shares in _factorisations(extent, len(open_axes)):
             check_time()
             shared = zip(open_axes, shares, strict=True)
-            if any(whole[other] and share not in (1, extent) for other, share in shared):
+            if any(
+                undivided[workload_axis] and share not in (1, extent)
+                for workload_axis, share in shared
+            ):
                 continue
             yield {
-                other: -(-problem.workload.extents[other] // share) * share
-                for other, share in zip(open_axes, shares, strict=True)
+                workload_axis: -(-problem.workload.extents[workload_axis] // share) * share
+                for workload_axis, share in zip(open_axes, shares, strict=True)
                 if share > 1
             }
 
@@ -205,10 +232,10 @@ _DELETION_ORDER = (
     "linear_access",
     "padding",
 )
-"""Dropped first where possible: what is left should mean most to a person."""
+"""Order in which the deletion filter drops constraints: those that mean most to a person last."""
 
 _SECONDS = 10.0
-"""Time for an explanation where the limits give none."""
+"""Seconds for an explanation where the limits set none."""
 
 
 @dataclass(frozen=True)
@@ -253,16 +280,43 @@ def explain_infeasible(
     constraints: ConstraintSet,
     limits: SearchLimits | None = None,
 ) -> Conflict:
-    """Explain why :func:`~cpembed.embedding.search.find_embeddings` finds nothing.
+    """Explain why the search has no result: :func:`explain_pairing` of the two.
 
-    ``limits.seconds`` bounds the explanation's own search. Raises :class:`ValueError` where the
-    problem has an embedding after all.
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes.
+    instruction : Instruction
+        Hardware instruction that does not fit.
+    constraints, limits
+        As in :func:`explain_pairing`.
     """
-    problem = pair_operands(fitting_order(workload, instruction), instruction)
+    return explain_pairing(Pairing(workload, instruction), constraints, limits)
+
+
+def explain_pairing(
+    pairing: Pairing, constraints: ConstraintSet, limits: SearchLimits | None = None
+) -> Conflict:
+    """Explain why :func:`~cpembed.embedding.search.search_pairing` has no result.
+
+    Parameters
+    ----------
+    pairing : Pairing
+        Workload and instruction with their operands paired; the first problem is explained.
+    constraints : ConstraintSet
+        Set under which the instruction does not fit.
+    limits : SearchLimits, optional
+        ``seconds`` bounds the searches of the explanation, 10 by default.
+
+    Raises
+    ------
+    ValueError
+        If the problem has an embedding after all.
+    """
+    problem = pairing.problem
     if isinstance(problem, LabelMismatch):
         return Conflict((), ("dataflow",), (problem.reason,))
-    limits = limits or SearchLimits()
-    return _Explanation(problem, constraints, limits).conflict()
+    return _Explanation(problem, constraints, limits or SearchLimits()).conflict()
 
 
 class _Explanation:
@@ -283,8 +337,8 @@ class _Explanation:
         words += self._details(axes)
         # Other axes that fail as well are the next thing a person would run into.
         words += [
-            self._summary(other, core, settled)
-            for other, (core, _) in zip(failing[1:], cores[1:], strict=True)
+            self._summary(also_failing, core, settled)
+            for also_failing, (core, _) in zip(failing[1:], cores[1:], strict=True)
         ]
         minimal &= settled
         if not minimal:
@@ -365,7 +419,7 @@ class _Explanation:
                 f"axis {axis_words(problem, axis)} has no counterpart: no axis of the workload "
                 f"indexes {role_words(problem, axis)}{beyond}"
             )
-        listed = join([sized(problem, other) for other in able], "or")
+        listed = join([sized(problem, workload_axis) for workload_axis in able], "or")
         leave = f"{quoted} leave{'' if len(core) > 1 else 's'}"
         goal = problem.instruction.axis(axis).describe_allowed()
         return (
@@ -376,11 +430,11 @@ class _Explanation:
         """One sentence per workload axis that has the role of a culprit axis."""
         projected = self._projected(axes)
         if len(axes) == 1:
-            found = [
-                refusal(projected, self.constraints, axes[0], other)
-                for other in candidates(projected, axes[0])
+            reasons = [
+                refusal(projected, self.constraints, axes[0], workload_axis)
+                for workload_axis in candidates(projected, axes[0])
             ]
-            return [words for words in found if words is not None]
+            return [words for words in reasons if words is not None]
         words: list[str] = []
         for group in axis_groups(self.problem.instruction):
             if len(group) == len(axes) or not set(group) <= set(axes):

@@ -23,7 +23,7 @@ from cpembed.resources import constraint_files
 
 T = TypeVar("T")
 _LARGEST = 2**31 - 1
-"""Of the integers in a set, which limit extents and counts."""
+"""Largest integer in a set; extents and counts are below it."""
 
 _META_KEYS = ("name", "description", "extends", "weights", "flatten")
 
@@ -85,22 +85,22 @@ class ConstraintSet:
     @property
     def padding(self) -> Padding:
         """The set's padding rule; without one, axes keep their extents."""
-        found = self.get("padding")
-        return found if isinstance(found, Padding) else Padding()
+        padding = self.get("padding")
+        return padding if isinstance(padding, Padding) else Padding()
 
     @property
     def exchanges_factors(self) -> bool:
-        """Whether the factors of a product are tried in either role."""
-        found = self.get("dataflow")
-        return isinstance(found, Dataflow) and found.commute
+        """True if the factors of a product are tried in either role."""
+        dataflow = self.get("dataflow")
+        return isinstance(dataflow, Dataflow) and dataflow.commute
 
     def with_exchanged_factors(self) -> ConstraintSet:
         """The set that tries the factors of a product in either role."""
         return self.replacing(Dataflow(commute=True))
 
     def without(self, *names: str) -> ConstraintSet:
-        kept = tuple(c for c in self.constraints if c.name not in names)
-        return dataclasses.replace(self, constraints=kept)
+        remaining = tuple(c for c in self.constraints if c.name not in names)
+        return dataclasses.replace(self, constraints=remaining)
 
     def replacing(self, constraint: Constraint) -> ConstraintSet:
         """The set with one constraint exchanged for another of the same name."""
@@ -141,7 +141,7 @@ def _unknown(name: str) -> NoReturn:
     )
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
     """A file's tables over those of the set it extends; ``key = false`` removes a constraint."""
     tables = read_toml(path)
     for key in tables:
@@ -160,11 +160,11 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not _exists(parent):
         parent = plugin_file("cpembed.constraint_sets", str(base)) or parent
     if not _exists(parent):
-        known = ", ".join(sorted(constraint_files()))
-        raise SpecError(f"{path}: extends {base!r}, which is no set: shipped are {known}")
-    if parent in seen or parent == path:
+        shipped = ", ".join(sorted(constraint_files()))
+        raise SpecError(f"{path}: extends {base!r}, which is no set: shipped are {shipped}")
+    if parent in extended or parent == path:
         raise SpecError(f"{path}: extends {base!r}, which extends this set again: remove one")
-    return {**_read(parent, (*seen, path)), **tables}
+    return {**_read(parent, (*extended, path)), **tables}
 
 
 def _exists(path: Path) -> bool:
@@ -176,17 +176,17 @@ def _exists(path: Path) -> bool:
 
 def _constraints(tables: Mapping[str, Any], path: Path) -> tuple[Constraint, ...]:
     kinds = {name: find_constraint(name) for name in tables if tables[name] is not False}
-    found = tuple(
+    constraints = tuple(
         _convert(tables[name], kind, path, name) for name, kind in kinds.items() if kind is not None
     )
-    if not any(c.name == "hyper_rectangle" for c in found):
-        for constraint in found:
+    if not any(c.name == "hyper_rectangle" for c in constraints):
+        for constraint in constraints:
             if constraint.needs_boxes:
                 raise SpecError(
                     f"{path}: {constraint.name} speaks of the boxes that hyper_rectangle defines: "
                     f"add [hyper_rectangle] or remove {constraint.name}"
                 )
-    return found
+    return constraints
 
 
 def _convert(table: object, kind: type[T], path: Path, key: str) -> T:

@@ -18,14 +18,14 @@ from cpembed.embedding.model_builder import CompiledModel, Ids
 from cpembed.time_limit import check_time, seconds_left
 
 _PATIENCE = 0.1
-"""Seconds until an interrupted search is stopped."""
+"""Seconds between looks for an interrupt or the end of the time limit."""
 
 _MEMORY_MIB = 1024
-"""What the solver may take; it ends a search that needs more as it ends one that takes too long."""
+"""Maximum memory of the solver in MiB; a search that needs more ends as one out of time does."""
 
 
 class Status(StrEnum):
-    """What the solver established, in the words of the command line's JSON."""
+    """Outcome of a search; the values are those of the JSON documents."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -173,20 +173,38 @@ def enumerate_solutions(
     limits: SearchLimits,
     control: SearchControl | None = None,
 ) -> tuple[Status, bool, SearchStatistics]:
-    """Every solution of the model, once each, to ``receive`` (values of all recorded variables),
-    which says whether it is one: a model may be a relaxation.
+    """Enumerate the solutions of a model, each once, within limits.
 
-    Returns the status, whether the enumeration was complete, and the search effort.
+    Parameters
+    ----------
+    model : CompiledModel
+        Model to search; it may be a relaxation.
+    receive : Callable
+        Called with the values of all recorded variables; returns False for a vector that is no
+        solution of the problem, which is not counted.
+    limits : SearchLimits
+        Seconds, number of solutions, seed.
+    control : SearchControl, optional
+        Settings that do not change the answer.
+
+    Returns
+    -------
+    status : Status
+        Outcome of the search.
+    complete : bool
+        True if there are no other solutions.
+    statistics : SearchStatistics
+        Effort of the solver.
     """
     control = control or SearchControl()
     if model.contradiction:
         return Status.INFEASIBLE, True, SearchStatistics(0, 0, 0.0)
-    found = 0
+    accepted = 0
 
     def accept(solution: Ids) -> bool:
-        nonlocal found
-        found += receive(model.values(solution))
-        return limits.solutions is None or found < limits.solutions
+        nonlocal accepted
+        accepted += receive(model.values(solution))
+        return limits.solutions is None or accepted < limits.solutions
 
     collector = _Collector(accept)
     wrapper = cmh.SolveWrapper()
@@ -227,16 +245,29 @@ def enumerate_solutions(
     if name == "UNKNOWN":
         return Status.UNKNOWN, False, statistics
     complete = name == "OPTIMAL" and not collector.stopped
-    if not found:
+    if not accepted:
         return (Status.INFEASIBLE if complete else Status.UNKNOWN), complete, statistics
     return (Status.OPTIMAL if complete else Status.FEASIBLE), complete, statistics
 
 
 def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimits) -> int | None:
-    """A proven lower bound of ``sum coefficient * variable``: the least value itself unless the
-    limits end the search. None where the model has no solution.
+    """Return a proven lower bound of a weighted sum of variables.
 
     The model keeps the objective: build another one to enumerate.
+
+    Parameters
+    ----------
+    model : CompiledModel
+        Model to search.
+    terms : Mapping
+        Coefficient of each recorded variable.
+    limits : SearchLimits
+        Seconds and seed; the bound is the minimum itself unless they end the search.
+
+    Returns
+    -------
+    int or None
+        None where the model has no solution.
     """
     if model.contradiction:
         return None

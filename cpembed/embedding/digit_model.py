@@ -115,23 +115,31 @@ class DigitModel:
             self.builder.row([(1, self.options[option]) for option in options], 0, count)
 
     def requires_extent(
-        self, option: DigitOption, extent: int, beside: Iterable[DigitOption] = ()
+        self, option: DigitOption, extent: int, partner_options: Iterable[DigitOption] = ()
     ) -> None:
-        """The option is only chosen where its instruction axis is used at ``extent``. With
-        ``beside``, digits along one workload axis, this holds only if one of them is chosen too."""
+        """Choose the option only where its instruction axis is used at ``extent``.
+
+        With ``partner_options``, digits along one workload axis, this is required only if one of
+        them is chosen too.
+        """
         end = self.extent_literals[option.instruction_axis].get(extent)
-        others = [(1, self.options[other]) for other in beside]
-        if others:
-            self._coupled.append({option.instruction_axis, *(o.instruction_axis for o in beside)})
-        terms = [(1, self.options[option]), *others]
-        limit = 1 if others else 0
+        partners = [(1, self.options[other]) for other in partner_options]
+        if partners:
+            self._coupled.append(
+                {option.instruction_axis, *(o.instruction_axis for o in partner_options)}
+            )
+        terms = [(1, self.options[option]), *partners]
+        limit = 1 if partners else 0
         if end is not None:
             terms.append((-1, end))
         self.builder.row(terms, -1, limit)
 
-    def requires_other(self, option: DigitOption, others: Iterable[DigitOption]) -> None:
-        """The option is only chosen where one of the others of its instruction axis is."""
-        terms = [(1, self.options[option]), *((-1, self.options[other]) for other in others)]
+    def requires_other(self, option: DigitOption, alternatives: Iterable[DigitOption]) -> None:
+        """Choose the option only where one of the alternatives on its instruction axis is."""
+        terms = [
+            (1, self.options[option]),
+            *((-1, self.options[alternative]) for alternative in alternatives),
+        ]
         self.builder.row(terms, -len(terms), 0)
 
     def _number_system(self, axis: str) -> None:
@@ -159,26 +167,26 @@ class DigitModel:
             merged = set[str]().union(*(component[axis] for axis in axes))
             for axis in merged:
                 component[axis] = merged
-        found = [tuple(axis for axis in self.axes if axis in c) for c in component.values()]
-        return list(dict.fromkeys(found))
+        components = [tuple(axis for axis in self.axes if axis in c) for c in component.values()]
+        return list(dict.fromkeys(components))
 
     def axis_maps(self, values: Ids) -> AxisMaps:
         """The extents and digits of a solution."""
-        chosen: dict[str, list[tuple[int, Digit]]] = {axis: [] for axis in self.axes}
+        digits: dict[str, list[tuple[int, Digit]]] = {axis: [] for axis in self.axes}
         flattened: dict[str, tuple[str, ...]] = {}
         for position in np.flatnonzero(values[self._literals]).tolist():
             option = self._ordered[position]
             if len(option.members) > 1:
                 flattened[option.digit.axis] = option.members
-            chosen[option.instruction_axis].append((option.weight, option.digit))
+            digits[option.instruction_axis].append((option.weight, option.digit))
         return AxisMaps(
             {
                 axis: next(e for e, literal in literals.items() if values[literal])
                 for axis, literals in self.extent_literals.items()
             },
             {
-                axis: tuple(digit for _, digit in sorted(found, key=lambda item: item[0]))
-                for axis, found in chosen.items()
+                axis: tuple(digit for _, digit in sorted(weighted, key=lambda item: item[0]))
+                for axis, weighted in digits.items()
             },
             flattened,
         )
@@ -199,28 +207,40 @@ def possible_digits(
     *,
     plain: bool = False,
 ) -> Iterator[DigitOption]:
-    """Every digit that fits a number system of one of its instruction axis's extents.
+    """Yield every digit that fits a number system of one of its instruction axis's extents.
 
-    ``strides`` gives the strides to consider for a workload axis and a count; fused axes of up to
-    ``largest_group`` members, of ``smallest_extent`` points or more each, are walked at stride 1,
-    where that is not a digit of the innermost member, nor, without ``plain``, digits of several.
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem without fused axes.
+    strides : Callable
+        Strides to consider for a workload axis and a count.
+    largest_group : int
+        Maximum number of members of a fused axis; 1 fuses nothing.
+    smallest_extent : int
+        Minimum extent of a member.
+    plain : bool
+        True to admit on fused axes also what several digits on the members give; what one digit on
+        the innermost member gives is always left out.
     """
     workload = problem.workload
     groups = candidate_groups(workload, largest_group, smallest_extent)
-    for ours in problem.instruction.axes:
-        for weight in range(1, ours.maximum + 1):
+    for instruction_axis in problem.instruction.axes:
+        for weight in range(1, instruction_axis.maximum + 1):
             # Large counts first: few digits make simple embeddings.
-            for count in range(ours.maximum // weight, 1, -1):
-                if not any(extent % (weight * count) == 0 for extent in ours.allowed):
+            for count in range(instruction_axis.maximum // weight, 1, -1):
+                if not any(extent % (weight * count) == 0 for extent in instruction_axis.allowed):
                     continue
                 for axis in workload.axes:
                     for stride in strides(axis.name, count):
                         check_time()
                         digit = Digit(axis.name, count, stride)
-                        yield DigitOption(ours.name, weight, digit, (axis.name,), axis.extent)
+                        yield DigitOption(
+                            instruction_axis.name, weight, digit, (axis.name,), axis.extent
+                        )
                 for name, members in groups.items():
                     check_time()
                     if adds_tiles(workload, members, count, plain=plain):
                         digit = Digit(name, count)
                         extent = math.prod(workload.extents[member] for member in members)
-                        yield DigitOption(ours.name, weight, digit, members, extent)
+                        yield DigitOption(instruction_axis.name, weight, digit, members, extent)

@@ -56,14 +56,14 @@ class _Effort:
         model: CompiledModel,
         receive: Callable[[Ids], bool],
         limits: SearchLimits,
-        others: int = 0,
+        remaining: int = 0,
     ) -> Status:
-        """Every solution of a component, which leaves ``others`` more an equal share of the time.
+        """Enumerate a component's solutions; ``remaining`` components have an equal share of time.
 
         The models are of Booleans: neither presolve nor a linear relaxation earns its cost.
         """
         started = time.perf_counter()
-        left = limits.after(started - self.started).share(others + 1)
+        left = limits.after(started - self.started).share(remaining + 1)
         control = SearchControl(presolve=False, relaxation=False)
         status, _, statistics = enumerate_solutions(model, receive, left, control)
         self.statuses.append(status)
@@ -102,10 +102,10 @@ class DigitSearch:
         options = allowed_digits(problem, constraints)
         self._joint = JointDigits(problem, constraints)
         self._flattened: dict[tuple[tuple[str, tuple[str, ...]], ...], EmbeddingProblem] = {}
-        whole = tuple(axis.name for axis in problem.instruction.axes)
+        axes_of_all = tuple(axis.name for axis in problem.instruction.axes)
         self._components = [
             (axes, [option for option in options if option.instruction_axis in axes])
-            for axes in self._posted(whole, options).components()
+            for axes in self._posted(axes_of_all, options).components()
         ]
 
     def models(self) -> list[DigitModel]:
@@ -127,7 +127,7 @@ class DigitSearch:
         roles = orders_left_out(self.problem.original, self.constraints.exchanges_factors)
         models = self.models()
         bound(models)
-        found: dict[tuple[str, ...], Component] = {}
+        components: dict[tuple[str, ...], Component] = {}
         count = 0
         for n, model in enumerate(sorted(models, key=lambda model: len(model.options)), 1):
             maps: list[AxisMaps] = []
@@ -143,19 +143,19 @@ class DigitSearch:
                 return True
 
             status = effort.enumerate(model.build(), receive, limits, len(models) - n)
-            found[model.axes] = Component(model.axes, tuple(maps), status is Status.OPTIMAL)
+            components[model.axes] = Component(model.axes, tuple(maps), status is Status.OPTIMAL)
             count += len(maps)
             if not maps:
                 return effort.result(self.problem, ()).without(roles)
-        space = EmbeddingSpace(self.problem, tuple(found[model.axes] for model in models))
+        space = EmbeddingSpace(self.problem, tuple(components[model.axes] for model in models))
         within = space if limits.solutions is None else space[: limits.solutions]
         return effort.result(self.problem, within).without(roles)
 
     def _holds(self, maps: AxisMaps) -> bool:
         """Every constraint's own judgement of a component's digits, the other instruction axes at
         their first element: what several digits do together to one index."""
-        others = [a.name for a in self.problem.instruction.axes if a.name not in maps.extents]
-        rest = AxisMaps(dict.fromkeys(others, 1), dict.fromkeys(others, ()), {})
+        unmapped = [a.name for a in self.problem.instruction.axes if a.name not in maps.extents]
+        rest = AxisMaps(dict.fromkeys(unmapped, 1), dict.fromkeys(unmapped, ()), {})
         embedding = combine(self.problem, [maps, rest])
         groups = tuple(sorted(maps.flattened.items()))
         if groups not in self._flattened:

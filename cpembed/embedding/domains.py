@@ -1,4 +1,4 @@
-"""Which problems the digit model can take, and the digits it chooses from."""
+"""Domains of both models: digits, strides, padded extents; which problems the digit model takes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from cpembed.embedding.roles import every_axis_has_a_role
 from cpembed.errors import SpecError
 
 MOST_DIGITS = 200_000
-"""Of a model, a thousand bytes and more each; the widest set that is shipped leaves some thousands.
-Where neither ``strides`` nor ``dense`` limits them, each step along an axis is a stride."""
+"""Maximum number of digits in a model, at a thousand bytes and more each.
+
+The largest shipped set leaves some thousands. Without ``strides`` and ``dense``, each step along an
+axis is a stride."""
 
 
 class TooManyDigits(SpecError):
@@ -66,7 +68,7 @@ def digit_model_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) 
 
 
 def unfused_groups(problem: EmbeddingProblem, constraints: ConstraintSet) -> tuple[str, ...]:
-    """What the scalar model leaves out of a set, in words: embeddings with fused axes."""
+    """Describe the embeddings with fused axes, which the scalar model does not search."""
     fused = constraints.flatten
     if _lacks_a_role(problem, constraints):
         return ()
@@ -126,7 +128,7 @@ def joint_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> str |
 
 
 class JointDigits:
-    """Tells which choices of digits are to be judged on nodes: those that move an index of the
+    """Test for choices of digits that must be judged on nodes: those that move an index of the
     instruction or of the workload together."""
 
     def __init__(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> None:
@@ -171,14 +173,14 @@ def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> lis
     Raises :class:`TooManyDigits` where they are more than any memory is for.
     """
     allowed = (o for o in _digits(problem, constraints) if _allowed(problem, constraints, o))
-    found = list(itertools.islice(allowed, MOST_DIGITS + 1))
-    if len(found) > MOST_DIGITS:
+    options = list(itertools.islice(allowed, MOST_DIGITS + 1))
+    if len(options) > MOST_DIGITS:
         raise TooManyDigits(
             f"{constraints.name} leaves more than {MOST_DIGITS:,} digits for "
             f"{problem.instruction.name} in {problem.workload.name}: allow fewer strides, such as "
             'allowed = ["one"] in [strides]'
         )
-    return found
+    return options
 
 
 def full_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
@@ -232,9 +234,9 @@ def coordinate_bounds(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
     begins at 0. Without these two constraints only the domain's own bound holds.
     """
     padded = padded_extents(problem, constraints)
-    whole = {axis: extent - 1 for axis, extent in padded.items()}
+    last_coordinates = {axis: extent - 1 for axis, extent in padded.items()}
     if constraints.get("hyper_rectangle") is None or constraints.get("fixed_origin") is None:
-        return whole
+        return last_coordinates
     counts = _counts(problem)
     strides = possible_strides(problem, constraints)
 
@@ -242,4 +244,4 @@ def coordinate_bounds(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
         # The strides ascend, and can be very many.
         return max(((n - 1) * max(strides(axis, n)[-1:], default=0) for n in counts), default=0)
 
-    return {axis: min(last, longest(axis)) for axis, last in whole.items()}
+    return {axis: min(last, longest(axis)) for axis, last in last_coordinates.items()}

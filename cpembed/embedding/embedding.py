@@ -71,8 +71,8 @@ class Embedding:
             weight = 1
             for digit in digits:
                 if digit.axis == axis:
-                    whole = weight * digit.count == self.extents[name]
-                    modulus = None if whole else digit.count
+                    outermost = weight * digit.count == self.extents[name]
+                    modulus = None if outermost else digit.count
                     terms.append(IndexTerm(name, digit.stride, weight, modulus))
                 weight *= digit.count
         return IndexExpr.of(terms)

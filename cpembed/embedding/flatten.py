@@ -34,10 +34,19 @@ def members_of(groups: Groups, axis: str) -> tuple[str, ...]:
 def member_digits(
     workload: Computation, groups: Groups, pitches: Pitches | None = None
 ) -> dict[str, IndexExpr]:
-    """Each member's coordinate as a digit of its fused axis.
+    """Return each member's coordinate as a digit of its fused axis.
 
     The outermost member has no modulus: padding of the fused axis puts it outside its extent, as
     a gap does the member that has a pitch.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload with the members as axes.
+    groups : Groups
+        Fused axes.
+    pitches : Pitches, optional
+        Members that a gap follows.
     """
     digits: dict[str, IndexExpr] = {}
     for name, members in groups.items():
@@ -51,7 +60,17 @@ def member_digits(
 
 
 def fused_extent(workload: Computation, members: Sequence[str], pitches: Pitches) -> int:
-    """Points of a fused axis up to the last one that is an original point."""
+    """Return the number of points of a fused axis up to the last one that is an original point.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload with the members as axes.
+    members : Sequence of str
+        Members of the fused axis, outermost first.
+    pitches : Pitches
+        Members that a gap follows.
+    """
     last, weight = 0, 1
     for member in reversed(members):
         last += (workload.extents[member] - 1) * weight
@@ -60,9 +79,16 @@ def fused_extent(workload: Computation, members: Sequence[str], pitches: Pitches
 
 
 def flatten(workload: Computation, groups: Groups, pitches: Pitches | None = None) -> Computation:
-    """The same computation over fused axes; operands, and so data, are unchanged.
+    """Return the same computation over fused axes; operands, and so data, are unchanged.
 
-    In a gap that ``pitches`` leaves, an operand's index is outside of it, as a stored one is.
+    Parameters
+    ----------
+    workload : Computation
+        Workload with the members as axes.
+    groups : Groups
+        Axes to fuse.
+    pitches : Pitches, optional
+        Members that a gap follows. In a gap an operand's index is outside of it and reads as zero.
     """
     if not groups:
         return workload
@@ -98,18 +124,27 @@ def flatten(workload: Computation, groups: Groups, pitches: Pitches | None = Non
 def candidate_groups(
     workload: Computation, largest: int, smallest_extent: int = 1
 ) -> dict[str, tuple[str, ...]]:
-    """Ordered groups of 2 to ``largest`` axes that index the same operands, by names that no axis
-    and no other group has; axes of fewer than ``smallest_extent`` points are in none."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the ordered groups of axes that index the same operands, by new names.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload whose axes may be fused.
+    largest : int
+        Maximum number of members.
+    smallest_extent : int
+        Minimum extent of a member.
+    """
+    groups: dict[str, tuple[str, ...]] = {}
     for members in _ordered_groups(workload, largest, smallest_extent):
-        found[free_name(members, {*found, *workload.extents})] = members
-    return found
+        groups[free_name(members, {*groups, *workload.extents})] = members
+    return groups
 
 
-def free_name(members: Sequence[str], taken: Collection[str]) -> str:
+def free_name(members: Sequence[str], used_names: Collection[str]) -> str:
     """A name for a fused axis that none of those has."""
     name = "_".join(members)
-    while name in taken:
+    while name in used_names:
         name += "_"
     return name
 
@@ -132,10 +167,19 @@ def _ordered_groups(
 
 
 def is_plain_digit(workload: Computation, members: tuple[str, ...], count: int) -> bool:
-    """Whether a digit on the fused axis is one that the members have without fusing.
+    """True if a digit on the fused axis is one that the members have without fusing.
 
-    It is where the tile divides a member, or takes whole members and ends in the outermost one:
+    It is where the tile divides a member, or covers members entirely and ends in the outermost one:
     padding of that one is padding of the fused axis.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload with the members as axes.
+    members : tuple of str
+        Members of the fused axis, outermost first.
+    count : int
+        Count of the digit, of stride 1.
     """
     for member in reversed(members[1:]):
         extent = workload.extents[member]
@@ -148,8 +192,20 @@ def is_plain_digit(workload: Computation, members: tuple[str, ...], count: int) 
 
 
 def adds_tiles(workload: Computation, members: tuple[str, ...], count: int, *, plain: bool) -> bool:
-    """Whether a digit of this count on the fused axis gives tiles that are searched: those of its
-    innermost member alone, and without ``plain`` those of several digits, are there anyway."""
+    """True if a digit on the fused axis gives tiles that no other searched digit gives.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload with the members as axes.
+    members : tuple of str
+        Members of the fused axis, outermost first.
+    count : int
+        Count of the digit, of stride 1.
+    plain : bool
+        True where an instruction axis may have one digit only, so that only the innermost member
+        gives the same tiles.
+    """
     if plain:
         return workload.extents[members[-1]] % count != 0
     return not is_plain_digit(workload, members, count)

@@ -80,8 +80,8 @@ class ProtoWriter:
         self.domains: dict[int, tuple[int, ...]] = {}
         for variable, values in domains.items():
             root = int(representative[variable])
-            known = self.domains.get(root)
-            self.domains[root] = values if known is None else tuple(set(known) & set(values))
+            previous = self.domains.get(root)
+            self.domains[root] = values if previous is None else tuple(set(previous) & set(values))
             reachable = [v for v in self.domains[root] if low[root] <= v <= high[root]]
             self.contradiction |= not reachable
 
@@ -220,9 +220,9 @@ class ProtoWriter:
         if weights is None:
             if len(tuples) > _COMPARED:
                 raise _too_large()
-            for one, other in itertools.combinations(tuples, 2):
+            for left, right in itertools.combinations(tuples, 2):
                 check_time()
-                self.differ(one, other)
+                self.differ(left, right)
             return
         constraint = self.proto.constraints.add().all_diff
         for row in tuples:
@@ -256,11 +256,11 @@ class ProtoWriter:
         if weights is None:
             raise _too_large()
         terms, offset = self._weighted(left, weights)
-        other, other_offset = self._weighted(right, weights)
-        for root, weight in other.items():
+        right_terms, right_offset = self._weighted(right, weights)
+        for root, weight in right_terms.items():
             terms[root] = terms.get(root, 0) - weight
         terms = {root: weight for root, weight in terms.items() if weight}
-        gap = other_offset - offset
+        gap = right_offset - offset
         if not terms:
             self.contradiction |= gap == 0
             return
@@ -351,6 +351,7 @@ class ModelBuilder:
         return int(self._low[block][position]), int(self._high[block][position])
 
     def boolean(self) -> int:
+        """Return the id of a new Boolean variable."""
         return int(self.variables((1,), 0, 1)[0])
 
     def equate(self, left: Ids, right: Ids) -> None:
@@ -359,6 +360,7 @@ class ModelBuilder:
         self._equal.append((a.ravel(), b.ravel()))
 
     def bound(self, ids: Ids, low: int, high: int) -> None:
+        """Keep variables within ``low <= v <= high``."""
         self._bounds.append((np.asarray(ids).ravel(), low, high))
 
     def restrict(self, variable: int, values: Sequence[int]) -> None:

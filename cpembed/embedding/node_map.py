@@ -87,22 +87,22 @@ def _walks(coordinates: Coordinates) -> list[list[tuple[int, int, int, int]]] | 
         spread = [1] * len(shape)
         spread[index] = extent
         total += profiles.reshape(dimensions, *spread)
-        found: list[tuple[int, int, int, int]] = []
+        digits: list[tuple[int, int, int, int]] = []
         for dimension, profile in enumerate(profiles):
             digit = profile_digit(profile)
             if digit is None:
                 return None
             if digit[1] > 1:
-                found.append((dimension, *digit))
-        found.sort(key=lambda walk: walk[1])
+                digits.append((dimension, *digit))
+        digits.sort(key=lambda walk: walk[1])
         expected = 1
-        for _, weight, count, _ in found:
+        for _, weight, count, _ in digits:
             if weight != expected:
                 return None
             expected *= count
         if expected != extent:
             return None
-        walks.append(found)
+        walks.append(digits)
     return walks if np.array_equal(total, relative) else None
 
 
@@ -112,7 +112,11 @@ def box_digits(coordinates: Coordinates) -> list[BoxDigit] | None:
     walks = _walks(coordinates)
     if walks is None:
         return None
-    digits = [BoxDigit(index, *walk) for index, found in enumerate(walks) for walk in found]
+    digits = [
+        BoxDigit(index, *walk)
+        for index, digits_of_index in enumerate(walks)
+        for walk in digits_of_index
+    ]
     used = [digit.dimension for digit in digits]
     return digits if len(used) == len(set(used)) else None
 
@@ -139,8 +143,10 @@ def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
         dict(problem.roles),
         dict(node_map.extents),
         {
-            axis.name: tuple(Digit(axes[place], count, stride) for place, _, count, stride in found)
-            for axis, found in zip(problem.instruction.axes, walks, strict=True)
+            axis.name: tuple(
+                Digit(axes[place], count, stride) for place, _, count, stride in index_digits
+            )
+            for axis, index_digits in zip(problem.instruction.axes, walks, strict=True)
         },
         {axis: int(at) for axis, at in zip(axes, origin, strict=True)},
     )
@@ -149,8 +155,22 @@ def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
 def from_points(
     problem: EmbeddingProblem, extents: Mapping[str, int], points: Coordinates
 ) -> NodeMap | None:
-    """The node map of given operation images, with elements following the workload's accesses;
-    None when two operations disagree about a shared element (the dataflow is violated)."""
+    """Return the node map of given operation images; elements follow the workload's accesses.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with the accesses.
+    extents : Mapping
+        Extent at which each instruction axis is used.
+    points : Coordinates
+        Workload point of each operation, shape ``(workload axes, *extents)``.
+
+    Returns
+    -------
+    NodeMap or None
+        None where two operations disagree about a shared element: the dataflow is violated.
+    """
     workload_point = {a.name: points[i] for i, a in enumerate(problem.workload.axes)}
     shape = points.shape[1:]
     elements: dict[str, Coordinates] = {}
@@ -160,19 +180,23 @@ def from_points(
         image = np.zeros((len(pair.workload.index), *shape), np.int64)
         for dimension, index in enumerate(pair.workload.index):
             image[dimension] = index.evaluate(workload_point)
-        found = np.zeros((len(image), *box), np.int64)
+        operand_image = np.zeros((len(image), *box), np.int64)
         if box:
-            found[(slice(None), *where)] = image
+            operand_image[(slice(None), *where)] = image
         else:
-            found[:] = image[(slice(None), *([0] * len(shape)))]
-        accessed = found[(slice(None), *where)] if box else found[(..., *([None] * len(shape)))]
+            operand_image[:] = image[(slice(None), *([0] * len(shape)))]
+        accessed = (
+            operand_image[(slice(None), *where)]
+            if box
+            else operand_image[(..., *([None] * len(shape)))]
+        )
         if not np.array_equal(np.broadcast_to(accessed, image.shape), image):
             return None
-        elements[pair.instruction.operand] = found
+        elements[pair.instruction.operand] = operand_image
     shapes = {name: image.shape[1:] for name, image in elements.items()}
-    for (first, at), (second, there) in problem.shared_elements(shapes):
-        mine, theirs = elements[first], elements[second]
-        if np.any(mine[(slice(None), *at)] != theirs[(slice(None), *there)]):
+    for (first, first_at), (second, second_at) in problem.shared_elements(shapes):
+        first_image, second_image = elements[first], elements[second]
+        if np.any(first_image[(slice(None), *first_at)] != second_image[(slice(None), *second_at)]):
             return None
     return NodeMap(dict(extents), points, elements)
 

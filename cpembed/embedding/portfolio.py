@@ -46,7 +46,17 @@ def post(
     constraints: ConstraintSet,
     configuration: Mapping[str, int] | None = None,
 ) -> ScalarModel:
-    """The scalar model with every constraint of the set posted."""
+    """Return the scalar model with every constraint of the set posted.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem in one assignment of roles.
+    constraints : ConstraintSet
+        Constraints to post, in the set's order.
+    configuration : Mapping, optional
+        Extents of the instruction axes where they are decided beforehand.
+    """
     model = ScalarModel(
         problem,
         padded_extents(problem, constraints),
@@ -70,7 +80,7 @@ def configurations(
     if boxes or not problem.instruction.configurable_axes:
         return [None]
     sizes = itertools.product(*(axis.allowed for axis in axes))
-    return [dict(zip((axis.name for axis in axes), chosen, strict=True)) for chosen in sizes]
+    return [dict(zip((axis.name for axis in axes), extents, strict=True)) for extents in sizes]
 
 
 class Solutions:
@@ -111,13 +121,13 @@ class Solutions:
     ) -> tuple[tuple[Embedding, ...], tuple[NodeMap, ...]]:
         """Embeddings by their written form, then irregular ones by their images; ``most`` of
         them in all."""
-        found = [self._found[key] for key in keys]
+        solutions = [self._found[key] for key in keys]
         embeddings = sorted(
-            (e for e in found if isinstance(e, Embedding)),
+            (e for e in solutions if isinstance(e, Embedding)),
             key=lambda e: json.dumps(e.to_json(), sort_keys=True),
         )[:most]
         left = None if most is None else most - len(embeddings)
-        irregular = sorted((m for m in found if isinstance(m, NodeMap)), key=NodeMap.key)[:left]
+        irregular = sorted((m for m in solutions if isinstance(m, NodeMap)), key=NodeMap.key)[:left]
         return tuple(embeddings), tuple(irregular)
 
 
@@ -229,10 +239,10 @@ def make_orders(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[A
     moving = [axis for axis in problem.instruction.computation.axes if axis.extent > 1]
     choices: list[list[tuple[str, ...]]] = []
     for kind in (AxisKind.SPATIAL, AxisKind.REDUCTION):
-        wanted = sum(axis.kind is kind for axis in moving)
+        moving_count = sum(axis.kind is kind for axis in moving)
         # Innermost axes first: the first asset searches in the order of the workload.
         names = [a.name for a in problem.workload.axes if a.kind is kind and padded[a.name] > 1]
-        orders = itertools.permutations(reversed(names), min(wanted, len(names)))
+        orders = itertools.permutations(reversed(names), min(moving_count, len(names)))
         choices.append([tuple(reversed(order)) for order in orders])
     assets: list[Asset] = []
     for spatial, reduction in itertools.product(*choices):
@@ -263,35 +273,52 @@ def solve_portfolio(
     workers: int | None = None,
     report: Callable[[int], None] = lambda count: None,
 ) -> SearchResult:
-    """Search with all assets at once, ``workers`` at a time (the number of cores by default).
+    """Search with several decision orders at once; the first proof of the answer ends the others.
 
-    ``first`` searches alone for a little work: a problem that it answers is not worth a portfolio.
-    It is the only asset where there is one order only, and, where all solutions are asked for, on a
-    single core.
+    The answer is the same for any number of workers, unless the time limit ends the search; then it
+    is what all orders found together. Where all solutions are requested, it is the sorted set, and
+    any order's exhausted search proves it: no order's domain lacks a solution. Where a number of
+    them is enough, the orders run in rounds of growing deterministic time, and of those that have
+    an answer within a round the first in sequence gives it.
 
-    The answer is the same whatever the number of workers, unless the limit of seconds ends the
-    search; then it is what all assets found together. Where all solutions are asked for, it is the
-    sorted set, and any asset's exhausted search proves it: no asset's domain lacks a solution.
-    Where a number of them is enough, the assets run in rounds of growing deterministic time, and
-    of those that have an answer within a round the first in order gives it.
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem in one assignment of roles.
+    constraints : ConstraintSet
+        Constraints to post.
+    limits : SearchLimits
+        Seconds, number of solutions, seed.
+    assets : Sequence of Asset
+        Decision orders, at least one.
+    first : Asset, optional
+        Order that searches alone for a little work: a problem that it answers is not worth a
+        portfolio. It is the only one where there is one order only, and, where all solutions are
+        requested, on a single core.
+    presolve : bool
+        True to simplify each model first.
+    workers : int, optional
+        Number of orders at a time; the number of cores by default.
+    report : Callable
+        Called with the number of solutions so far.
     """
     if not assets:
         raise ValueError("a portfolio needs at least one asset")
     search = _Portfolio(problem, constraints, limits, presolve, workers or _cores(), report)
-    chosen = tuple(assets)
+    raced = tuple(assets)
     everything = limits.solutions is None
     if first is not None:
-        if len(chosen) == 1 or (everything and search.workers == 1):
-            chosen = (first,)
+        if len(raced) == 1 or (everything and search.workers == 1):
+            raced = (first,)
         else:
             won = search.round((first,), _FIRST_WORK)
             if won is not None or search.over:
                 return search.result(won)
-    if everything or len(chosen) == 1:
-        return search.result(search.round(chosen, None))
+    if everything or len(raced) == 1:
+        return search.result(search.round(raced, None))
     work = _FIRST_WORK
     while True:
-        won = search.round(chosen, work)
+        won = search.round(raced, work)
         if won is not None or search.over:
             return search.result(won)
         work *= 4
@@ -363,9 +390,9 @@ class _Portfolio:
             with suppress(OutOfTime):
                 within(end, lambda: runs[position].search(left))
             if runs[position].decided:
-                for other in runs if any_winner else runs[position + 1 :]:
-                    if other is not runs[position]:
-                        other.stop.stop()
+                for rival in runs if any_winner else runs[position + 1 :]:
+                    if rival is not runs[position]:
+                        rival.stop.stop()
 
         pool = ThreadPoolExecutor(min(len(runs), self.workers))
         futures: list[Future[None]] = [
@@ -387,17 +414,17 @@ class _Portfolio:
 
     def result(self, won: AssetRun | None) -> SearchResult:
         """The answer in a canonical order; of a stopped search, what all assets found together."""
-        found = self.solutions.keys() if won is None else won.found
-        if won is not None and won.complete and len(found) != len(self.solutions.keys()):
+        digests = self.solutions.keys() if won is None else won.found
+        if won is not None and won.complete and len(digests) != len(self.solutions.keys()):
             raise InvariantError(
                 f"asset {won.name} missed a solution that another one found: please report this "
                 f"with the workload {self.problem.workload} and {self.problem.instruction.name}"
             )
-        embeddings, irregular = self.solutions.sorted(found, self.limits.solutions)
+        embeddings, irregular = self.solutions.sorted(digests, self.limits.solutions)
         if won is not None:
             status = won.status
         else:
-            status = Status.FEASIBLE if found else Status.UNKNOWN
+            status = Status.FEASIBLE if digests else Status.UNKNOWN
         seconds = time.perf_counter() - self.started
         # Wall time of the solver counts once, whatever ran beside it.
         solving = min(seconds, self.solving)

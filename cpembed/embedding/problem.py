@@ -1,4 +1,4 @@
-"""The embedding problem: which instruction operand plays which workload operand, and the graphs.
+"""The embedding problem: instruction operands paired with workload operands, label by label.
 
 Dataflow graphs agree in operation labels exactly when the statements' expression trees do, each
 statement of one with one of the other; leaves then pair an access of the instruction with an access
@@ -59,24 +59,25 @@ class EmbeddingProblem:
 
     @cached_property
     def store_pairs(self) -> tuple[AccessPair, ...]:
+        """The paired accesses that write."""
         return tuple(pair for pair in self.pairs if pair.instruction.operand in self.outputs)
 
     def shared_elements(
         self, shapes: Mapping[str, tuple[int, ...]]
     ) -> list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]]:
-        """Pairs of (operand, element) that are the same element of the instruction's tensor, seen
+        """Pairs of (operand, element) that are one element of the instruction's tensor, reached
         through two ports; ``shapes`` are the operands' at the extents in question."""
         owners: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
-        found: list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]] = []
+        shared: list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]] = []
         for port, element in port_elements(self.instruction, shapes):
             first = owners.setdefault(element, port)
             if first != port:
-                found.append((first, port))
-        return found
+                shared.append((first, port))
+        return shared
 
     @cached_property
     def index_names(self) -> dict[str, tuple[str | None, ...]]:
-        """Per instruction operand, the instruction axis that walks each of its dimensions; None
+        """Instruction axis that walks each dimension of each instruction operand; None
         where the index is not a single axis."""
         return {
             pair.instruction.operand: tuple(i.single_iterator for i in pair.instruction.index)
@@ -104,14 +105,14 @@ class EmbeddingProblem:
     def window_groups(self) -> dict[str, dict[str, frozenset[str]]]:
         """Per instruction operand and axis, the axes that index a dimension together with it,
         directly or through others: itself alone where the instruction reads no window."""
-        found: dict[str, dict[str, frozenset[str]]] = {}
+        windows: dict[str, dict[str, frozenset[str]]] = {}
         for operand, dimensions in self.index_axes.items():
             groups = {axis: frozenset([axis]) for axis in self.operand_axes[operand]}
             for axes in dimensions:
                 joined = frozenset[str]().union(*(groups[axis] for axis in axes))
                 groups |= dict.fromkeys(joined, joined)
-            found[operand] = groups
-        return found
+            windows[operand] = groups
+        return windows
 
     @cached_property
     def workload_indices(self) -> dict[str, tuple[IndexExpr, ...]]:
@@ -128,7 +129,7 @@ class EmbeddingProblem:
         """Workload axis -> (instruction operand, dimension) whose index is exactly that axis,
         where there is one and the instruction walks that operand by single axes; the operand
         with the fewest elements in the instruction is taken."""
-        found: dict[str, tuple[int, str, int]] = {}
+        smallest: dict[str, tuple[int, str, int]] = {}
         for pair in self.pairs:
             operand = pair.instruction.operand
             if None in self.index_names[operand]:
@@ -136,9 +137,9 @@ class EmbeddingProblem:
             size = self.instruction.computation.operand(operand).elements
             for dimension, index in enumerate(pair.workload.index):
                 axis = index.single_iterator
-                if axis is not None and (axis not in found or size < found[axis][0]):
-                    found[axis] = (size, operand, dimension)
-        return {axis: (operand, dimension) for axis, (_, operand, dimension) in found.items()}
+                if axis is not None and (axis not in smallest or size < smallest[axis][0]):
+                    smallest[axis] = (size, operand, dimension)
+        return {axis: (operand, dimension) for axis, (_, operand, dimension) in smallest.items()}
 
     def element_index(
         self, pair: AccessPair, extents: Mapping[str, int] | None = None
@@ -155,18 +156,18 @@ class EmbeddingProblem:
 def port_elements(
     instruction: Instruction, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]]:
-    """Each element of each port, as (port, element), and the element of the tensor that it is."""
+    """Yield each element of each port as (port, element), with its element of the tensor."""
     for name, view in instruction.views.items():
         tensor = instruction.computation.operand(name).tensor
-        for at in np.ndindex(shapes[name]):
-            place = {f"d{k}": step for k, step in enumerate(at)}
-            yield (name, at), (tensor, tuple(int(index.evaluate(place)) for index in view))
+        for element in np.ndindex(shapes[name]):
+            point = {f"d{k}": step for k, step in enumerate(element)}
+            yield (name, element), (tensor, tuple(int(index.evaluate(point)) for index in view))
 
 
 def point_grid(
     instruction: Instruction, extents: Mapping[str, int] | None = None
 ) -> dict[str, NDArray[np.int64]]:
-    """Coordinates of every instruction point, one array per axis, all of the box's shape."""
+    """Return the coordinates of all instruction points, one array of the box's shape per axis."""
     sizes = [(extents or instruction.extents)[axis.name] for axis in instruction.axes]
     arrays = np.indices(sizes, dtype=np.int64)
     return {axis.name: arrays[i] for i, axis in enumerate(instruction.axes)}
@@ -174,7 +175,7 @@ def point_grid(
 
 @dataclass(frozen=True)
 class LabelMismatch:
-    """Why the graphs cannot be isomorphic whatever the sizes: a label that differs, in words."""
+    """Reason why the graphs cannot be isomorphic at any sizes: a label that differs."""
 
     reason: str
 
@@ -184,13 +185,13 @@ def pair_operands(
 ) -> EmbeddingProblem | LabelMismatch:
     """Match operation labels and operand roles, and check element types.
 
-    Raises :class:`WorkloadError` where only the dtypes differ (the remedy is to say another
-    dtype), :class:`SpecError` where the instruction's accesses are beyond the graph's form.
+    Raises :class:`WorkloadError` where only the element types differ (another ``dtype=`` is the
+    remedy), :class:`SpecError` where the instruction leaves elements of an operand unused.
     """
-    found = match_graphs(workload, instruction)
-    if isinstance(found, EmbeddingProblem):
-        _check_dtypes(found)
-    return found
+    problem = match_graphs(workload, instruction)
+    if isinstance(problem, EmbeddingProblem):
+        check_dtypes(problem)
+    return problem
 
 
 def match_graphs(
@@ -198,24 +199,24 @@ def match_graphs(
 ) -> EmbeddingProblem | LabelMismatch:
     """Match operation labels and operand roles, whatever the element types.
 
-    The order of statements means nothing: the first order in which all match is taken.
+    Statements of one point have no order: the first permutation in which all match is taken.
     """
     ported = instruction.in_ports
     _check_reachable(ported)
-    mine, theirs = len(ported.computation.statements), len(workload.statements)
-    if mine != theirs:
+    count, available = len(ported.computation.statements), len(workload.statements)
+    if count != available:
         return LabelMismatch(
-            f"{instruction.name} computes {_results(mine)} at a point, the workload "
-            f"{_results(theirs)}"
+            f"{instruction.name} computes {_results(count)} at a point, the workload "
+            f"{_results(available)}"
         )
-    first: LabelMismatch | None = None
+    mismatches: list[LabelMismatch] = []
     for order in itertools.permutations(workload.statements):
-        found = _pair(workload, order, ported)
-        if isinstance(found, EmbeddingProblem):
-            return found
-        first = first or found
-    assert first is not None
-    return first
+        problem = _pair(workload, order, ported)
+        if isinstance(problem, EmbeddingProblem):
+            return problem
+        mismatches.append(problem)
+    # The order as written is the one that a person can compare.
+    return mismatches[0]
 
 
 def _results(count: int) -> str:
@@ -225,19 +226,19 @@ def _results(count: int) -> str:
 def _pair(
     workload: Computation, statements: Sequence[Assignment], instruction: Instruction
 ) -> EmbeddingProblem | LabelMismatch:
-    """The problem where the workload's statements, in this order, are those of the instruction."""
+    """Pair the workload's statements, in this order, with those of the instruction."""
     occurrences: list[tuple[list[AccessPair], AccessPair]] = []
-    for ours, theirs in zip(instruction.computation.statements, statements, strict=True):
-        if ours.reduction != theirs.reduction:
+    for pattern, statement in zip(instruction.computation.statements, statements, strict=True):
+        if pattern.reduction != statement.reduction:
             return LabelMismatch(
-                f"{instruction.name} combines results by {ours.reduction or 'assignment'}, "
-                f"the workload by {theirs.reduction or 'assignment'}"
+                f"{instruction.name} combines results by {pattern.reduction or 'assignment'}, "
+                f"the workload by {statement.reduction or 'assignment'}"
             )
         reads: list[AccessPair] = []
-        mismatch = _match(ours.value, theirs.value, instruction.name, reads)
+        mismatch = _match(pattern.value, statement.value, instruction.name, reads)
         if mismatch is not None:
             return mismatch
-        occurrences.append((reads, AccessPair(ours.store, theirs.store)))
+        occurrences.append((reads, AccessPair(pattern.store, statement.store)))
     pairs = [pair for reads, _ in occurrences for pair in reads]
     pairs += [store for _, store in occurrences]
     mismatch = _mixed_roles(pairs, instruction)
@@ -249,53 +250,52 @@ def _pair(
         _renamed(statement, reads, store, names)
         for statement, (reads, store) in zip(statements, occurrences, strict=True)
     )
+    ports = {names[pair]: pair.workload.operand for pair in pairs}
+    accesses = (
+        AccessPair(pair.instruction, replace(pair.workload, operand=names[pair])) for pair in pairs
+    )
     return EmbeddingProblem(
-        _in_ports(workload, renamed, {names[pair]: pair.workload.operand for pair in pairs}),
-        instruction,
-        roles,
-        tuple(
-            dict.fromkeys(
-                AccessPair(pair.instruction, replace(pair.workload, operand=names[pair]))
-                for pair in pairs
-            )
-        ),
-        workload,
+        workload=_in_ports(workload, renamed, ports),
+        instruction=instruction,
+        roles=roles,
+        pairs=tuple(dict.fromkeys(accesses)),
+        original=workload,
     )
 
 
 def _mixed_roles(pairs: Sequence[AccessPair], instruction: Instruction) -> LabelMismatch | None:
-    """The mismatch where one access of the instruction would be two of the workload, or the ports
-    of one operand those of two; None where there is none."""
-    access: dict[str, Access] = {}
-    tensor: dict[str, str] = {}
+    """Return the mismatch if one access of the instruction would be two of the workload, or the
+    ports of one operand those of two."""
+    accesses: dict[str, Access] = {}
+    tensors: dict[str, str] = {}
     for pair in pairs:
         name = pair.instruction.operand
-        known = access.setdefault(name, pair.workload)
-        if known != pair.workload:
+        access = accesses.setdefault(name, pair.workload)
+        if access != pair.workload:
             return LabelMismatch(
                 f"{name} of {instruction.name} is one element at a point where the workload has "
-                f"two, {known} and {pair.workload}"
+                f"two, {access} and {pair.workload}"
             )
         owner = instruction.computation.operand(name).tensor
-        whole = tensor.setdefault(owner, pair.workload.operand)
-        if whole != pair.workload.operand:
+        tensor = tensors.setdefault(owner, pair.workload.operand)
+        if tensor != pair.workload.operand:
             return LabelMismatch(
                 f"{owner} of {instruction.name} is one operand where the workload has two, "
-                f"{whole} and {pair.workload.operand}"
+                f"{tensor} and {pair.workload.operand}"
             )
     return None
 
 
 def _port_names(workload: Computation, pairs: Sequence[AccessPair]) -> dict[AccessPair, str]:
-    """Name of the workload's operand in each pair: its own where it has one access, else with the
-    number of the access, whatever order the statements are in."""
+    """Name the workload's port in each pair: the operand itself if it has one access, else with the
+    number of the access, which does not depend on the order of the statements."""
     takers: dict[Access, set[str]] = {}
     for pair in pairs:
         takers.setdefault(pair.workload, set()).add(pair.instruction.operand)
     names: dict[AccessPair, str] = {}
     for pair in pairs:
         operand = name = pair.workload.operand
-        accesses = sorted(workload.access_maps[operand], key=_place)
+        accesses = sorted(workload.access_maps[operand], key=_sort_key)
         if len(accesses) > 1 or len(takers[pair.workload]) > 1:
             name = f"{operand}@{accesses.index(pair.workload)}"
         if len(takers[pair.workload]) > 1:
@@ -305,7 +305,8 @@ def _port_names(workload: Computation, pairs: Sequence[AccessPair]) -> dict[Acce
     return names
 
 
-def _place(access: Access) -> tuple[tuple[int, str], ...]:
+def _sort_key(access: Access) -> tuple[tuple[int, str], ...]:
+    """Order an operand's accesses by the constants, then the text, of their indices."""
     return tuple((index.constant, str(index)) for index in access.index)
 
 
@@ -315,7 +316,7 @@ def _renamed(
     store: AccessPair,
     names: Mapping[AccessPair, str],
 ) -> Assignment:
-    """A statement of the workload on ports; ``reads`` are in the order of its leaves."""
+    """Rewrite a statement of the workload on ports; ``reads`` are in the order of its leaves."""
     queue = iter([store, *reads])
     (renamed,) = changed_accesses(
         [statement], lambda access: replace(access, operand=names[next(queue)])
@@ -326,7 +327,7 @@ def _renamed(
 def _in_ports(
     workload: Computation, statements: tuple[Assignment, ...], owners: Mapping[str, str]
 ) -> Computation:
-    """The workload with these statements; ``owners`` gives each port's operand."""
+    """Return the workload with these statements; ``owners`` maps each port to its operand."""
 
     def operand(name: str) -> Operand:
         whole = workload.operand(owners[name])
@@ -343,30 +344,34 @@ def _in_ports(
 
 
 def _match(
-    ours: Expression, theirs: Expression, name: str, pairs: list[AccessPair]
+    pattern: Expression, value: Expression, name: str, pairs: list[AccessPair]
 ) -> LabelMismatch | None:
-    if isinstance(ours, Access) and isinstance(theirs, Access):
-        pairs.append(AccessPair(ours, theirs))
-        return None
-    if isinstance(ours, Operation) and isinstance(theirs, Operation) and ours.op == theirs.op:
-        for left, right in zip(ours.args, theirs.args, strict=True):
-            mismatch = _match(left, right, name, pairs)
-            if mismatch is not None:
-                return mismatch
-        return None
-    if isinstance(ours, Cast) and isinstance(theirs, Cast) and ours.dtype == theirs.dtype:
-        return _match(ours.arg, theirs.arg, name, pairs)
-    if isinstance(ours, Constant) and isinstance(theirs, Constant) and ours.value == theirs.value:
-        return None
-    return LabelMismatch(f"{name} computes {ours} where the workload computes {theirs}")
+    """Match two expression trees node by node; pairs of leaves are appended to ``pairs``."""
+    match pattern, value:
+        case Access(), Access():
+            pairs.append(AccessPair(pattern, value))
+            return None
+        case Operation(), Operation() if pattern.op == value.op:
+            for left, right in zip(pattern.args, value.args, strict=True):
+                mismatch = _match(left, right, name, pairs)
+                if mismatch is not None:
+                    return mismatch
+            return None
+        case Cast(), Cast() if pattern.dtype == value.dtype:
+            return _match(pattern.arg, value.arg, name, pairs)
+        case Constant(), Constant() if pattern.value == value.value:
+            return None
+        case _:
+            return LabelMismatch(f"{name} computes {pattern} where the workload computes {value}")
 
 
-def _check_dtypes(problem: EmbeddingProblem) -> None:
-    for ours, theirs in problem.roles.items():
-        operand, accepted = problem.workload.operand(theirs), problem.instruction.dtypes[ours]
+def check_dtypes(problem: EmbeddingProblem) -> None:
+    """Raise :class:`WorkloadError` if the instruction does not take an operand's element type."""
+    for role, name in problem.roles.items():
+        operand, accepted = problem.workload.operand(name), problem.instruction.dtypes[role]
         if operand.dtype not in accepted:
             raise WorkloadError(
-                f"operand {operand.tensor} is {operand.dtype}, but {ours} of "
+                f"operand {operand.tensor} is {operand.dtype}, but {role} of "
                 f"{problem.instruction.name} takes {' or '.join(accepted)}: "
                 "give dtype= types that it takes, or leave dtype= out: the workload then has the "
                 "target's types"
@@ -374,7 +379,7 @@ def _check_dtypes(problem: EmbeddingProblem) -> None:
 
 
 def _check_reachable(instruction: Instruction) -> None:
-    """Each element of each operand must be touched: an untouched one would be a free node."""
+    """Raise if an element of an operand is never accessed: it would be a node without an image."""
     computation = instruction.computation
     grid = point_grid(instruction)
     for access in (*computation.reads, *computation.stores):

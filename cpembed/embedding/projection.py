@@ -37,7 +37,7 @@ from cpembed.hw.instruction import Instruction, InstructionAxis
 from cpembed.ir.index import IndexExpr
 
 ALWAYS = ("dataflow", "all_different")
-"""What makes an embedding one at all: never dropped while looking for a conflict."""
+"""Constraints that define an embedding; never dropped while looking for a conflict."""
 
 
 def project(instruction: Instruction, axes: Iterable[str]) -> Instruction:
@@ -46,13 +46,14 @@ def project(instruction: Instruction, axes: Iterable[str]) -> Instruction:
     An embedding of the instruction, cut to the first element of the other axes, is one of the
     projection; so no embedding of the projection means none of the instruction.
     """
-    kept = set(axes)
-    if kept >= set(instruction.extents):
+    retained = set(axes)
+    if retained >= set(instruction.extents):
         return instruction
     free = tuple(replace(axis, minimum=1, step=1) for axis in instruction.axes)
-    ones = {axis.name: 1 for axis in instruction.axes if axis.name not in kept}
+    ones = {axis.name: 1 for axis in instruction.axes if axis.name not in retained}
     projected = tuple(
-        axis if axis.name in kept else InstructionAxis(axis.name, 1, 1) for axis in instruction.axes
+        axis if axis.name in retained else InstructionAxis(axis.name, 1, 1)
+        for axis in instruction.axes
     )
     computation = replace(instruction, axes=free).with_extents(ones)
     return replace(instruction, axes=projected, computation=computation)
@@ -72,16 +73,16 @@ def axis_groups(instruction: Instruction) -> tuple[tuple[str, ...], ...]:
             for name in merged:
                 group[name] = merged
     names = [axis.name for axis in instruction.axes]
-    found = (tuple(name for name in names if name in group[first]) for first in names)
-    return tuple(dict.fromkeys(found))
+    groups = (tuple(name for name in names if name in group[first]) for first in names)
+    return tuple(dict.fromkeys(groups))
 
 
 def axis_subsets(instruction: Instruction) -> Iterator[list[tuple[str, ...]]]:
     """Sets of whole groups, those with equally many groups together, from none to all."""
     groups = axis_groups(instruction)
     for size in range(len(groups) + 1):
-        chosen = itertools.combinations(groups, size)
-        yield [tuple(name for group in some for name in group) for some in chosen]
+        subsets = itertools.combinations(groups, size)
+        yield [tuple(name for group in some for name in group) for some in subsets]
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,14 @@ def dropping(constraints: ConstraintSet, names: Iterable[str]) -> ConstraintSet:
     """
     dropped = set(names)
     boxes = constraints.get("hyper_rectangle") is not None and "hyper_rectangle" not in dropped
-    kept: list[Constraint] = []
+    retained: list[Constraint] = []
     for constraint in constraints.constraints:
         if isinstance(constraint, Padding):
             rule = Padding("all") if constraint.name in dropped else constraint
-            kept.append(rule if boxes else _PaddingDomain(rule.axes, rule.below, rule.growth))
+            retained.append(rule if boxes else _PaddingDomain(rule.axes, rule.below, rule.growth))
         elif constraint.name not in dropped and (boxes or not constraint.needs_boxes):
-            kept.append(constraint)
-    return replace(constraints, constraints=tuple(kept))
+            retained.append(constraint)
+    return replace(constraints, constraints=tuple(retained))
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,17 @@ class Answer:
 def solve_once(
     problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits
 ) -> Answer:
-    """Whether the problem has an embedding under the set."""
+    """Search for one embedding of a variant of the problem.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem, or a projection of it.
+    constraints : ConstraintSet
+        Set, or a weaker one.
+    limits : SearchLimits
+        Time limit; the number of solutions is ignored.
+    """
     try:
         if constraints.get("hyper_rectangle") is None:
             return Answer(feasible_without_boxes(problem, constraints, limits))
@@ -157,10 +168,24 @@ _SEARCHED_POINTS = 4096
 def feasible_without_boxes(
     problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits
 ) -> bool | None:
-    """Whether a node map satisfies a set that has no ``hyper_rectangle``; None if undecided.
+    """Decide whether a node map satisfies a set that has no ``hyper_rectangle``.
 
-    Every instruction element needs an image here, so a configurable axis is taken at its smallest
+    Every instruction element needs an image then, so a configurable axis is taken at its smallest
     extent: part of an embedding at a larger one is an embedding as well.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem, or a projection of it.
+    constraints : ConstraintSet
+        Set without ``hyper_rectangle``.
+    limits : SearchLimits
+        Time limit of the search that is left where both arguments fail.
+
+    Returns
+    -------
+    bool or None
+        None if undecided.
     """
     smallest = {axis.name: axis.minimum for axis in problem.instruction.configurable_axes}
     axes = tuple(replace(axis, maximum=axis.minimum) for axis in problem.instruction.axes)
@@ -199,9 +224,9 @@ def _places(domain: Mapping[str, int], fixed: set[str], constant: Sequence[Index
     owners = Counter(name for index in constant for name in index.iterators)
     places, bound = 1, set(fixed)
     for index in constant:
-        own = [name for name in index.iterators if name not in fixed and owners[name] == 1]
-        places *= _solutions(index, {name: domain[name] for name in own})
-        bound |= set(own)
+        exclusive = [name for name in index.iterators if name not in fixed and owners[name] == 1]
+        places *= _solutions(index, {name: domain[name] for name in exclusive})
+        bound |= set(exclusive)
     return places * math.prod(extent for axis, extent in domain.items() if axis not in bound)
 
 
@@ -210,12 +235,12 @@ def _solutions(index: IndexExpr, extents: Mapping[str, int]) -> int:
     them follows from the others, and its coefficient says in which steps another can move."""
     least = math.prod(extents.values())
     for last in extents:
-        others = {name: extent for name, extent in extents.items() if name != last}
-        least = min(least, math.prod(others.values()))
-        for name, extent in others.items():
+        independent = {name: extent for name, extent in extents.items() if name != last}
+        least = min(least, math.prod(independent.values()))
+        for name, extent in independent.items():
             coefficient = index.coefficient(last)
             step = abs(coefficient) // math.gcd(coefficient, index.coefficient(name))
-            rest = math.prod(others.values()) // extent
+            rest = math.prod(independent.values()) // extent
             least = min(least, rest * -(-extent // step))
     return least
 
@@ -279,7 +304,7 @@ def _has_lexicographic(
 def _diagonals(problem: EmbeddingProblem, free: dict[str, int]) -> list[_Move]:
     """Moves along two axes that leave an index constant: ``p`` up and ``r`` down in ``p + r``.
     The axes are taken out of ``free``."""
-    found: list[_Move] = []
+    moves: list[_Move] = []
     for pair in problem.pairs:
         for index in pair.workload.index:
             terms = [term for term in index.terms if term.iterator in free]
@@ -291,5 +316,5 @@ def _diagonals(problem: EmbeddingProblem, free: dict[str, int]) -> list[_Move]:
             count = min(free[up.iterator], high // step + 1)
             if not uneven and count > 1:
                 del free[up.iterator], free[down.iterator]
-                found.append((count, {up.iterator: (0, 1), down.iterator: (high, -step)}))
-    return found
+                moves.append((count, {up.iterator: (0, 1), down.iterator: (high, -step)}))
+    return moves

@@ -44,10 +44,10 @@ class Component:
 
     def families(self, axes: Sequence[str]) -> set[Family]:
         """The families of some of the axes."""
-        return {_family(found, axes) for found in self.maps}
+        return {_family(axis_maps, axes) for axis_maps in self.maps}
 
 
-class _Made(Sequence[Embedding], ABC):
+class _LazyEmbeddings(Sequence[Embedding], ABC):
     """Embeddings that are made as they are asked for."""
 
     @abstractmethod
@@ -64,7 +64,7 @@ class _Made(Sequence[Embedding], ABC):
 
 
 @dataclass(frozen=True)
-class EmbeddingSpace(_Made):
+class EmbeddingSpace(_LazyEmbeddings):
     """One embedding for each choice of a map per component; the last component varies fastest."""
 
     problem: EmbeddingProblem
@@ -88,7 +88,7 @@ class EmbeddingSpace(_Made):
 
 
 @dataclass(frozen=True)
-class Spaces(_Made):
+class Spaces(_LazyEmbeddings):
     """The embeddings of several spaces, one after the other: those of alternative problems."""
 
     members: tuple[Sequence[Embedding], ...]
@@ -124,8 +124,8 @@ def count_families(embeddings: Sequence[Embedding]) -> int:
             boxes.append([(c.axes, c.families(c.axes)) for c in space.components])
     total = sum(1 for family in listed if not any(_within(family, box) for box in boxes))
     for size in range(1, len(boxes) + 1):
-        for chosen in itertools.combinations(boxes, size):
-            total -= (-1) ** size * _shared(chosen)
+        for subset in itertools.combinations(boxes, size):
+            total -= (-1) ** size * _shared(subset)
     return total
 
 
@@ -162,13 +162,13 @@ def _coarsened(groups: Sequence[tuple[str, ...]]) -> list[set[str]]:
     return parts
 
 
-def _family(found: AxisMaps | Embedding, axes: Sequence[str]) -> Family:
-    groups: Mapping[str, tuple[str, ...]] = found.flattened
+def _family(mapping: AxisMaps | Embedding, axes: Sequence[str]) -> Family:
+    groups: Mapping[str, tuple[str, ...]] = mapping.flattened
     return tuple(
         sorted(
             (
                 axis,
-                frozenset(m for d in found.digits[axis] for m in members_of(groups, d.axis)),
+                frozenset(m for d in mapping.digits[axis] for m in members_of(groups, d.axis)),
             )
             for axis in axes
         )
@@ -333,8 +333,10 @@ def _merged_effort(efforts: list[SearchEffort], *, complete: bool) -> SearchEffo
         hardest.formulation,
         hardest.winner if complete else None,
         tuple(
-            AssetEffort(name, alternatives([a.status for a in found]), sum_of(found))
-            for name, found in by_name.items()
+            AssetEffort(
+                name, alternatives([a.status for a in efforts_of_name]), sum_of(efforts_of_name)
+            )
+            for name, efforts_of_name in by_name.items()
         ),
     )
 
@@ -345,5 +347,5 @@ def alternatives(statuses: Sequence[Status]) -> Status:
         return Status.INFEASIBLE
     if all(status in (Status.INFEASIBLE, Status.OPTIMAL) for status in statuses):
         return Status.OPTIMAL
-    found = any(status in (Status.FEASIBLE, Status.OPTIMAL) for status in statuses)
-    return Status.FEASIBLE if found else Status.UNKNOWN
+    any_solution = any(status in (Status.FEASIBLE, Status.OPTIMAL) for status in statuses)
+    return Status.FEASIBLE if any_solution else Status.UNKNOWN

@@ -26,9 +26,9 @@ def candidates(problem: EmbeddingProblem, axis: str) -> tuple[str, ...]:
     """Workload axes with the role of an instruction axis, in the workload's order."""
     role = _role(problem, axis)
     return tuple(
-        other.name
-        for other in problem.workload.axes
-        if role == [_indexes(pair.workload.index, other.name) for pair in problem.pairs]
+        workload_axis.name
+        for workload_axis in problem.workload.axes
+        if role == [_indexes(pair.workload.index, workload_axis.name) for pair in problem.pairs]
     )
 
 
@@ -57,9 +57,9 @@ def role_words(problem: EmbeddingProblem, axis: str) -> str:
     names = [pair.workload.operand for pair in problem.pairs]
     role = _role(problem, axis)
     indexed = dict.fromkeys(n for n, inside in zip(names, role, strict=True) if inside)
-    others = dict.fromkeys(n for n, inside in zip(names, role, strict=True) if not inside)
+    unindexed = dict.fromkeys(n for n, inside in zip(names, role, strict=True) if not inside)
     both = join(list(indexed)) or "none of the operands"
-    return f"{both} but not {join(list(others), 'or')}" if others and indexed else both
+    return f"{both} but not {join(list(unindexed), 'or')}" if unindexed and indexed else both
 
 
 def sized(problem: EmbeddingProblem, axis: str) -> str:
@@ -68,12 +68,24 @@ def sized(problem: EmbeddingProblem, axis: str) -> str:
 
 
 def counts(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, other: str
+    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
 ) -> tuple[int, ...]:
-    """Digit counts above 1 that a workload axis can give an instruction axis at stride 1."""
-    extent = problem.workload.extents[other]
+    """Return the digit counts above 1 that a workload axis can give an axis at stride 1.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with both axes.
+    constraints : ConstraintSet
+        Set whose padding limits the counts.
+    axis : str
+        Instruction axis.
+    workload_axis : str
+        Workload axis that feeds it.
+    """
+    extent = problem.workload.extents[workload_axis]
     allowed = problem.instruction.axis(axis).allowed
-    limit = constraints.padding.on(problem).limit(other, extent)
+    limit = constraints.padding.on(problem).limit(workload_axis, extent)
     covered = constraints.get("padding") is not None
     return tuple(
         count
@@ -84,27 +96,52 @@ def counts(
 
 
 def obstacles(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, other: str
+    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
 ) -> list[str]:
-    """Reasons why a workload axis of the right role cannot feed an axis, whatever the extents."""
-    found: list[str] = []
+    """Return reasons why a workload axis of the right role cannot feed an axis at any extent.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with both axes.
+    constraints : ConstraintSet
+        Set whose constraints may exclude the axis.
+    axis : str
+        Instruction axis.
+    workload_axis : str
+        Workload axis with its role.
+    """
+    reasons: list[str] = []
     linear = constraints.get("linear_access")
-    stencil = stencil_axes(problem).get(other)
+    stencil = stencil_axes(problem).get(workload_axis)
     if stencil is not None and isinstance(linear, LinearAccess) and linear.stencil == "none":
-        found.append(f"is a stencil axis of {stencil} (linear_access)")
+        reasons.append(f"is a stencil axis of {stencil} (linear_access)")
     for pair in problem.pairs:
         for index in pair.workload.index:
-            if other in index.iterators:
-                found += _index_obstacles(problem, constraints, pair, index, axis, other)
-    return found
+            if workload_axis in index.iterators:
+                reasons += _index_obstacles(problem, constraints, pair, index, axis, workload_axis)
+    return reasons
 
 
-def all_or_nothing(problem: EmbeddingProblem, constraints: ConstraintSet, other: str) -> bool:
-    """Whether a workload axis cannot share an instruction axis with others: a stencil that is
-    read in place is one digit of the axis's whole extent."""
+def all_or_nothing(
+    problem: EmbeddingProblem, constraints: ConstraintSet, workload_axis: str
+) -> bool:
+    """True if a workload axis cannot feed an instruction axis together with further axes.
+
+    A stencil that is read in place is one digit of the axis's full extent.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with the axis.
+    constraints : ConstraintSet
+        Set that may have ``linear_access`` in place.
+    workload_axis : str
+        Workload axis, of a stencil or not.
+    """
     linear = constraints.get("linear_access")
     in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
-    return in_place and other in stencil_axes(problem)
+    return in_place and workload_axis in stencil_axes(problem)
 
 
 def _index_obstacles(
@@ -113,64 +150,83 @@ def _index_obstacles(
     pair: AccessPair,
     index: IndexExpr,
     axis: str,
-    other: str,
+    workload_axis: str,
 ) -> list[str]:
     """Obstacles in one dimension of one operand."""
-    found: list[str] = []
-    operand, step = pair.instruction.operand, index.coefficient(other)
+    reasons: list[str] = []
+    operand, step = pair.instruction.operand, index.coefficient(workload_axis)
     several = len(index.iterators) > 1
     text = f"{pair.workload.operand}[{index}]"
     linear, dense = constraints.get("linear_access"), constraints.get("dense")
     if step < 0 and constraints.get("hyper_rectangle") is not None:
-        found.append(f"runs backwards in {text} (hyper_rectangle)")
+        reasons.append(f"runs backwards in {text} (hyper_rectangle)")
     in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
     if (
         in_place
-        and slides(problem, index, (other,))
+        and slides(problem, index, (workload_axis,))
         and stride_in_place(problem, operand, axis) == 0
     ):
         words = f"is a stencil axis of {text}, which {axis} cannot read in place"
-        found.append(f"{words} (linear_access)")
+        reasons.append(f"{words} (linear_access)")
     if step > 1 and isinstance(dense, Dense):
         rule = problem.instruction.memory[operand].stride_rule(axis)
         if not (dense.stencil_stride == "memory" and several and rule is StrideRule.ANY):
-            found.append(f"has stride {step} in {text} (dense)")
-    return found
+            reasons.append(f"has stride {step} in {text} (dense)")
+    return reasons
 
 
 def refusal(
     problem: EmbeddingProblem,
     constraints: ConstraintSet,
     axis: str,
-    other: str,
+    workload_axis: str,
 ) -> str | None:
-    """Why a workload axis of the right role does not feed an instruction axis by itself.
+    """Explain why a workload axis of the right role does not feed an instruction axis by itself.
 
-    None where no reason is known that concerns this axis by itself.
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with both axes.
+    constraints : ConstraintSet
+        Set under which it does not.
+    axis : str
+        Instruction axis.
+    workload_axis : str
+        Workload axis with its role.
+
+    Returns
+    -------
+    str or None
+        A clause that begins with the axis and its extent; None where no reason concerns this axis
+        alone.
     """
-    reasons = obstacles(problem, constraints, axis, other)
-    if all_or_nothing(problem, constraints, other):
+    reasons = obstacles(problem, constraints, axis, workload_axis)
+    if all_or_nothing(problem, constraints, workload_axis):
         words = f"is a stencil axis that must feed all of {axis} to be read in place"
         reasons.append(f"{words} (linear_access)")
-    reasons += _extent_reason(problem, constraints, axis, other)
+    reasons += _extent_reason(problem, constraints, axis, workload_axis)
     if not reasons:
         return None
-    return f"{sized(problem, other)} {join(list(dict.fromkeys(reasons)))}"
+    return f"{sized(problem, workload_axis)} {join(list(dict.fromkeys(reasons)))}"
 
 
 def _extent_reason(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, other: str
+    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
 ) -> list[str]:
-    wanted = problem.instruction.axis(axis)
-    found = counts(problem, constraints, axis, other)
-    if set(found) & set(wanted.allowed):
+    instruction_axis = problem.instruction.axis(axis)
+    feasible_counts = counts(problem, constraints, axis, workload_axis)
+    if set(feasible_counts) & set(instruction_axis.allowed):
         return []
-    extent = problem.workload.extents[other]
-    limit = constraints.padding.on(problem).limit(other, extent)
-    how = "without padding" if limit == extent else f"within the padded extent of {limit}"
-    goal = wanted.describe_allowed()
-    if not found:
-        part = f"gives no factor of {goal}" if wanted.is_fixed else f"gives no part of {goal}"
+    extent = problem.workload.extents[workload_axis]
+    limit = constraints.padding.on(problem).limit(workload_axis, extent)
+    restriction = "without padding" if limit == extent else f"within the padded extent of {limit}"
+    goal = instruction_axis.describe_allowed()
+    if not feasible_counts:
+        part = (
+            f"gives no factor of {goal}"
+            if instruction_axis.is_fixed
+            else f"gives no part of {goal}"
+        )
     else:
-        part = f"gives at most {found[-1]} of {goal}"
-    return [f"{part} {how}"]
+        part = f"gives at most {feasible_counts[-1]} of {goal}"
+    return [f"{part} {restriction}"]

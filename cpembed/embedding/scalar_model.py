@@ -81,8 +81,8 @@ class ScalarModel:
         for axis in instruction.axes:
             self.extent_literals[axis.name] = self._extent_choice(axis.allowed)
             if self.configuration is not None:
-                chosen = self.extent_literals[axis.name][self.configuration[axis.name]]
-                self.builder.bound(np.array([chosen]), 1, 1)
+                literal = self.extent_literals[axis.name][self.configuration[axis.name]]
+                self.builder.bound(np.array([literal]), 1, 1)
         self._dataflow()
         self._shared_elements()
 
@@ -103,17 +103,21 @@ class ScalarModel:
                 if axis is not None:
                     self.builder.equate(accessed, self.points[axis])
                     continue
-                chosen = self._axis_lines() if self.separable else np.ones(self._box, np.bool_)
-                terms = [(-t.coefficient, self.points[t.iterator][chosen]) for t in index.terms]
-                self.builder.linear([(1, accessed[chosen]), *terms], index.constant)
+                posted = self._axis_lines() if self.separable else np.ones(self._box, np.bool_)
+                terms = [(-t.coefficient, self.points[t.iterator][posted]) for t in index.terms]
+                self.builder.linear([(1, accessed[posted]), *terms], index.constant)
 
     def _shared_elements(self) -> None:
         """An element of the instruction that two of its ports reach has one image."""
         computation = self.problem.instruction.computation
         shapes = {operand.name: operand.shape for operand in computation.operands}
-        for (first, at), (second, there) in self.problem.shared_elements(shapes):
-            for mine, theirs in zip(self.elements[first], self.elements[second], strict=True):
-                self.builder.equate(mine[at].reshape(1), theirs[there].reshape(1))
+        for (first, first_at), (second, second_at) in self.problem.shared_elements(shapes):
+            for first_ids, second_ids in zip(
+                self.elements[first], self.elements[second], strict=True
+            ):
+                self.builder.equate(
+                    first_ids[first_at].reshape(1), second_ids[second_at].reshape(1)
+                )
 
     @property
     def _box(self) -> tuple[int, ...]:
@@ -131,12 +135,12 @@ class ScalarModel:
             return [(names[c.index], c) for c in self.boxes.get(("", axis), [])]
         operand, _ = direct
         names = self.problem.index_names[operand]
-        found: list[tuple[str, DigitChoice]] = []
+        choices: list[tuple[str, DigitChoice]] = []
         for choice in self.boxes.get(direct, []):
             name = names[choice.index]
             if name is not None:
-                found.append((name, choice))
-        return found
+                choices.append((name, choice))
+        return choices
 
     def present_points(self) -> list[Ids]:
         """Coordinates of the operations, without those beyond a configured extent."""

@@ -1,21 +1,16 @@
-"""Search: post a constraint set, enumerate, check every solution by the constraints themselves."""
+"""The search for embeddings: pair the operands, choose the model, enumerate its solutions."""
 
 from __future__ import annotations
 
 import time
 
-from cpembed.embedding.commute import (
-    exchanged_problems,
-    fitting_order,
-    orders_left_out,
-    same_operations,
-)
+from cpembed.embedding.commute import Pairing, orders_left_out, same_operations
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_search import DigitSearch
 from cpembed.embedding.domains import digit_model_obstacle, unfused_groups
 from cpembed.embedding.portfolio import make_assets, own_order, solve_portfolio
-from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
+from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.result import (
     Formulation,
     Progress,
@@ -38,44 +33,95 @@ def find_embeddings(
     progress: Progress | None = None,
     formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
-    """Every embedding of the instruction in the workload under a constraint set.
+    """Find every embedding of an instruction in a workload: :func:`search_pairing` of the two.
 
-    Raises :class:`~cpembed.errors.SpecError` where the digit model is asked for and cannot take
-    the instruction or the constraint set.
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes.
+    instruction : Instruction
+        Hardware instruction to embed.
+    constraints, limits, progress, formulation
+        As in :func:`search_pairing`.
     """
-    problems = alternative_problems(workload, instruction, constraints)
+    pairing = Pairing(workload, instruction)
+    return search_pairing(pairing, constraints, limits, progress, formulation)
+
+
+def search_pairing(
+    pairing: Pairing,
+    constraints: ConstraintSet,
+    limits: SearchLimits | None = None,
+    progress: Progress | None = None,
+    formulation: Formulation = Formulation.AUTO,
+) -> SearchResult:
+    """Find every embedding under a constraint set, in each assignment of roles that it admits.
+
+    Parameters
+    ----------
+    pairing : Pairing
+        Workload and instruction with their operands paired.
+    constraints : ConstraintSet
+        Conditions on the embeddings; ``commute`` of ``dataflow`` admits exchanged factors.
+    limits : SearchLimits, optional
+        Time limit, shared by the alternative problems, and number of solutions; none by default.
+    progress : Progress, optional
+        Callback for the phase and the number of solutions.
+    formulation : Formulation
+        Model to post; by default the digit model wherever it applies.
+
+    Returns
+    -------
+    SearchResult
+        The embeddings, problem by problem. Infeasible with ``mismatch`` where labels differ.
+
+    Raises
+    ------
+    SpecError
+        If the digit model is requested and cannot take the instruction or the constraint set.
+    WorkloadError
+        If only element types differ.
+    """
+    problems = pairing.problems(constraints.exchanges_factors)
     if isinstance(problems, LabelMismatch):
         mismatched = SearchResult(
-            Status.INFEASIBLE,
-            True,
-            (),
-            (),
-            Seconds(0.0, 0.0),
-            SearchEffort(None, None, ()),
+            status=Status.INFEASIBLE,
+            complete=True,
+            embeddings=(),
+            irregular=(),
+            seconds=Seconds(0.0, 0.0),
+            effort=SearchEffort(None, None, ()),
             mismatch=problems,
         )
-        if not same_operations(workload, instruction.computation):
+        if not same_operations(pairing.workload, pairing.instruction.computation):
             return mismatched
-        return mismatched.without(orders_left_out(workload, factors=True))
-    given = limits or SearchLimits()
+        return mismatched.without(orders_left_out(pairing.workload, factors=True))
+    limits = limits or SearchLimits()
     started = time.perf_counter()
     results: list[SearchResult] = []
-    for left, problem in zip(range(len(problems), 0, -1), problems, strict=True):
-        share = given.after(time.perf_counter() - started).share(left)
-        results.append(search(problem, constraints, share, progress, formulation))
+    for position, problem in enumerate(problems):
+        # What an easy problem leaves of its share is for those after it.
+        left = limits.after(time.perf_counter() - started).share(len(problems) - position)
+        results.append(search(problem, constraints, left, progress, formulation))
     return results[0] if len(results) == 1 else merged(results)
 
 
 def alternative_problems(
     workload: Computation, instruction: Instruction, constraints: ConstraintSet
 ) -> list[EmbeddingProblem] | LabelMismatch:
-    """The problems whose embeddings are those of the instruction in the workload: one for each
-    assignment of the operands to roles that the constraint set admits, the first one that labels
-    and element types do."""
-    first = pair_operands(fitting_order(workload, instruction), instruction)
-    if isinstance(first, LabelMismatch):
-        return first
-    return [first, *exchanged_problems(first, constraints.exchanges_factors)]
+    """Return :meth:`Pairing.problems` under a constraint set: one per assignment of roles.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes, its factors in any order.
+    instruction : Instruction
+        Hardware instruction to embed.
+    constraints : ConstraintSet
+        ``commute`` of its ``dataflow`` admits exchanged factors.
+    """
+    problems = Pairing(workload, instruction).problems(constraints.exchanges_factors)
+    return problems if isinstance(problems, LabelMismatch) else list(problems)
 
 
 def search(
@@ -85,10 +131,23 @@ def search(
     progress: Progress | None = None,
     formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
-    """Enumerate the embeddings of a problem; which model and which assets is decided here.
+    """Enumerate the embeddings of one problem with the model that takes it.
 
-    The scalar model checks each solution as it arrives; those of the digit model are checked with
-    :func:`check_embedding` by whoever shows one, because there can be very many.
+    The scalar model checks each solution as it arrives. Solutions of the digit model can be very
+    many: callers check those that they show with
+    :func:`~cpembed.embedding.checks.check_embedding`.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Workload and instruction in one assignment of roles.
+    constraints, limits, progress, formulation
+        As in :func:`search_pairing`.
+
+    Raises
+    ------
+    SpecError
+        If the requested formulation cannot take the problem.
     """
     report = progress or silent
     report("model", 0)
@@ -101,23 +160,32 @@ def search(
                 f"the digit model cannot search for {problem.instruction.name} under "
                 f"{constraints.name}: {obstacle}; leave the choice of the search to auto"
             )
-
-    roles = orders_left_out(problem.original, constraints.exchanges_factors)
-
-    def progressed(count: int) -> None:
-        report("search", count)
-
     if formulation is not Formulation.AUTO and constraints.flatten.max_axes > 1:
         raise SpecError(
             f"the scalar model cannot fuse axes, which flatten in {constraints.name} asks for: "
             "leave the choice of the search to auto"
         )
+    return _search_scalar(problem, constraints, limits, report, formulation)
+
+
+def _search_scalar(
+    problem: EmbeddingProblem,
+    constraints: ConstraintSet,
+    limits: SearchLimits,
+    report: Progress,
+    formulation: Formulation,
+) -> SearchResult:
+    """Enumerate the solutions of the scalar model in one decision order or several."""
+
+    def progressed(count: int) -> None:
+        report("search", count)
+
+    skipped_roles = orders_left_out(problem.original, constraints.exchanges_factors)
+    workload_order = own_order(problem)
     if formulation is Formulation.SCALAR:
-        found = solve_portfolio(
-            problem, constraints, limits, [own_order(problem)], report=progressed
-        )
-        return found.without(roles)
+        result = solve_portfolio(problem, constraints, limits, [workload_order], report=progressed)
+        return result.without(skipped_roles)
     assets = make_assets(problem, constraints)
-    first = own_order(problem) if formulation is Formulation.AUTO else None
-    found = solve_portfolio(problem, constraints, limits, assets, first=first, report=progressed)
-    return found.without((*unfused_groups(problem, constraints), *roles))
+    first = workload_order if formulation is Formulation.AUTO else None
+    result = solve_portfolio(problem, constraints, limits, assets, first=first, report=progressed)
+    return result.without((*unfused_groups(problem, constraints), *skipped_roles))

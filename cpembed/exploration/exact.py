@@ -261,6 +261,8 @@ class ExactSearch:
         for place, layer in enumerate(self.costing.layers):
             if place in candidate.resolved:
                 continue
+            # Answers that earlier points of its group needed replace bounds for nothing. Only those
+            # that one worker would have by now, so that verdicts do not depend on workers.
             needed = self.costing.evaluations(candidate.point, layer)
             if self._applied.issuperset(needed) and not self._resolve(candidate, place, needed):
                 return False
@@ -274,6 +276,7 @@ class ExactSearch:
 
     def _next_layer(self, candidate: _Candidate) -> int | None:
         """Return the unresolved layer with the most cycles."""
+        # It raises the bound most, so that the point may be discarded without the rest.
         unresolved = (n for n in range(len(candidate.layers)) if n not in candidate.resolved)
         return max(unresolved, key=lambda n: (candidate.layers[n].cycles, -n), default=None)
 

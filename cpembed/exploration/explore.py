@@ -22,7 +22,7 @@ from cpembed.exploration.exact import ExactSearch
 from cpembed.exploration.objectives import Limit, read_limits, read_objectives
 from cpembed.exploration.points import EvaluatedPoint, Step
 from cpembed.exploration.result import ExploreResult
-from cpembed.exploration.sampled import POPULATION, SampledSearch
+from cpembed.exploration.sampled import POPULATION, SampledSearch, SamplingOptions
 from cpembed.exploration.space import Space, read_space
 from cpembed.exploration.store import Method, Row, store_for
 from cpembed.graph.passes import prepare
@@ -158,17 +158,10 @@ def open_exploration(
     if method == "exact":
         search = ExactSearch(space, costing, minimized, all_limits, bounds=bounds)
     else:
-        search = SampledSearch(
-            space,
-            costing,
-            minimized,
-            all_limits,
-            method=method,
-            trials=trials,
-            seed=seed,
-            population=population,
-            distinct=distinct,
+        options = SamplingOptions(
+            method=method, trials=trials, seed=seed, population=population, distinct=distinct
         )
+        search = SampledSearch(space, costing, minimized, all_limits, options)
     return Exploration(
         space=space,
         suite=layer_suite.name,

@@ -73,6 +73,21 @@ def require_method(method: Method) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """The method of a search that samples, its number of ``trials`` and its ``seed``.
+
+    ``population`` is that of ``nsga2``; ``distinct`` False counts every proposal of a machine as a
+    trial.
+    """
+
+    method: Method
+    trials: int
+    seed: int = 0
+    population: int = POPULATION
+    distinct: bool = True
+
+
 class SampledSearch:
     """The trials of a method, which depend on its seed alone.
 
@@ -88,17 +103,9 @@ class SampledSearch:
         The objectives to minimize.
     limits
         Limits that a point of the front has to satisfy.
-    method
-        The method.
-    trials
-        Number of trials.
-    seed
-        Seed of the method.
-    population
-        Population of ``nsga2``.
-    distinct
-        False counts every proposal of a machine as a trial.
-    known
+    options
+        The method and its options.
+    earlier
         Points of an earlier search with the same layers and limits, which are not evaluated again.
     """
 
@@ -108,30 +115,26 @@ class SampledSearch:
         costing: Costing,
         objectives: Sequence[Objective],
         limits: Sequence[Limit],
+        options: SamplingOptions,
         *,
-        method: Method,
-        trials: int,
-        seed: int = 0,
-        population: int = POPULATION,
-        distinct: bool = True,
-        known: Mapping[Place, EvaluatedPoint] | None = None,
+        earlier: Mapping[Place, EvaluatedPoint] | None = None,
     ) -> None:
-        require_method(method)
+        require_method(options.method)
         self.space = space
         self.costing = costing
         self.objectives = tuple(objectives)
         self.limits = tuple(limits)
-        self.method: Method = method
+        self.method = options.method
         self.trials: list[Trial] = []
         self.repeats = 0
         """Number of proposals that had been evaluated."""
         self.exhausted = False
         """True if all points are evaluated."""
-        self._trial_limit = trials
-        self._distinct = distinct
+        self._trial_limit = options.trials
+        self._distinct = options.distinct
         self._by_place: dict[Place, Trial] = {}
-        self._earlier = known or {}
-        self._study = _study(method, len(self.objectives), seed, population)
+        self._earlier = earlier or {}
+        self._study = _study(options, len(self.objectives))
         self._distributions = distributions(space)
 
     @property
@@ -229,6 +232,7 @@ class SampledSearch:
         nearest = self._nearest_new(place)
         if nearest is None:
             return None
+        # The next proposal is the enqueued point.
         self._study.enqueue_trial(self._parameters(nearest))
         return self._study.ask(self._distributions), nearest, True
 
@@ -314,31 +318,33 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     }
 
 
-def _study(method: Method, objectives: int, seed: int, population: int) -> Study:
+def _study(options: SamplingOptions, objectives: int) -> Study:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(
         directions=[optuna.study.StudyDirection.MINIMIZE] * objectives,
-        sampler=_sampler(method, seed, population),
+        sampler=_sampler(options),
     )
 
 
-def _sampler(method: Method, seed: int, population: int) -> BaseSampler:
+def _sampler(options: SamplingOptions) -> BaseSampler:
     from optuna import samplers
+
+    seed = options.seed
 
     makers: dict[str, Callable[[], BaseSampler]] = {
         "gp": lambda: samplers.GPSampler(
             seed=seed, n_startup_trials=STARTUP, deterministic_objective=True
         ),
         "tpe": lambda: samplers.TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True),
-        "nsga2": lambda: samplers.NSGAIISampler(seed=seed, population_size=population),
+        "nsga2": lambda: samplers.NSGAIISampler(seed=seed, population_size=options.population),
         "random": lambda: samplers.RandomSampler(seed=seed),
     }
     with warnings.catch_warnings():
         # Optuna warns of options that it calls experimental.
         warnings.simplefilter("ignore")
-        return makers[method]()
+        return makers[options.method]()
 
 
 def _log(value: float) -> float:

@@ -39,7 +39,7 @@ class _Branch:
     """Extensions of a prefix in ascending order of their bounds, from the ``position``-th on."""
 
     space: int
-    chosen: tuple[int, ...]
+    prefix: tuple[int, ...]
     scores: list[float]
     order: list[int]
     position: int = 0
@@ -48,7 +48,7 @@ class _Branch:
 @dataclass(frozen=True)
 class _Leaf:
     space: int
-    chosen: tuple[int, ...]
+    classes: tuple[int, ...]
 
 
 def best_first(
@@ -57,7 +57,19 @@ def best_first(
     embeddings: Sequence[Embedding],
     weights: Weights,
 ) -> Iterator[Bounded]:
-    """All embeddings, each as late as its bound allows."""
+    """Yield all embeddings, each as late as its bound allows.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes.
+    instruction : Instruction
+        Embedded instruction.
+    embeddings : Sequence of Embedding
+        Embeddings of a search: products of components or plain sequences.
+    weights : Weights
+        Weights of the score.
+    """
     spaces = [s for s in _spaces(workload, instruction, embeddings) if s.size]
     bounds = [SpaceBounds(space.problem, space.components, weights) for space in spaces]
     numbers = itertools.count()
@@ -70,13 +82,13 @@ def best_first(
         if branch.position < len(branch.order):
             push(Lower(branch.scores[branch.position], 0, 0), branch)
 
-    def grow(space: int, chosen: tuple[int, ...]) -> None:
-        if len(chosen) == len(bounds[space].classes):
-            push(bounds[space].lower(chosen), _Leaf(space, chosen))
+    def grow(space: int, prefix: tuple[int, ...]) -> None:
+        if len(prefix) == len(bounds[space].classes):
+            push(bounds[space].lower(prefix), _Leaf(space, prefix))
             return
-        scores = bounds[space].extend(chosen)
+        scores = bounds[space].extend(prefix)
         order = np.argsort(scores, kind="stable")
-        advance(_Branch(space, chosen, scores[order].tolist(), order.tolist()))
+        advance(_Branch(space, prefix, scores[order].tolist(), order.tolist()))
 
     for number in range(len(spaces)):
         grow(number, ())
@@ -86,15 +98,15 @@ def best_first(
         if isinstance(node, _Leaf):
             members = [
                 classes.members[at]
-                for classes, at in zip(bounds[node.space].classes, node.chosen, strict=True)
+                for classes, at in zip(bounds[node.space].classes, node.classes, strict=True)
             ]
             for place in itertools.product(*members):
                 check_time()
                 yield Bounded(lower, node.space, spaces[node.space].embedding(place))
         else:
             at = node.position
-            advance(_Branch(node.space, node.chosen, node.scores, node.order, at + 1))
-            grow(node.space, (*node.chosen, node.order[at]))
+            advance(_Branch(node.space, node.prefix, node.scores, node.order, at + 1))
+            grow(node.space, (*node.prefix, node.order[at]))
 
 
 @dataclass(frozen=True)
@@ -111,10 +123,10 @@ class _Space:
     def embedding(self, place: tuple[int, ...]) -> Embedding:
         parts: list[AxisMaps] = []
         for maps, number in zip(self.components, place, strict=True):
-            found = maps[number]
-            if isinstance(found, Embedding):
-                return found
-            parts.append(found)
+            axis_map = maps[number]
+            if isinstance(axis_map, Embedding):
+                return axis_map
+            parts.append(axis_map)
         return combine(self.problem, parts)
 
 

@@ -58,8 +58,8 @@ class _Port:
     def has_own(self, fused: Fused) -> bool:
         """Whether a fused axis is counted as a dimension of its own."""
         member = fused.members[0]
-        walked = any(member in d.index.iterators for d in self.dimensions)
-        return walked and not any(fused.members in d.joined for d in self.dimensions)
+        indexed = any(member in d.index.iterators for d in self.dimensions)
+        return indexed and not any(fused.members in d.joined for d in self.dimensions)
 
 
 @dataclass
@@ -210,14 +210,14 @@ class SpaceBounds:
         key = joint.dimension.told(states, self._axes_in(joint.dimension, component))
         return known.setdefault(key, len(known))
 
-    def lower(self, chosen: Sequence[int]) -> Lower:
+    def lower(self, positions: Sequence[int]) -> Lower:
         """The bound of the embeddings that have a class of each component, in exact arithmetic."""
         calls, elements = self._calls, list(self._elements)
-        for classes, at in zip(self.classes, chosen, strict=True):
+        for classes, at in zip(self.classes, positions, strict=True):
             calls *= classes.calls[at]
             elements = [a * b for a, b in zip(elements, classes.elements[at], strict=True)]
         for k, joint in enumerate(self._joint):
-            place = tuple(self.classes[c].states[chosen[c]][k] for c in joint.components)
+            place = tuple(self.classes[c].states[positions[c]][k] for c in joint.components)
             elements[joint.port] *= int(joint.sizes[place])
         moved = sum(
             (port.elements + size) * size_bytes(port.operand.dtype)
@@ -232,10 +232,10 @@ class SpaceBounds:
         exact = not (self.weights.mac and self.weights.data)
         return Lower(score if exact else score * (1 - SLACK), calls, moved)
 
-    def extend(self, chosen: Sequence[int]) -> Floats:
+    def extend(self, prefix: Sequence[int]) -> Floats:
         """Lower bounds of the score by class of the next component, for all embeddings that have
-        the classes ``chosen`` of the components before it."""
-        calls, elements = self._tables.extend(chosen)
+        the classes ``prefix`` of the components before it."""
+        calls, elements = self._tables.extend(prefix)
         executed = calls * float(self._calls * self.macs_per_call)
         sizes = [e * constant for e, constant in zip(elements, self._elements, strict=True)]
         packed = sum(functools.reduce(np.minimum, [sizes[n] for n in g]) for g in self._tensors)
@@ -256,12 +256,12 @@ class _Tables:
         self._least_calls = _suffix_products([c.min(initial=np.inf) for c in self._calls])
         self._least_elements = _suffix_products([e.min(axis=0) for e in self._elements])
 
-    def extend(self, chosen: Sequence[int]) -> tuple[Floats, list[Floats]]:
+    def extend(self, prefix: Sequence[int]) -> tuple[Floats, list[Floats]]:
         """Executions, and elements of each operand, by class of the next component."""
-        depth = len(chosen)
+        depth = len(prefix)
         calls = self._calls[depth] * self._least_calls[depth + 1]
         sizes = self._elements[depth] * self._least_elements[depth + 1]
-        for component, at in enumerate(chosen):
+        for component, at in enumerate(prefix):
             calls = calls * self._calls[component][at]
             sizes = sizes * self._elements[component][at]
         elements = [sizes[:, port] for port in range(sizes.shape[1])]
@@ -271,7 +271,7 @@ class _Tables:
             place: list[Any] = []
             for component in joint.components:
                 if component < depth:
-                    place.append(self._states[component][chosen[component], number])
+                    place.append(self._states[component][prefix[component], number])
                 elif component == depth:
                     place.append(self._states[component][:, number])
             elements[joint.port] = elements[joint.port] * table[tuple(place)]

@@ -27,8 +27,8 @@ class Candidate:
     @property
     def identifier(self) -> str:
         """The embedding's id, with the names of the operands that the program keeps in place."""
-        kept = "".join(f"+{name}" for name in self.program.in_place)
-        return f"{self.embedding.identifier()}{kept}"
+        document = "".join(f"+{name}" for name in self.program.in_place)
+        return f"{self.embedding.identifier()}{document}"
 
 
 def derive_candidate(

@@ -81,7 +81,7 @@ class Objective:
 
     def least(self, models: Sequence[DigitModel], limits: SearchLimits) -> list[Least] | None:
         """The bounds of each component by the solver; None where one has no solution."""
-        found: list[Least] = []
+        bounds_of_models: list[Least] = []
         for model in models:
             bounds: list[int] = []
             for weigh in (self.executions, self.elements):
@@ -90,8 +90,8 @@ class Objective:
                 if bound is None:
                     return None
                 bounds.append(bound)
-            found.append(Least(*bounds))
-        return found
+            bounds_of_models.append(Least(*bounds))
+        return bounds_of_models
 
     def floor(self, least: Sequence[Least]) -> float:
         """A score that no embedding is below."""
@@ -116,16 +116,16 @@ class Objective:
         rounded to the safe side.
         """
         above = ceiling * (1 + 1e-9)
-        for model, own in zip(models, least, strict=True):
+        for model, model_least in zip(models, least, strict=True):
             if self.weights.mac:
                 calls = (self.macs + above / self.weights.mac) / self.macs_per_call
                 limit = math.ceil(_UNIT * math.log2(calls / self.macs)) + 1
-                others = sum(bound.executions for bound in least) - own.executions
-                _at_most(model, self.executions, limit - others)
+                elsewhere = sum(bound.executions for bound in least) - model_least.executions
+                _at_most(model, self.executions, limit - elsewhere)
             if self.weights.data:
                 limit = math.ceil(min(above / self.weights.data, _LARGEST)) + 1
-                others = self._extra(least) - own.elements
-                _at_most(model, self.elements, limit - others)
+                elsewhere = self._extra(least) - model_least.elements
+                _at_most(model, self.elements, limit - elsewhere)
 
 
 def _at_most(model: DigitModel, weigh: Callable[[DigitOption], int], limit: int) -> None:

@@ -66,16 +66,16 @@ def overheads(program: DerivedProgram) -> Overheads:
     footprint: dict[str, int] = {}
     moved = 0
     in_place: list[str] = []
-    seen: set[tuple[str, tuple[PackedDimension, ...], tuple[IndexExpr, ...]]] = set()
+    tensors: set[tuple[str, tuple[PackedDimension, ...], tuple[IndexExpr, ...]]] = set()
     for operand in program.operands:
         tensor = program.workload.operand(operand.name).tensor
         original[tensor] = math.prod(operand.original_shape)
         if operand.is_identity:
             in_place.append(operand.name)
-        held = (tensor, operand.dimensions, operand.source)
-        if held in seen:
+        elements = (tensor, operand.dimensions, operand.source)
+        if elements in tensors:
             continue
-        seen.add(held)
+        tensors.add(elements)
         footprint[operand.name] = operand.elements
         if not operand.is_identity:
             moved += (original[tensor] + operand.elements) * size_bytes(operand.dtype)

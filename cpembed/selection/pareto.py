@@ -20,7 +20,7 @@ class Objectives(NamedTuple):
     moved_bytes: int
     footprint_bytes: int
 
-    def dominates(self, other: Objectives) -> bool:
+    def dominates(self, rival: Objectives) -> bool:
         """At least as good in every respect and better in one.
 
         >>> Objectives(8, 0, 64).dominates(Objectives(8, 16, 64))
@@ -28,7 +28,7 @@ class Objectives(NamedTuple):
         >>> Objectives(8, 0, 64).dominates(Objectives(8, 0, 64))
         False
         """
-        return self != other and all(a <= b for a, b in zip(self, other, strict=True))
+        return self != rival and all(a <= b for a, b in zip(self, rival, strict=True))
 
 
 def objectives(candidate: RankedCandidate) -> Objectives:
@@ -42,10 +42,10 @@ def front(candidates: Sequence[RankedCandidate]) -> tuple[RankedCandidate, ...]:
 
     Candidates of equal costs do not dominate each other: all of them stay.
     """
-    kept: set[Objectives] = set()
+    nondominated: set[Objectives] = set()
     # Whatever dominates a point comes before it in this order, and if that is itself dominated,
     # then by a point of the front: comparing with the front so far is enough.
     for point in sorted({objectives(item) for item in candidates}):
-        if not any(other.dominates(point) for other in kept):
-            kept.add(point)
-    return tuple(item for item in candidates if objectives(item) in kept)
+        if not any(rival.dominates(point) for rival in nondominated):
+            nondominated.add(point)
+    return tuple(item for item in candidates if objectives(item) in nondominated)

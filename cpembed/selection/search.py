@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_model import DigitModel
@@ -27,7 +28,7 @@ from cpembed.embedding.result import (
     merged,
     nothing_found,
 )
-from cpembed.embedding.search import alternative_problems, find_embeddings
+from cpembed.embedding.search import search_pairing
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.selection.objective import Least, Objective
@@ -67,37 +68,70 @@ def find_best(
     progress: Progress,
     formulation: Formulation = Formulation.AUTO,
 ) -> RankedSearch:
-    """The ``top`` best embeddings (all where it is None), and how many there are.
+    """Search, and rank the best embeddings: :func:`find_best_of` of a workload and an instruction.
 
-    Raises what :func:`~cpembed.embedding.search.find_embeddings` does.
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes.
+    instruction : Instruction
+        Hardware instruction to embed.
+    constraints, top, limits, progress, formulation
+        As in :func:`find_best_of`.
     """
-    ranker = Ranker(workload, instruction, constraints, top, progress)
+    pairing = Pairing(workload, instruction)
+    return find_best_of(pairing, constraints, top, limits, progress, formulation)
+
+
+def find_best_of(
+    pairing: Pairing,
+    constraints: ConstraintSet,
+    top: int | None,
+    limits: SearchLimits,
+    progress: Progress,
+    formulation: Formulation = Formulation.AUTO,
+) -> RankedSearch:
+    """Search for all embeddings and rank the best, best first under a time limit.
+
+    Parameters
+    ----------
+    pairing : Pairing
+        Workload and instruction with their operands paired.
+    constraints : ConstraintSet
+        Conditions on the embeddings, and the weights of the score.
+    top : int or None
+        Number of candidates to rank; None for all.
+    limits : SearchLimits
+        Time limit of the search in seconds, and number of solutions.
+    progress : Progress
+        Callback for the phase ("model", "search", "derive") and a count.
+    formulation : Formulation
+        Model to post; by default the digit model wherever it applies.
+
+    Raises
+    ------
+    SpecError, WorkloadError
+        As :func:`~cpembed.embedding.search.search_pairing` does.
+    """
+    ranker = Ranker(pairing, constraints, top, progress)
     if limits.seconds is None:
-        found = find_embeddings(workload, instruction, constraints, limits, progress, formulation)
-        return ranker.rank(found)
-    clock, kept = Clock(limits.seconds), BestSoFar()
+        return ranker.rank(search_pairing(pairing, constraints, limits, progress, formulation))
+    clock, best = Clock(limits.seconds), BestSoFar()
     with suppress(OutOfTime):
-        within(clock.left(_SEARCHED), lambda: _search_limited(ranker, limits, formulation, kept))
-    return kept.best(ranker, clock)
+        within(clock.left(_SEARCHED), lambda: _search_limited(ranker, limits, formulation, best))
+    return best.best(ranker, clock)
 
 
 def _search_limited(
-    ranker: Ranker, limits: SearchLimits, formulation: Formulation, kept: BestSoFar
+    ranker: Ranker, limits: SearchLimits, formulation: Formulation, best: BestSoFar
 ) -> None:
     if formulation in (Formulation.AUTO, Formulation.DIGITS):
-        limited = LimitedSearch(ranker, limits, kept)
+        limited = LimitedSearch(ranker, limits, best)
         if limited.applies:
             limited.run()
             return
-    kept.results.append(
-        find_embeddings(
-            ranker.workload,
-            ranker.instruction,
-            ranker.constraints,
-            limits,
-            ranker.progress,
-            formulation,
-        )
+    best.results.append(
+        search_pairing(ranker.pairing, ranker.constraints, limits, ranker.progress, formulation)
     )
 
 
@@ -126,24 +160,23 @@ class BestSoFar:
 
 @dataclass(frozen=True)
 class Ranker:
-    """Ranks what searches of one problem find; they share their layouts."""
+    """Ranks the embeddings of several searches of one pairing; they share their layouts."""
 
-    workload: Computation
-    instruction: Instruction
+    pairing: Pairing
     constraints: ConstraintSet
     top: int | None
     progress: Progress
     layouts: LayoutCache = field(default_factory=LayoutCache)
 
     def rank(
-        self, found: SearchResult, ceiling: float | None = None, seconds: float | None = None
+        self, result: SearchResult, ceiling: float | None = None, seconds: float | None = None
     ) -> RankedSearch:
-        """``found`` is complete, or is so as far as a ceiling of the score; ``seconds`` are for
+        """``result`` is complete, or is so as far as a ceiling of the score; ``seconds`` are for
         deriving programs."""
         ranking = rank(
-            self.workload,
-            self.instruction,
-            found.embeddings,
+            self.pairing.workload,
+            self.pairing.instruction,
+            result.embeddings,
             self.constraints.weights,
             self.top,
             lambda count: self.progress("derive", count),
@@ -152,11 +185,11 @@ class Ranker:
             seconds,
         )
         if ranking.cut:
-            return RankedSearch(found.cut(len(ranking.candidates)), ranking, proven=False)
-        proven, best = found.complete, ranking.candidates
+            return RankedSearch(result.cut(len(ranking.candidates)), ranking, proven=False)
+        proven, best = result.complete, ranking.candidates
         if ceiling is not None and best and len(best) == self.top:
             proven = proven or best[-1].score <= ceiling
-        return RankedSearch(found, ranking, proven)
+        return RankedSearch(result, ranking, proven)
 
 
 _Run = Callable[[SearchLimits], SearchResult]
@@ -182,11 +215,11 @@ class Bounded:
 class LimitedSearch:
     """The search of digit models under a time limit."""
 
-    def __init__(self, ranker: Ranker, limits: SearchLimits, kept: BestSoFar | None = None) -> None:
-        self.ranker, self.limits, self.kept = ranker, limits, kept or BestSoFar()
+    def __init__(self, ranker: Ranker, limits: SearchLimits, best: BestSoFar | None = None) -> None:
+        self.ranker, self.limits, self.best = ranker, limits, best or BestSoFar()
         self.started = time.perf_counter()
         constraints = ranker.constraints
-        problems = alternative_problems(ranker.workload, ranker.instruction, constraints)
+        problems = ranker.pairing.problems(constraints.exchanges_factors)
         self.searches: list[DigitSearch] = []
         if not isinstance(problems, LabelMismatch) and all(
             digit_model_obstacle(problem, constraints) is None for problem in problems
@@ -202,11 +235,11 @@ class LimitedSearch:
     def run(self) -> None:
         """Search until the time is over; what is found is kept as soon as it is."""
         quick = self._enumerate_all(self.limits.share(_QUICK))
-        self.kept.results.append(quick)
+        self.best.results.append(quick)
         if quick.complete or not self._left().seconds:
             return
-        self.kept.below = self.best_below_ceilings(self._left().share(_BELOW))
-        self.kept.results.append(self._enumerate_all(self._left()))
+        self.best.below = self.best_below_ceilings(self._left().share(_BELOW))
+        self.best.results.append(self._enumerate_all(self._left()))
 
     def _left(self) -> SearchLimits:
         return self.limits.after(time.perf_counter() - self.started)
@@ -251,12 +284,12 @@ class LimitedSearch:
 
     def bounded(self, limits: SearchLimits) -> list[Bounded]:
         """The problems that have solutions, as far as this is known."""
-        found: list[Bounded] = []
+        bounded_searches: list[Bounded] = []
         for search in self.searches:
             models = search.models()
             objective = Objective(search.problem, self.ranker.constraints.weights)
             share = limits.share(2 * len(models) * len(self.searches))
             least = objective.least(models, share)
             if least is not None:
-                found.append(Bounded(search, objective, least))
-        return found
+                bounded_searches.append(Bounded(search, objective, least))
+        return bounded_searches

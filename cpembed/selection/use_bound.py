@@ -21,8 +21,8 @@ def utilisation_bound(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
     instructions that the digit model does not take, and sets that feed an instruction axis from
     several axes at a time."""
     digits = constraints.get("digits")
-    alone = isinstance(digits, Digits) and digits.per_axis == 1
-    if not alone or digit_model_obstacle(problem, constraints) is not None:
+    single_digit = isinstance(digits, Digits) and digits.per_axis == 1
+    if not single_digit or digit_model_obstacle(problem, constraints) is not None:
         return None
     best = {axis.name: float(axis.minimum == 1) / axis.maximum for axis in problem.instruction.axes}
     for option in full_digits(problem, constraints):

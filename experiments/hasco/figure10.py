@@ -35,7 +35,7 @@ from cpembed.cluster import open_workers
 from cpembed.cluster.base import ThisProcess
 from cpembed.exploration.explore import Exploration, open_exploration
 from cpembed.exploration.points import EvaluatedPoint, Vector, front, hypervolume, worst
-from cpembed.exploration.sampled import SampledSearch
+from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Place
 from cpembed.exploration.store import Method
 from cpembed.measure.environment import provenance, provenance_lines
@@ -95,12 +95,14 @@ def trials(
         whole.costing,
         whole.search.objectives,
         whole.search.limits,
-        method=one.method,
-        trials=count,
-        seed=seed,
-        population=POPULATION,
-        distinct=one.distinct,
-        known=known,
+        SamplingOptions(
+            method=one.method,
+            trials=count,
+            seed=seed,
+            population=POPULATION,
+            distinct=one.distinct,
+        ),
+        earlier=known,
     )
     for _ in search.run(ThisProcess()):
         pass

@@ -118,7 +118,7 @@ def limit(row: Row) -> float:
     whose results are stored."""
     spec = load_hardware_spec(row["target"])
     config = vta_config(spec)
-    memory = MemorySystem.of(spec.machine) if spec.machine else MemorySystem()
+    memory = MemorySystem.from_machine(spec.machine) if spec.machine else MemorySystem()
     extents = row["extents"]
     results = math.prod(extents[axis] for axis in "nkpq")
     products = results * math.prod(extents[axis] for axis in "crs")

@@ -13,7 +13,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.verification import compare_integers
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.lower import HostPacking, LoweredVta, time_packing
+from cpembed.targets.vta.lower import HostPacking, LoweredVta
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.simulator import simulate
 
@@ -56,7 +56,7 @@ class Execution:
         """:meth:`check`, then median microseconds of packing and unpacking on this CPU; weights are
         packed ahead."""
         run = self.check(lowered)
-        times = time_packing(lowered, run.packing, run.program, run.memory, self.inputs)
+        times = run.packing.time(run.program, run.memory, self.inputs)
         return {
             "packing_us": round(times.packing_us, 2),
             "unpacking_us": round(times.unpacking_us, 2),

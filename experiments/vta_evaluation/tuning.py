@@ -84,7 +84,7 @@ class Tuned:
 
 def tune(candidate: Candidate, target: Target, trials: int) -> Tuned:
     """A candidate under the search of ``cpembed tune``."""
-    lowered = Nest.of(candidate.program, target.machine)
+    lowered = Nest.from_program(candidate.program, target.machine)
     ranked = RankedCandidate(1, candidate, overheads(candidate.program), 0.0, "")
     design = Design(ranked, lowered, VtaSpace(lowered))
     search = Search([design], design.space.best().schedule, SEED, VtaTarget.spread)

@@ -17,7 +17,6 @@ from rich.console import Console
 from cpembed.driver.bench import Bench, open_bench
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS
-from cpembed.driver.tune import known
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.measure.results import ResultStore
@@ -33,7 +32,7 @@ from cpembed.targets.cpu.calibration import (
     store_calibration,
 )
 from cpembed.targets.cpu.tuning import CpuTuning
-from cpembed.targets.registry import open_target
+from cpembed.targets.registry import open_target, stored_tunings
 from cpembed.targets.vta.tuning import VtaTrial, key_of
 from cpembed.targets.x86 import command_reports as calibrate_report
 from cpembed.targets.x86.calibrated import CalibrateResult
@@ -145,7 +144,7 @@ def test_trials(
         assert all("\n" not in line and len(line) < 700 for line in said), said
 
         def shown() -> None:
-            found = known(tmp_path)
+            found = stored_tunings(tmp_path)
             render(tune_report.stored_report(found))
             json.dumps(tune_report.stored_json(found), allow_nan=False)
 

@@ -133,7 +133,7 @@ def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     found = run(given, VNNI, seed=1)
     assert isinstance(found, RunResult)
     assert found.solved.target.name == "avx512_vnni_dot"
-    assert found.asked.name == "avx512_vnni"
+    assert found.requested.name == "avx512_vnni"
     assert found.backend == "x86.vnni_rows"
     why = found.instead
     assert why is not None

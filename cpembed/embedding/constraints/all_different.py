@@ -78,12 +78,12 @@ class AllDifferent(Constraint):
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         outputs = problem.outputs
-        walked = {
+        indexed = {
             operand
             for operand, axes in problem.operand_axes.items()
             if option.instruction_axis in axes and (operand in outputs or self.elements != "none")
         }
-        return walked <= {operand for operand, _, _ in moved_dimensions(problem, option)}
+        return indexed <= {operand for operand, _, _ in moved_dimensions(problem, option)}
 
     def post_digits(self, model: DigitModel) -> None:
         """All elements of an operand differ, along whichever axes."""

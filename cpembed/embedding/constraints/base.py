@@ -1,4 +1,4 @@
-"""What a constraint is: it posts itself to the model and, independently, judges a node map."""
+"""Interface of a constraint: it posts itself to both models and independently judges a node map."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Constraint(ABC):
 
     @abstractmethod
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
-        """Whether a node map satisfies the constraint, decided from the map alone."""
+        """Return True if a node map satisfies the constraint, decided from the map alone."""
 
     @property
     def needs_boxes(self) -> bool:
-        """Whether it speaks of digits, which only ``hyper_rectangle`` defines."""
+        """True if the constraint is about digits, which only ``hyper_rectangle`` defines."""
         return False
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
-        """Whether a digit can be part of an embedding, judged alone (for the digit model)."""
+        """Return True if a digit, judged by itself, can be part of an embedding (digit model)."""
         return True
 
     def post_digits(self, model: DigitModel) -> None:  # noqa: B027 - most exclude nothing
@@ -69,21 +69,44 @@ def moved_dimensions(
                     yield operand, dimension, step
 
 
-def can_feed(problem: EmbeddingProblem, ours: str, axis: str) -> bool:
-    """Whether a workload axis indexes no operand that an instruction axis does not index: all that
-    a digit needs for the dataflow."""
+def can_feed(problem: EmbeddingProblem, instruction_axis: str, axis: str) -> bool:
+    """True if a workload axis indexes no operand that the instruction axis does not index.
+
+    This is all that the dataflow requires of a digit.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with both axes.
+    instruction_axis : str
+        Axis to feed.
+    axis : str
+        Workload axis, or member of a fused one.
+    """
     return not any(
         axis in index.iterators
         for operand, axes in problem.operand_axes.items()
-        if ours not in axes
+        if instruction_axis not in axes
         for index in problem.workload_indices[operand]
     )
 
 
-def along_index(problem: EmbeddingProblem, operand: str, ours: str, step: int) -> int:
-    """A step of an instruction axis as one of the operand's index, which may run backwards."""
+def along_index(problem: EmbeddingProblem, operand: str, instruction_axis: str, step: int) -> int:
+    """Return a step along a dimension as one along the operand's index, which may run backwards.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with the operand.
+    operand : str
+        Instruction operand.
+    instruction_axis : str
+        Instruction axis whose digit moves the operand.
+    step : int
+        Step in the workload operand's dimension, in elements.
+    """
     indices = problem.instruction.computation.access(operand).index
-    return step if sum(index.coefficient(ours) for index in indices) > 0 else -step
+    return step if sum(index.coefficient(instruction_axis) for index in indices) > 0 else -step
 
 
 def couple_meeting(model: DigitModel, operands: Collection[str]) -> None:
@@ -141,7 +164,17 @@ def walker(problem: EmbeddingProblem, index: IndexExpr) -> str | None:
 
 
 def slides(problem: EmbeddingProblem, index: IndexExpr, moved: Collection[str]) -> bool:
-    """Whether an index is a sliding window where these axes move: one of them is not its walker."""
+    """True if an index is a sliding window where these axes move: one of them is not its walker.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem whose workload has the index.
+    index : IndexExpr
+        Index of one dimension of a workload operand.
+    moved : Collection of str
+        Workload axes with more than one image.
+    """
     return any(name in moved and name != walker(problem, index) for name in index.iterators)
 
 
@@ -150,10 +183,10 @@ def stencil_axes(problem: EmbeddingProblem) -> dict[str, str]:
 
     Maps each to the index it occurs in, as text, such as ``I[2*p + r]``.
     """
-    found: dict[str, str] = {}
+    windows: dict[str, str] = {}
     for pair in problem.pairs:
         for index in pair.workload.index:
             for axis in index.iterators:
                 if slides(problem, index, (axis,)):
-                    found.setdefault(axis, f"{pair.workload.operand}[{index}]")
-    return found
+                    windows.setdefault(axis, f"{pair.workload.operand}[{index}]")
+    return windows

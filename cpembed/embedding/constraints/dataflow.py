@@ -51,8 +51,8 @@ class Dataflow(Constraint):
                 model.builder.exactly_one([])
             return
         tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
-        for other in tuples[1:]:
-            model.builder.differ(tuples[0], other)
+        for output_element in tuples[1:]:
+            model.builder.differ(tuples[0], output_element)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         for pair in problem.pairs:
@@ -63,19 +63,23 @@ class Dataflow(Constraint):
                 if not np.all(image[where] == index.evaluate(point)):
                     return False
         shapes = {name: image.shape[1:] for name, image in node_map.elements.items()}
-        for (first, at), (second, there) in problem.shared_elements(shapes):
-            mine, theirs = node_map.elements[first], node_map.elements[second]
-            if np.any(mine[(slice(None), *at)] != theirs[(slice(None), *there)]):
+        for (first, first_at), (second, second_at) in problem.shared_elements(shapes):
+            first_image, second_image = node_map.elements[first], node_map.elements[second]
+            if np.any(
+                first_image[(slice(None), *first_at)] != second_image[(slice(None), *second_at)]
+            ):
                 return False
         return all(_first_differs(node_map.elements[output]) for output in problem.outputs)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         """An element that the instruction shares along an axis must be shared by the workload, and
         another output of the instruction is another one of the workload."""
-        ours = option.instruction_axis
+        instruction_axis = option.instruction_axis
         moved = {operand for operand, _, _ in moved_dimensions(problem, option)}
-        return all(can_feed(problem, ours, axis) for axis in option.members) and all(
-            output in moved for output in problem.outputs if ours in problem.operand_axes[output]
+        return all(can_feed(problem, instruction_axis, axis) for axis in option.members) and all(
+            output in moved
+            for output in problem.outputs
+            if instruction_axis in problem.operand_axes[output]
         )
 
     def post_digits(self, model: DigitModel) -> None:
@@ -113,10 +117,10 @@ def _post_window(model: DigitModel, operand: str, group: frozenset[str]) -> None
             if moved == operand:
                 change = distance[at] - distance[at][first]
                 columns.setdefault(dimension, []).append((literal, change))
-    for found in columns.values():
-        rows = np.unique(np.stack([change for _, change in found], axis=1), axis=0)
+    for changes in columns.values():
+        rows = np.unique(np.stack([change for _, change in changes], axis=1), axis=0)
         for row in rows[np.any(rows, axis=1)]:
-            terms = zip(row.tolist(), (literal for literal, _ in found), strict=True)
+            terms = zip(row.tolist(), (literal for literal, _ in changes), strict=True)
             model.builder.row([term for term in terms if term[0]], 0, 0)
 
 

@@ -71,11 +71,11 @@ class Dense(Constraint):
                     continue
                 along = self._neighbours(problem, operand, dimension, option)
                 inner = [
-                    other
-                    for other in model.options
-                    if other.instruction_axis == option.instruction_axis
-                    and other.weight < option.weight
-                    and along & set(other.members)
+                    inner_option
+                    for inner_option in model.options
+                    if inner_option.instruction_axis == option.instruction_axis
+                    and inner_option.weight < option.weight
+                    and along & set(inner_option.members)
                 ]
                 model.requires_other(option, inner)
 
@@ -90,8 +90,8 @@ class Dense(Constraint):
     ) -> set[str]:
         """Axes that move a dimension and can feed the same instruction axis as a digit."""
         index = problem.workload_indices[operand][dimension]
-        others = set(index.iterators) - set(option.members)
-        return {axis for axis in others if can_feed(problem, option.instruction_axis, axis)}
+        neighbours = set(index.iterators) - set(option.members)
+        return {axis for axis in neighbours if can_feed(problem, option.instruction_axis, axis)}
 
     @property
     def needs_boxes(self) -> bool:
@@ -122,6 +122,6 @@ class Dense(Constraint):
 
 def _steps(problem: EmbeddingProblem, option: DigitOption) -> Iterator[tuple[str, int, int]]:
     """The dimensions that a digit moves, each with its step along the operand's index."""
-    ours = option.instruction_axis
+    instruction_axis = option.instruction_axis
     for operand, dimension, step in moved_dimensions(problem, option):
-        yield operand, dimension, along_index(problem, operand, ours, step)
+        yield operand, dimension, along_index(problem, operand, instruction_axis, step)

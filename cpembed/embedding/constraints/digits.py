@@ -30,8 +30,8 @@ class Digits(Constraint):
         for axis in model.problem.workload.axes:
             for name, choice in model.axis_choices(axis.name):
                 literals.setdefault(name, []).append(choice.literal)
-        for found in literals.values():
-            terms = [(1, np.array([literal])) for literal in found]
+        for feeding in literals.values():
+            terms = [(1, np.array([literal])) for literal in feeding]
             model.builder.linear(terms, 0, self.per_axis)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:

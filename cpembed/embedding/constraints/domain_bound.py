@@ -84,15 +84,15 @@ class DomainBound(Constraint):
                         key = (operand, dimension, backwards)
                         lengths.setdefault(key, {})[option] = length
         last = self.size(model.problem) - 1
-        for found in lengths.values():
+        for meeting in lengths.values():
             # A workload axis feeds one digit at most, so most dimensions cannot exceed the bound.
             longest: dict[tuple[str, ...], int] = {}
-            for option, length in found.items():
+            for option, length in meeting.items():
                 longest[option.members] = max(longest.get(option.members, 0), length)
             if sum(longest.values()) > last:
                 # All of them at once would be too many anyway: this only says they are coupled.
-                model.at_most(list(found), len(found))
-                terms = [(length, model.options[option]) for option, length in found.items()]
+                model.at_most(list(meeting), len(meeting))
+                terms = [(length, model.options[option]) for option, length in meeting.items()]
                 model.builder.row(terms, 0, last)
 
     def words(self) -> str:

@@ -25,8 +25,10 @@ class Extents(Constraint):
 
     def post(self, model: ScalarModel) -> None:
         for axis in model.problem.workload.axes:
-            for ours, choice in model.axis_choices(axis.name):
-                largest = model.extent_literals[ours][model.problem.instruction.axis(ours).maximum]
+            for instruction_axis, choice in model.axis_choices(axis.name):
+                largest = model.extent_literals[instruction_axis][
+                    model.problem.instruction.axis(instruction_axis).maximum
+                ]
                 strides = range(model.builder.range_of(choice.stride)[1] + 1)
                 exact = [s for s in strides if axis.extent % (choice.count * max(s, 1)) == 0]
                 # Where the extent is not the largest, the stride divides the axis (0: no digit).

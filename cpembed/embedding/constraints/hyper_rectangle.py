@@ -50,8 +50,10 @@ class HyperRectangle(Constraint):
             _post_box(model, keys, dimensions, names, shape)
         # An axis that no operand indexes alone has no box of its own; its coordinate must still
         # be a digit sequence so that the solution is a set of axis maps.
-        others = [a.name for a in problem.workload.axes if a.name not in problem.direct_dimension]
-        self._post_operations(model, others)
+        unindexed = [
+            a.name for a in problem.workload.axes if a.name not in problem.direct_dimension
+        ]
+        self._post_operations(model, unindexed)
         model.injective = True
 
     def _post_operations(self, model: ScalarModel, axes: list[str]) -> None:
@@ -73,16 +75,17 @@ class HyperRectangle(Constraint):
         axis may move along several, as its members do."""
         if self.images == "operations":
             return True
-        walked = {o for o, axes in problem.operand_axes.items() if option.instruction_axis in axes}
+        indexed = {o for o, axes in problem.operand_axes.items() if option.instruction_axis in axes}
         moved = list(moved_dimensions(problem, option))
-        if {operand for operand, _, _ in moved} != walked:
+        if {operand for operand, _, _ in moved} != indexed:
             return False
         # What a tile of a fused axis, or a window, moves along is seen on nodes.
-        ours, groups = option.instruction_axis, problem.window_groups
+        instruction_axis, groups = option.instruction_axis, problem.window_groups
         return len(option.members) > 1 or (
-            len(moved) == len(walked)
+            len(moved) == len(indexed)
             and all(
-                len(groups[operand][ours]) > 1 or along_index(problem, operand, ours, step) > 0
+                len(groups[operand][instruction_axis]) > 1
+                or along_index(problem, operand, instruction_axis, step) > 0
                 for operand, _, step in moved
             )
         )
@@ -101,23 +104,34 @@ class HyperRectangle(Constraint):
                 # The digits of a fused axis and those of its members exclude each other anyway.
                 groups.setdefault(option.digit.axis, []).append(option)
         for groups in movers.values():
-            if all(len(found) == 1 for found in groups.values()):
+            if all(len(by_axis) == 1 for by_axis in groups.values()):
                 model.at_most_one(
-                    [o for found in groups.values() for o in next(iter(found.values()))]
+                    [o for by_axis in groups.values() for o in next(iter(by_axis.values()))]
                 )
                 continue
             for first, second in itertools.combinations(groups.values(), 2):
-                for mine, theirs in itertools.product(first.values(), second.values()):
-                    model.at_most_one([*mine, *theirs])
+                for left, right in itertools.product(first.values(), second.values()):
+                    model.at_most_one([*left, *right])
 
     def words(self) -> str:
-        what = "the operations" if self.images == "operations" else "each operand's elements"
-        return f"hyper_rectangle: {what} form a regular box"
+        images = "the operations" if self.images == "operations" else "each operand's elements"
+        return f"hyper_rectangle: {images} form a regular box"
 
 
 def index_digits(model: ScalarModel, operand: str, dimension: int) -> list[DigitChoice]:
-    """The digits by which the indices of an operand move along one of its dimensions: those of its
-    box, or, where operands need not be boxes, one for each index."""
+    """Return the digits by which an operand's indices move along a dimension, posting missing ones.
+
+    Those of the operand's box, or, where operands need not be boxes, one for each index.
+
+    Parameters
+    ----------
+    model : ScalarModel
+        Model under construction.
+    operand : str
+        Instruction operand.
+    dimension : int
+        Dimension of the workload operand.
+    """
     key = (operand, dimension)
     if key not in model.boxes:
         model.boxes[key] = []
@@ -183,7 +197,7 @@ def _choices(
     model: ScalarModel, ids: Ids, index: int, extent: int, extents: tuple[int, ...]
 ) -> list[DigitChoice]:
     """Digits that can be part of a number system of one of the extents."""
-    found: list[DigitChoice] = []
+    choices: list[DigitChoice] = []
     low, high = model.builder.range_of(int(ids.flat[0]))
     for weight in range(1, extent + 1):
         for count in range(2, extent // weight + 1):
@@ -192,8 +206,8 @@ def _choices(
             stride = int(model.builder.variables((1,), 0, (high - low) // (count - 1))[0])
             literal = model.builder.boolean()
             model.builder.active_iff_positive(literal, stride)
-            found.append(DigitChoice(index, weight, count, literal, stride))
-    return found
+            choices.append(DigitChoice(index, weight, count, literal, stride))
+    return choices
 
 
 def _post_line(model: ScalarModel, ids: Ids, index: int, choices: list[DigitChoice]) -> None:
@@ -219,7 +233,7 @@ def _post_separable(model: ScalarModel, ids: Ids) -> None:
     if not inner[0].size:
         return
     terms = [
-        (-1, ids[tuple(at * (other == index) for other, at in enumerate(inner))])
+        (-1, ids[tuple(at * (position == index) for position, at in enumerate(inner))])
         for index in range(ids.ndim)
     ]
     model.builder.linear([(1, ids[inner]), *terms, (ids.ndim - 1, np.array([origin]))], 0)

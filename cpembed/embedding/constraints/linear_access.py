@@ -53,17 +53,19 @@ class LinearAccess(Constraint):
             return
         for operand, indices in problem.workload_indices.items():
             for index in indices:
-                alone = walker(problem, index)
-                others = [axis for axis in index.iterators if axis != alone]
+                walking = walker(problem, index)
+                sliding = [axis for axis in index.iterators if axis != walking]
                 choices = {axis: model.axis_choices(axis) for axis in index.iterators}
-                for axis in others:
-                    for ours, choice in choices[axis]:
-                        self._post_choice(model, operand, index, axis, ours, choice)
-                for axis in others if alone else ():
+                for axis in sliding:
+                    for instruction_axis, choice in choices[axis]:
+                        self._post_choice(model, operand, index, axis, instruction_axis, choice)
+                for axis in sliding if walking else ():
                     # The walker makes a window where an axis of one step is padded beside it.
-                    beside = [choice.literal for _, choice in choices[axis]]
-                    for ours, choice in choices[alone or ""] if beside else ():
-                        self._post_choice(model, operand, index, alone or "", ours, choice, beside)
+                    partners = [choice.literal for _, choice in choices[axis]]
+                    for instruction_axis, choice in choices[walking or ""] if partners else ():
+                        self._post_choice(
+                            model, operand, index, walking or "", instruction_axis, choice, partners
+                        )
 
     def _post_choice(
         self,
@@ -71,28 +73,30 @@ class LinearAccess(Constraint):
         operand: str,
         index: IndexExpr,
         axis: str,
-        ours: str,
+        instruction_axis: str,
         choice: DigitChoice,
-        beside: Sequence[int] = (),
+        partners: Sequence[int] = (),
     ) -> None:
-        """The digit, if chosen, reads a window in place; with ``beside``, digits of one axis, where
-        one of these is chosen as well."""
+        """Post that the digit, if chosen, reads a window in place.
+
+        With ``partners``, digits of one axis, only where one of these is chosen as well.
+        """
         builder = model.builder
-        largest = stride_in_place(model.problem, operand, ours)
-        end = model.extent_literals[ours].get(choice.count)
-        terms = [(1, np.array([literal])) for literal in (choice.literal, *beside)]
+        largest = stride_in_place(model.problem, operand, instruction_axis)
+        end = model.extent_literals[instruction_axis].get(choice.count)
+        terms = [(1, np.array([literal])) for literal in (choice.literal, *partners)]
         if end is None or choice.weight != 1 or largest == 0:
-            builder.linear(terms, 0, 1 if beside else 0)
+            builder.linear(terms, 0, 1 if partners else 0)
             return
-        builder.linear([*terms, (-1, np.array([end]))], -1, 1 if beside else 0)
+        builder.linear([*terms, (-1, np.array([end]))], -1, 1 if partners else 0)
         if largest is None:
             return
         allowed = range(max(largest // index.coefficient(axis), 0) + 1)
-        if not beside:
+        if not partners:
             builder.restrict(choice.stride, allowed)
             return
         free = builder.boolean()
-        builder.exactly_one([free, *beside])
+        builder.exactly_one([free, *partners])
         builder.restrict_unless(free, choice.stride, allowed)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
@@ -123,11 +127,11 @@ class LinearAccess(Constraint):
         self, problem: EmbeddingProblem, option: DigitOption, operand: str, step: int
     ) -> bool:
         """Whether a digit may read a window in place, where it is all of its instruction axis."""
-        alone = len(option.members) == 1 and option.weight == 1
-        return alone and _steps(problem, operand, option.instruction_axis, step)
+        only_digit = len(option.members) == 1 and option.weight == 1
+        return only_digit and _steps(problem, operand, option.instruction_axis, step)
 
     def post_digits(self, model: DigitModel) -> None:
-        """What moves a dimension as a window is the only digit of its instruction axis."""
+        """Require that a digit which moves a window is the only one of its instruction axis."""
         if self.stencil == "none":
             return
         problem = model.problem
@@ -139,16 +143,16 @@ class LinearAccess(Constraint):
                     model.requires_extent(option, option.digit.count)
                     for member in {*option.members} & {*index.iterators}:
                         windows.setdefault((operand, dimension, member), []).append(option)
-        for (operand, dimension, _), beside in windows.items():
-            alone = walker(problem, problem.workload_indices[operand][dimension])
+        for (operand, dimension, _), partners in windows.items():
+            walking = walker(problem, problem.workload_indices[operand][dimension])
             # The walker makes a window where an axis of one step is padded beside it.
-            for option in (o for o in model.options if alone in o.members):
+            for option in (o for o in model.options if walking in o.members):
                 for moved, place, step in moved_dimensions(problem, option):
                     if (moved, place) == (operand, dimension):
                         if self._fits(problem, option, operand, step):
-                            model.requires_extent(option, option.digit.count, beside)
+                            model.requires_extent(option, option.digit.count, partners)
                         else:
-                            model.at_most_one([option, *beside])
+                            model.at_most_one([option, *partners])
 
     @property
     def needs_boxes(self) -> bool:
@@ -173,13 +177,17 @@ def _read_in_place(
 ) -> bool:
     """Whether every digit that moves a window is all of its instruction axis and takes steps that
     this axis can take."""
-    for ours, digits in embedding.digits.items():
+    for instruction_axis, digits in embedding.digits.items():
         for digit in digits:
             members = members_of(groups, digit.axis)
             if set(members).isdisjoint(index.iterators):
                 continue
             step = digit.stride * index.coefficient(digit.axis)
-            if len(digits) > 1 or len(members) > 1 or not _steps(problem, operand, ours, step):
+            if (
+                len(digits) > 1
+                or len(members) > 1
+                or not _steps(problem, operand, instruction_axis, step)
+            ):
                 return False
     return True
 
@@ -191,10 +199,22 @@ def _steps(problem: EmbeddingProblem, operand: str, axis: str, step: int) -> boo
 
 
 def stride_in_place(problem: EmbeddingProblem, operand: str, name: str) -> int | None:
-    """Largest stride at which an instruction axis can walk a stencil dimension without a copy.
+    """Return the largest stride at which an instruction axis can walk a window without a copy.
 
-    None for any stride, 0 when it cannot: the axis must take a row stride, or be the contiguous
-    one of an unaligned tile whose other axes take row strides.
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with the instruction's memory side.
+    operand : str
+        Instruction operand that reads the window.
+    name : str
+        Instruction axis.
+
+    Returns
+    -------
+    int or None
+        Stride in elements. None for any: the axis takes a row stride. 1 for the contiguous axis of
+        an unaligned tile whose other axes take row strides, 0 for all others.
     """
     memory = problem.instruction.memory[operand]
     if memory.stride_rule(name) is StrideRule.ANY:

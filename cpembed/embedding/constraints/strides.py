@@ -41,38 +41,40 @@ class Strides(Constraint):
 
     def values(self, problem: EmbeddingProblem, axis: str, count: int) -> tuple[int, ...]:
         """Ascending strides allowed to a digit of this count on a workload axis."""
-        found: set[int] = set()
+        strides: set[int] = set()
         if "one" in self.allowed:
-            found.add(1)
+            strides.add(1)
         if "spread" in self.allowed:
-            found.add(spread(problem.workload.extents[axis], count))
+            strides.add(spread(problem.workload.extents[axis], count))
         if "step" in self.allowed:
-            found |= stencil_steps(problem, axis)
-        return tuple(sorted(found))
+            strides |= stencil_steps(problem, axis)
+        return tuple(sorted(strides))
 
     def post(self, model: ScalarModel) -> None:
         cut = self._cut_axes(model.problem)
         images: list[tuple[str, str, DigitChoice]] = []
         for axis in model.problem.workload.axes:
-            for ours, choice in model.axis_choices(axis.name):
+            for instruction_axis, choice in model.axis_choices(axis.name):
                 allowed = self.values(model.problem, axis.name, choice.count)
                 model.builder.restrict(choice.stride, [0, *allowed])
                 if self.mixed == "any":
                     continue
                 part = spread(axis.extent, choice.count) if axis.name in cut else 1
                 if part > 1:
-                    images.append((ours, axis.name, choice))
-                end = model.extent_literals[ours].get(choice.count)
+                    images.append((instruction_axis, axis.name, choice))
+                end = model.extent_literals[instruction_axis].get(choice.count)
                 if choice.weight == 1 and end is not None:
                     model.builder.restrict_unless(end, choice.stride, [0, 1, part])
                 else:
                     model.builder.restrict(choice.stride, [0, 1, part])
-        for ours, axis, choice in images:
+        for instruction_axis, axis, choice in images:
             # A digit that takes a piece of the image as it lies leaves no other cut into parts.
-            others = [c for other, a, c in images if other == ours and a != axis]
-            elsewhere = _is_not_one(model, choice) if others else 0
-            for other in others:
-                model.builder.restrict_unless(elsewhere, other.stride, [0, 1])
+            further = [
+                c for digit_axis, a, c in images if digit_axis == instruction_axis and a != axis
+            ]
+            elsewhere = _is_not_one(model, choice) if further else 0
+            for further_choice in further:
+                model.builder.restrict_unless(elsewhere, further_choice.stride, [0, 1])
 
     def _cut_axes(self, problem: EmbeddingProblem) -> set[str]:
         """Axes that may be cut into parts together."""
@@ -128,10 +130,10 @@ class Strides(Constraint):
                 model.problem, option.members
             ):
                 pieces.setdefault(key, []).append(option)
-        for (ours, axis), cut in parts.items():
-            for (other, along), whole in pieces.items():
-                if ours == other and axis != along:
-                    model.at_most_one([*cut, *whole])
+        for (instruction_axis, axis), cut in parts.items():
+            for (piece_axis, along), uncut in pieces.items():
+                if instruction_axis == piece_axis and axis != along:
+                    model.at_most_one([*cut, *uncut])
 
     @property
     def needs_boxes(self) -> bool:
@@ -176,9 +178,9 @@ def stencil_steps(problem: EmbeddingProblem, axis: str) -> set[int]:
     steps: set[int] = set()
     for pair in problem.pairs:
         for index in pair.workload.index:
-            own = abs(index.coefficient(axis))
+            coefficient = abs(index.coefficient(axis))
             for term in index.terms:
                 # An axis of extent 1 has one window: none begins anew.
-                if own and term.iterator != axis and term.maximum(problem.workload.extents):
-                    steps.add(abs(term.coefficient) // math.gcd(own, term.coefficient))
+                if coefficient and term.iterator != axis and term.maximum(problem.workload.extents):
+                    steps.add(abs(term.coefficient) // math.gcd(coefficient, term.coefficient))
     return {step for step in steps if step > 1}

@@ -358,6 +358,7 @@ def _best(core: Core, software: tuple[Scheduled, ...]) -> Choice | None:
         if item.machine == DOUBLE and core.banks == 1:
             continue
         total, counts = _cycles(item.tilings, item.nest, _machine(core, item.machine))
+        # Rounded, so that equal cycles tie despite floating point; then the least bytes win.
         times = np.round(total, 6)
         moved = sum(counts.values(), start=np.zeros(1))
         row = int(np.lexsort((np.broadcast_to(moved, times.shape), times))[0])

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
 from cpembed.embedding.checks import check_embedding
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.embedding import Embedding
@@ -196,12 +197,13 @@ def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
     """Yield searches until one has a result: of all embeddings; of those of as few executions, as
     many as a few seconds find; of the first of these, whatever time it takes."""
     instruction = instruction_of(cell.shape)
-    ranker = Ranker(cell.workload, instruction, cell.constraints, 1, silent)
+    ranker = Ranker(Pairing(cell.workload, instruction), cell.constraints, 1, silent)
     limits = SearchLimits(seconds=_ALL_SECONDS)
     result = find_embeddings(cell.workload, instruction, cell.constraints, limits)
     if result.complete:
         yield ranker.rank(result)
         return
+    # With these weights the objective is the overhead in MACs: what is executed beyond the useful.
     ceiling = float(executions * cell.shape.macs - cell.workload.macs)
     for limits in (SearchLimits(seconds=_TIES_SECONDS), SearchLimits(solutions=_FEW_MAPS)):
         searches = LimitedSearch(ranker, limits).bounded(limits)
@@ -404,7 +406,7 @@ class CellTable:
         self.results: dict[tuple[int, int], CellResult] = {}
         self._bounds, self._exact = bounds, exact
         self._weights, self._search = weights, search
-        # Of the best embeddings that were found; infinite where none was.
+        # Costs of the best embeddings that were found; infinite where none was.
         self._costs = np.where(exact[:, None], bounds, np.inf)
 
     @property

@@ -113,6 +113,7 @@ def _best_pair(costs: Costs, excluded: Columns) -> tuple[Columns, float] | None:
     """
     totals = costs.sum(axis=0)
     order = np.argsort(totals, kind="stable")
+    # Every set with this shape holds all of the excluded ones.
     if len(excluded) == 1:
         order = order[order != excluded[0]]
     if not len(order):
@@ -126,6 +127,7 @@ def _best_pair(costs: Costs, excluded: Columns) -> tuple[Columns, float] | None:
             continue
         first = int(order[place])
         pairs = np.minimum(ordered[:, place + 1 :], ordered[:, place : place + 1]).sum(axis=0)
+        # Of two excluded shapes each may be in the set, but not both.
         if first in excluded:
             pairs[np.isin(order[place + 1 :], excluded)] = np.inf
         second = int(np.argmin(pairs))

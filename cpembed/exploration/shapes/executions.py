@@ -203,8 +203,8 @@ def _layer_table(problem: EmbeddingProblem, feed_set: FeedSet, largest: int) -> 
             groups = (n for n, group in enumerate(shared) if not group.isdisjoint(combination))
             resources = frozenset([*(members & contested.keys()), *(f"#{n}" for n in groups)])
             total = table * math.prod(e for name, e in private.items() if name not in members)
-            seen = tables.get(resources)
-            tables[resources] = total if seen is None else np.minimum(seen, total)
+            best = tables.get(resources)
+            tables[resources] = total if best is None else np.minimum(best, total)
         by_axis[axis] = _undominated(tables)
     return _LayerTable(by_axis, unfed, contested)
 
@@ -215,7 +215,7 @@ def _undominated(tables: Mapping[_Resources, Table]) -> dict[_Resources, Table]:
     for resources, table in sorted(
         tables.items(), key=lambda item: (len(item[0]), sorted(item[0]))
     ):
-        cheaper = [other for fewer, other in undominated.items() if fewer <= resources]
+        cheaper = [rival for fewer, rival in undominated.items() if fewer <= resources]
         if not cheaper or (table < np.minimum.reduce(cheaper)).any():
             undominated[resources] = table
     return undominated
@@ -267,6 +267,7 @@ def _combinations(
     ) -> Iterator[tuple[tuple[int, ...], Table]]:
         if len(combination.feeds) == limit:
             return
+        # Only later feeds are added, so that each set is built once.
         for place, position in enumerate(remaining):
             feed = feed_set.feeds[position]
             if any(

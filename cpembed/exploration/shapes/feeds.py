@@ -1,4 +1,4 @@
-"""What may feed each instruction axis, as the constraints themselves say, with executions by count.
+"""Feeds of instruction axes, as the constraints themselves allow them, with executions by count.
 
 A **feed** is a workload axis, or a group of axes that may be fused, on one instruction axis, with
 the counts that a digit along it may have there. Only digits of stride 1 are tabulated, because that
@@ -178,6 +178,8 @@ class FeedTables:
         """Return the digit as the first of its instruction axis and as a later one, where allowed
         whatever its count."""
         extent = math.prod(problem.workload.extents[member] for member in members)
+        # The smallest count and the weights 1 and 2 stand for all: these constraints do not judge
+        # the count, nor the weight beyond whether the digit is the first.
         options = [DigitOption(axis, w, Digit(name, 2), members, extent) for w in (1, 2)]
         return tuple(o for o in options if all(c.allows(problem, o) for c in self._axis_judges))
 

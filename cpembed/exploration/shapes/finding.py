@@ -140,7 +140,7 @@ def choose_undominated(
     columns, excluded = remaining, set[int]()
     while True:
         choice = question.choose(costs[:, columns], macs[columns], clock)
-        best = {int(columns[n]) for chosen in choice.sets[:1] for n in chosen}
+        best = {int(columns[n]) for best_set in choice.sets[:1] for n in best_set}
         if best <= excluded:
             return choice, columns, len(remaining)
         # A runner-up lacks one of the best shapes, and may need one that only this one dominates.

@@ -123,7 +123,7 @@ def layouts_of(
                         if name != source and carried is not None:
                             layouts[name][carried] = None
         if sum(map(len, layouts.values())) == before:
-            return {name: list(of) for name, of in layouts.items()}
+            return {name: list(distinct) for name, distinct in layouts.items()}
 
 
 @dataclass
@@ -155,6 +155,7 @@ class _LayoutModel(OpenShapes):
         self._carrier_literals = {
             node.name: self._choose_layout(node) for node in network.unmapped if node.any_layout
         }
+        # Tensors that the model does not decide: inputs, and results of operators in fixed layouts.
         for storage in self._storage.values():
             if storage.tensor.is_input:
                 storage.stored[storage.tensor.plain] = [1]
@@ -270,6 +271,7 @@ class _LayoutModel(OpenShapes):
         for (layout, padded), literals in readers.items():
             stored = [] if padded else [*storage.stored.get(layout, ()), *storage.any_layout]
             if any(isinstance(literal, int) for literal in stored):
+                # The tensor always lies in this layout.
                 continue
             if layout not in storage.copies:
                 storage.copies[layout] = self.model.new_bool_var("")

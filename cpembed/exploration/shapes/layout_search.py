@@ -208,7 +208,7 @@ class LayoutSearch:
 
     def _limits(self, excluded: Columns) -> SetLimits:
         left = self._clock.left()
-        # Half of the time for one model, as others follow.
+        # Half of the remaining time for one model, as others follow.
         seconds = None if left is None else max(left / 2, MIN_SECONDS)
         budget = self._question.budget(self._macs)
         return SetLimits(self._question.count, budget, excluded, seconds)
@@ -289,17 +289,17 @@ class LayoutSearch:
         ]
 
     def _known_options(self, columns: Sequence[int]) -> list[list[Option]]:
-        return [[o for o in of if o.mapping is not None] for of in self._options(columns)]
+        return [[o for o in listed if o.mapping is not None] for listed in self._options(columns)]
 
     def _options_of(self, use: int, column: int) -> Iterator[Option]:
-        known = self._searched.get((use, column))
-        if known is None:
+        result = self._searched.get((use, column))
+        if result is None:
             yield Option(column, int(self._bounds[use, column]))
             return
-        for mapping in known.mappings:
+        for mapping in result.mappings:
             yield Option(column, mapping.executions * self._unit, mapping)
-        if math.isfinite(known.bound):
-            yield Option(column, int(known.bound * self._unit))
+        if math.isfinite(result.bound):
+            yield Option(column, int(result.bound * self._unit))
 
     def _rests_on_unsearched(self, choice: LayoutChoice) -> bool:
         """True if a choice rests on a shape in a layer that was not searched."""

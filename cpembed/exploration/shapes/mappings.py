@@ -143,8 +143,10 @@ class _MappingWalk(ProgramWalk):
         copied = sum(
             read.layout.moved * port.item_bytes for read, port in zip(reads, use.reads, strict=True)
         )
+        # The result is copied for readers that expect another layout: read and written.
         copied += 2 * writes.elements * use.writes.item_bytes
         if use.adds:
+            # The tensor that is added has to lie as the result does.
             copied += writes.moved * use.writes.item_bytes
         self._limit = min(self._limit, mapping.executions * self._unit + copied)
 

@@ -147,7 +147,14 @@ def best_sets(
 def greedy(costs: Costs, count: int, budget: Budget | None = None) -> Columns | None:
     """Return a good set as a start: shapes are added one by one, then exchanged while that helps.
 
-    None where the budget, or layers without an embedding, leave no set to such steps.
+    Parameters
+    ----------
+    costs, count, budget
+        As in :func:`best_sets`.
+
+    Returns
+    -------
+    The set, or None where the budget, or layers without an embedding, leave no set to such steps.
     """
     columns: list[int] = []
     for _ in range(min(count, costs.shape[1])):
@@ -183,6 +190,7 @@ def _best_addition(costs: Costs, columns: Sequence[int], budget: Budget | None) 
     if budget is not None:
         used = sum(budget.sizes[n] for n in columns)
         order = order[used + np.array(budget.sizes)[order] <= budget.limit]
+    # At most as many of the first columns are in the set already.
     candidates = [int(n) for n in order[: len(columns) + 1] if n not in columns]
     return candidates[0] if candidates else None
 

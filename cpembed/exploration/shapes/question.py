@@ -226,7 +226,15 @@ def tabulate(
 def weighted(
     layers: LayerSet, tables: Sequence[LayerExecutions], computations: Sequence[int]
 ) -> Costs:
-    """Return executions times counts, a row per computation in ``computations``."""
+    """Return executions times counts, as costs to choose shapes by.
+
+    Parameters
+    ----------
+    layers, tables
+        The layers, and the table of each distinct computation.
+    computations
+        The computations that get a row.
+    """
     if not computations:
         raise WorkloadError("no layer to choose a shape for")
     return np.stack([tables[n].executions * layers.weight(n) for n in computations])

@@ -19,6 +19,7 @@ from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.energy import Work
 from cpembed.targets.vta.estimate import BIAS_PASSES, beats_of, store_cycles
 from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.program import Numbers
 from cpembed.targets.vta.regions import Interval, Span, existing, span_of
 from cpembed.targets.vta.schedule import Schedule, largest_regions, loop_tiles, paired_loop
 from cpembed.targets.vta.tail import Tail
@@ -201,7 +202,6 @@ class Floors:
         return int(beats) + LOAD_FLOOR * regions
 
 
-Numbers = NDArray[np.int64]
 _LOOK_BACK = 3
 """Number of earlier uses to compare, per slot; few regions that are in a slot were last used before
 that."""

@@ -85,8 +85,8 @@ def rule_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation
         yield Violation(last, "the program does not end with FINISH", "append FINISH")
 
 
-def _listed(found: Findings) -> Iterator[Violation]:
-    for mask, describe in found:
+def _listed(findings: Findings) -> Iterator[Violation]:
+    for mask, describe in findings:
         for row in np.flatnonzero(mask).tolist():
             yield Violation(row, *describe(row))
 

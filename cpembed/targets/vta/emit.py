@@ -1,4 +1,4 @@
-"""From a tile nest and a schedule to VTA's instructions.
+"""Emission of VTA's instructions, from a tile nest and a schedule.
 
 Each step loads the regions of INP and WGT that are not in SRAM yet, and multiplies; the last step
 of an output tile ends with the tail and the stores. SRAM is cut into slots (:class:`Ring`); what

@@ -186,7 +186,7 @@ def _layout(name: str, widths: tuple[_Width, ...], unit: int, size: int) -> tupl
 
 Words = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
-Columns = dict[str, list[Any]]
+FieldValues = dict[str, list[Any]]
 KINDS: tuple[type[Instruction], ...] = (Load, Store, Gemm, Finish, Alu)
 OPCODES = {kind: Opcode[kind.__name__.upper()] for kind in KINDS}
 _TOKENS = [Tokens(bool(n & 1), bool(n & 2), bool(n & 4), bool(n & 8)) for n in range(16)]
@@ -256,9 +256,19 @@ def decode(data: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
 def pack_uops(
     dst: ArrayLike, src: ArrayLike, wgt: ArrayLike, *, config: VtaConfig
 ) -> NDArray[np.uint32]:
-    """Encode micro-ops as words, from one array for each index.
+    """Encode micro-ops as words.
 
-    Raises :class:`ProgramError` for an index that does not fit its field.
+    Parameters
+    ----------
+    dst, src, wgt
+        Indices of ACC, INP (or ACC) and WGT, one of each for a micro-op.
+    config
+        Configuration, which has the widths of the fields.
+
+    Raises
+    ------
+    ProgramError
+        For an index that does not fit its field.
     """
     arrays = [np.atleast_1d(np.asarray(column)) for column in (dst, src, wgt)]
     if not all(column.dtype.kind in _INTEGER_KINDS for column in arrays):
@@ -379,7 +389,7 @@ def _reserved(spare: int) -> str:
     return f"reserved bit{plural} {', '.join(bits)} set; allowed: 0 (is the configuration right?)"
 
 
-def _built(opcode: Opcode, columns: Columns, tokens: list[Tokens]) -> Iterable[Instruction]:
+def _built(opcode: Opcode, columns: FieldValues, tokens: list[Tokens]) -> Iterable[Instruction]:
     """Return the instructions of one opcode from their fields."""
     arguments: list[Iterable[Any]] = []
     kind = KINDS[opcode]

@@ -102,7 +102,7 @@ class Buffer:
     macros: int
 
     @classmethod
-    def of(cls, technology: Technology, capacity: int, element_bytes: int) -> Buffer:
+    def from_size(cls, technology: Technology, capacity: int, element_bytes: int) -> Buffer:
         """Return the buffer of a size in bytes.
 
         Raises :class:`SpecError` if the technology has no macro of the size.
@@ -133,7 +133,7 @@ class Silicon:
     lanes: int
 
     @classmethod
-    def of(cls, config: VtaConfig, technology: Technology) -> Silicon:
+    def from_config(cls, config: VtaConfig, technology: Technology) -> Silicon:
         """Return the hardware of a configuration.
 
         Raises :class:`SpecError` for a buffer whose size the technology's tables lack.
@@ -142,7 +142,7 @@ class Silicon:
         for memory in Memory:
             size = config.element_bytes(memory)
             try:
-                buffers[memory] = Buffer.of(technology, config.elements(memory) * size, size)
+                buffers[memory] = Buffer.from_size(technology, config.elements(memory) * size, size)
             except SpecError as error:
                 raise SpecError(f"{memory.name}: {error}; change the buffer's size") from None
         lanes = config.batch * config.block
@@ -150,7 +150,7 @@ class Silicon:
         return cls(
             technology=technology,
             buffers=buffers,
-            queue=Buffer.of(technology, queue_bytes, INSTRUCTION_BYTES),
+            queue=Buffer.from_size(technology, queue_bytes, INSTRUCTION_BYTES),
             mac=technology.mac("int8", "int32"),
             lane=technology.add("int32"),
             macs=lanes * config.block,

@@ -114,8 +114,8 @@ def estimated_cycles(
     for tensor, slots in zip(nest.factors, form.slots, strict=True):
         beats = beats_of(tilings.tiles[tensor.memory], tensor.memory, config, memory)
         overhead = memory.dram_delay_cycles + LOAD_OVERHEAD
-        one = beats + overhead * tilings.transfers[tensor.memory]
-        loads.append((_loads(tensor, trips, slots), one))
+        load_cycles = beats + overhead * tilings.transfers[tensor.memory]
+        loads.append((_loads(tensor, trips, slots), load_cycles))
     compute = np.minimum(tilings.volume + PIPELINE, _trimmed(tilings, trips, steps))
     passes = 1 + sum(map(len, tail.phases))
     ending = passes * (PIPELINE + acc)
@@ -125,14 +125,15 @@ def estimated_cycles(
     if len(tail.phases) > 1:
         # Each further phase of the ALU waits for the stores before it.
         ending = ending + store
-    load = sum(count * one for count, one in loads)
+    load = sum(count * load_cycles for count, load_cycles in loads)
     fetch = FETCH_CYCLES * steps
     if form.threads == 1:
         cycles = load + steps * compute + outputs * (ending + store)
     else:
         overlapped = steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
         cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
-        cycles = cycles + sum(one for _, one in loads) + ending
+        # The first loads and the last end have nothing to overlap with.
+        cycles = cycles + sum(load_cycles for _, load_cycles in loads) + ending
     return (cycles + fetch).astype(np.float64)
 
 
@@ -167,10 +168,10 @@ def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -
         names = index.iterators
         if not names or (low >= 0 and high < extent):
             continue
-        walked = np.stack([sizes[name] for name in names])
+        extents = np.stack([sizes[name] for name in names])
         cuts = _product([count for name, count in trips if name in names])
         touching = np.minimum(1, ((low < 0) + (high >= extent)) / cuts)
-        parts *= 1 + (walked.prod(axis=0) // walked.max(axis=0) - 1) * touching
+        parts *= 1 + (extents.prod(axis=0) // extents.max(axis=0) - 1) * touching
     products = -(-tilings.executions // steps)
     return products + PIPELINE + np.ceil((parts - 1) * (PIPELINE + FETCH_CYCLES)).astype(np.int64)
 
@@ -294,10 +295,10 @@ def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]
     zero = next(iter(sizes.values())) * 0
     step, reach = zero, zero
     for term in index.terms:
-        walked = math.prod(sizes[name] for name in term.iterators)
+        points = math.prod(sizes[name] for name in term.iterators)
         coefficient = abs(term.coefficient)
         # A digit may take one value more than its loop's tile has whole steps, and may start over.
-        values = -(-(walked - 1) // term.divisor)
+        values = -(-(points - 1) // term.divisor)
         if term.modulus is not None:
             values = np.where(values > 0, term.modulus - 1, 0)
         step = np.gcd(step, np.where(values > 0, coefficient, 0))
@@ -321,8 +322,8 @@ def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
         single = longer & (covered == 0) & (tensor.strides[k] != 1)
         covered = covered + separate + single
         runs = np.where(longer & (covered > 2), runs * spans[k], runs)
-        whole = (spans[k] == tensor.shape[k]) & (k != tensor.padded_x)
-        joins = np.where(longer, whole, joins & (tensor.shape[k] == 1))
+        complete = (spans[k] == tensor.shape[k]) & (k != tensor.padded_x)
+        joins = np.where(longer, complete, joins & (tensor.shape[k] == 1))
     return runs
 
 
@@ -391,9 +392,9 @@ def ranked_schedules(
 def _program(nest: TileNest, schedule: Schedule) -> object:
     """Return a key that schedules of equal programs share: the place of a loop with a single tile
     in the order does not matter."""
-    walked = tuple(n for n in schedule.order if schedule.tiles[n] < nest.extents[n])
+    order = tuple(n for n in schedule.order if schedule.tiles[n] < nest.extents[n])
     tiles = tuple(schedule.tiles.items())
-    return walked, tiles, schedule.threads, schedule.thread_loop, schedule.slots
+    return order, tiles, schedule.threads, schedule.thread_loop, schedule.slots
 
 
 def forms(nest: TileNest) -> Iterator[Schedule]:

@@ -366,7 +366,9 @@ class VtaFamily(Family):
         embedding = Embedding.from_json(software.embedding)
         candidate = derive_candidate(workload, target.spec.instruction, embedding)
         require(candidate.program)
-        lowered = Nest.of(candidate.program, target.machine(workload)).lowered(software.schedule)
+        lowered = Nest.from_program(candidate.program, target.machine(workload)).lowered(
+            software.schedule
+        )
         program = lowered.empty_image()
         cycles = time_program(program, target.memory, checked=False).cycles
         return Activity(cycles, Provenance.SIMULATED, counts(work_of(program), target.config))
@@ -405,7 +407,7 @@ def _nests(workload: Computation, target: VtaTarget, machine: Machine, count: in
     nests: dict[object, Nest] = {}
     for ranked in best.ranking.candidates:
         try:
-            nest = Nest.of(ranked.candidate.program, machine)
+            nest = Nest.from_program(ranked.candidate.program, machine)
         except (LoweringError, TransformError):
             continue
         nests.setdefault(VtaSpace(nest).form(), nest)
@@ -455,7 +457,7 @@ def _configuration(key: _Key) -> Configuration:
             raise SpecError(f"{name} = {numbers[name]}; allowed: {smallest} and more")
     memory = MemorySystem(numbers["dram_delay_cycles"], numbers["bus_bits"], numbers["burst_beats"])
     memory.check()
-    silicon = Silicon.of(config, technology(str(point["technology"])))
+    silicon = Silicon.from_config(config, technology(str(point["technology"])))
     return Configuration(config, memory, float(point["clock_mhz"]), silicon)
 
 

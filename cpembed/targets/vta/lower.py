@@ -1,4 +1,4 @@
-"""From a derived program to VTA programs: instructions once, then an image for each set of inputs.
+"""Lowering of a derived program to VTA: instructions once, then an image for each set of inputs.
 
 >>> from cpembed.driver.solve import solve
 >>> from cpembed.driver.named import workload
@@ -268,6 +268,65 @@ class HostPacking:
         copy.run()
         return copy.target
 
+    def time(
+        self,
+        program: VtaProgram,
+        memory: NDArray[np.uint8],
+        inputs: Mapping[str, NDArray[Any]],
+        *,
+        packed_ahead: Collection[str] | None = None,
+        rounds: int = 15,
+        round_ms: float = 10.0,
+    ) -> Timing:
+        """Time the packing of inputs and the unpacking of the output on this machine.
+
+        A layout that is the same memory as the original one costs nothing. Unpacking includes
+        combining bytes that were stored separately.
+
+        Parameters
+        ----------
+        program
+            Image of the program that ran, for the places of tensors.
+        memory
+            Main memory after the run.
+        inputs
+            Inputs by name, in their original layouts.
+        packed_ahead
+            Names of the inputs that are packed ahead, and not timed; by default the second input,
+            as in :func:`~cpembed.measure.runner.measure`.
+        rounds
+            Number of rounds of each measurement.
+        round_ms
+            Milliseconds of a round.
+
+        Returns
+        -------
+        Timing
+            Times of packing and unpacking; the program's latency is left out.
+        """
+        lowered = self._lowered
+        if packed_ahead is None:
+            packed_ahead = packed_before(lowered.program.workload)
+        operands = [tensor.packed for tensor in lowered.nest.inputs]
+        ahead = tuple(operand.name for operand in operands if operand.name in packed_ahead)
+        timed = [
+            time_work(self.input_copy(operand.name, inputs[operand.name]).run, rounds, round_ms)
+            for operand in operands
+            if operand.name not in ahead and not operand.is_identity
+        ]
+        packing_us = sum(times.median for times in timed)
+        unpacking_us = 0.0
+        if len(lowered.tail.phases) > 1:
+            timed.append(time_work(lambda: lowered.combine(program, memory), rounds, round_ms))
+            unpacking_us += timed[-1].median
+        if not lowered.stored.is_identity:
+            packed = lowered.combine(program, memory)
+            timed.append(time_work(self.output_copy(packed).run, rounds, round_ms))
+            unpacking_us += timed[-1].median
+        noisy = any(times.is_noisy for times in timed)
+        macs = lowered.program.unfused.macs
+        return Timing(Provenance.SIMULATED, macs, None, packing_us, unpacking_us, ahead, noisy)
+
     def _copy(
         self, operand: PackedOperand, direction: Direction, source: Array, target: Array
     ) -> LayoutCopy:
@@ -288,67 +347,3 @@ class HostPacking:
         source = runtime.aligned(array.shape, operand.dtype)
         source[...] = array
         return source
-
-
-def time_packing(
-    lowered: LoweredVta,
-    packing: HostPacking,
-    program: VtaProgram,
-    memory: NDArray[np.uint8],
-    inputs: Mapping[str, NDArray[Any]],
-    *,
-    packed_ahead: Collection[str] | None = None,
-    rounds: int = 15,
-    round_ms: float = 10.0,
-) -> Timing:
-    """Time the packing of a program's inputs and the unpacking of its output on this machine.
-
-    A layout that is the same memory as the original one costs nothing. Unpacking includes combining
-    bytes that were stored separately.
-
-    Parameters
-    ----------
-    lowered
-        Program that ran.
-    packing
-        Its compiled packing.
-    program
-        Its image, for the places of tensors.
-    memory
-        Main memory after the run.
-    inputs
-        Inputs by name, in their original layouts.
-    packed_ahead
-        Names of the inputs that are packed ahead, and not timed; by default the second input, as in
-        :func:`~cpembed.measure.runner.measure`.
-    rounds
-        Number of rounds of each measurement.
-    round_ms
-        Milliseconds of a round.
-
-    Returns
-    -------
-    Timing
-        Times of packing and unpacking; the program's latency is left out.
-    """
-    if packed_ahead is None:
-        packed_ahead = packed_before(lowered.program.workload)
-    operands = [tensor.packed for tensor in lowered.nest.inputs]
-    ahead = tuple(operand.name for operand in operands if operand.name in packed_ahead)
-    timed = [
-        time_work(packing.input_copy(operand.name, inputs[operand.name]).run, rounds, round_ms)
-        for operand in operands
-        if operand.name not in ahead and not operand.is_identity
-    ]
-    packing_us = sum(times.median for times in timed)
-    unpacking_us = 0.0
-    if len(lowered.tail.phases) > 1:
-        timed.append(time_work(lambda: lowered.combine(program, memory), rounds, round_ms))
-        unpacking_us += timed[-1].median
-    if not lowered.stored.is_identity:
-        packed = lowered.combine(program, memory)
-        timed.append(time_work(packing.output_copy(packed).run, rounds, round_ms))
-        unpacking_us += timed[-1].median
-    noisy = any(times.is_noisy for times in timed)
-    macs = lowered.program.unfused.macs
-    return Timing(Provenance.SIMULATED, macs, None, packing_us, unpacking_us, ahead, noisy)

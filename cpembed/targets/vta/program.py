@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
-from cpembed.targets.vta.encoding import OPCODES, Opcode, encode, formats_of
+from cpembed.targets.vta.encoding import OPCODES, Numbers, Opcode, encode, formats_of
 from cpembed.targets.vta.isa import TOKEN_FLAGS, Instruction, Memory, Module, VtaConfig
 
-Numbers = NDArray[np.int64]
 MODULES = (Module.LOAD, Module.COMPUTE, Module.STORE)
 """Modules in the order in which *prev* and *next* count."""
 

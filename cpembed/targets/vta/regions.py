@@ -127,7 +127,17 @@ def region_of(tensor: TileTensor, tile: Tile) -> Region:
 
 
 def span_of(tensor: TileTensor, k: int, tile: Tile) -> Span:
-    """Return the region of a tile along dimension ``k`` of a tensor."""
+    """Return the region of a tensor along one dimension.
+
+    Parameters
+    ----------
+    tensor
+        Operand of a tile nest.
+    k
+        Dimension of the operand.
+    tile
+        Interval of each loop.
+    """
     low, step, count = _span(tensor.access[k], tile)
     # Padded dimensions must be x and y of one transfer, so x is dense.
     if step > 1 and (k == tensor.padded_x or tensor.strides[k] * step > MAX_STRIDE):

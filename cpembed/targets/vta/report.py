@@ -127,7 +127,17 @@ def schedule_json(schedule: Schedule) -> dict[str, Any]:
 
 
 def tuning_rows(best: VtaTrial, untuned: VtaTrial, clock_mhz: float) -> list[Row]:
-    """Return the rows that compare the best trial with the untuned one."""
+    """Return the rows that compare two trials.
+
+    Parameters
+    ----------
+    best
+        Trial of the fewest cycles.
+    untuned
+        Trial of the default schedule.
+    clock_mhz
+        Clock frequency of the target in MHz.
+    """
     speedup = (untuned.cycles or 0) / (best.cycles or 1)
     return [
         ("untuned", f"{_cycles(untuned)}, {_ratios(untuned)}"),

@@ -300,8 +300,10 @@ def _alu_source(config: VtaConfig) -> str:
     with _function(config, {"acc": _ACC}) as script:
         for op, text in _OPERATIONS.items():
             for immediate, operand in ((1, _value("immediate")), (0, second)):
-                chosen = f"{_value('op')} == {int(op)} and {_value('use_immediate')} == {immediate}"
+                condition = (
+                    f"{_value('op')} == {int(op)} and {_value('use_immediate')} == {immediate}"
+                )
                 loops = (*_LOOPS, f"for o in T.vectorized({lanes}):")
-                with script.nested(f"if {chosen}:", *loops):
+                with script.nested(f"if {condition}:", *loops):
                     script.line(f"{first} = {text.format(a=first, b=operand)}")
     return script.text()

@@ -26,7 +26,7 @@ from cpembed.targets.vta import report
 from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import save_program
-from cpembed.targets.vta.lower import HostPacking, LoweredVta, time_packing
+from cpembed.targets.vta.lower import HostPacking, LoweredVta
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.report import VtaDetails
 from cpembed.targets.vta.schedule import Schedule
@@ -96,7 +96,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         if spec.machine is None:
             problem = "is missing: cycles and times need the clock and the memory path"
             raise spec_error(spec.path or spec.name, ("machine",), problem)
-        self.memory = MemorySystem.of(spec.machine)
+        self.memory = MemorySystem.from_machine(spec.machine)
         self.memory.check()
         self.clock_mhz = spec.machine.clock_mhz
 
@@ -108,7 +108,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         return Machine(self.config, self.memory, tail or default_tail(workload))
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Nest:
-        return Nest.of(program, self.machine(program.unfused, epilogue))
+        return Nest.from_program(program, self.machine(program.unfused, epilogue))
 
     def space(self, lowered: Nest) -> VtaSpace:
         return VtaSpace(lowered)
@@ -150,7 +150,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             artifact.timing = time_program(program, self.memory, checked=False)
         with artifact.phase("measure"):
             factors = _factors(lowered, inputs)
-            times = time_packing(lowered, artifact.packing, program, artifact.memory, factors)
+            times = artifact.packing.time(program, artifact.memory, factors)
         cycles = artifact.timing.cycles
         us = cycles / self.clock_mhz
         latency = Quantiles(us, us, us)

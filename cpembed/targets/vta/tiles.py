@@ -1,4 +1,4 @@
-"""The tile-level view of a derived program: what VTA sees of it.
+"""Tile nests: derived programs as VTA executes them.
 
 An instruction execution takes one tile (element) of INP, WGT and ACC. So the program is
 ``acc[dst(l)] += inp[src(l)] * wgt[w(l)]`` over its loops ``l``, on *tile tensors*: the packed

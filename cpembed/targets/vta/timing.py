@@ -1,4 +1,4 @@
-"""The timed simulator: how many cycles a program takes on VTA's RTL, and where they go.
+"""Timed simulator: how many cycles a program takes on VTA's RTL, and where they go.
 
 Durations follow the RTL (``docs/vta.md``); the loop over events is compiled
 (:mod:`cpembed.targets.vta.event_loop`). Data plays no part.
@@ -64,7 +64,7 @@ class MemorySystem:
     outstanding: int = 16
 
     @classmethod
-    def of(cls, machine: MemoryInterface) -> MemorySystem:
+    def from_machine(cls, machine: MemoryInterface) -> MemorySystem:
         """Return the memory system of a target's machine."""
         return cls(machine.dram_delay_cycles, machine.bus_bits, machine.burst_beats)
 
@@ -202,10 +202,10 @@ def time_program(
         check(program)
     columns = columns_of(program.instructions, program.config)
     totals, events, batches = _run(columns, program.config, memory)
-    done = events[-1, EVENT.index("done")] if len(events) else 0
-    if len(events) and done < 0:
+    cycles = int(events[-1, EVENT.index("done")]) if len(events) else 0
+    if cycles < 0:
         raise InvariantError("the timed simulator stopped before FINISH")
-    return _summary(columns, program.config, memory, int(done), totals, events, batches)
+    return _summary(columns, program.config, memory, cycles, totals, events, batches)
 
 
 def _run(
@@ -358,13 +358,13 @@ def _summary(
     events: Numbers,
     batches: Numbers,
 ) -> Timing:
-    available, issued, done, ready = (
+    available, issued, complete, ready = (
         events[:, EVENT.index(name)] for name in ("available", "issued", "done", "ready")
     )
     modules: dict[str, ModuleCycles] = {}
     for place, module in enumerate(MODULES):
         rows = columns.module == place
-        busy = int((done - issued)[rows].sum())
+        busy = int((complete - issued)[rows].sum())
         stalled = int((issued - np.maximum(available, ready))[rows].sum())
         modules[module.value] = ModuleCycles(busy, stalled, cycles - busy - stalled)
     transferred = {"FETCH": len(columns) * INSTRUCTION_BYTES}

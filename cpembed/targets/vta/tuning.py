@@ -61,7 +61,7 @@ class Nest:
     machine: Machine
 
     @classmethod
-    def of(cls, program: DerivedProgram, machine: Machine) -> Nest:
+    def from_program(cls, program: DerivedProgram, machine: Machine) -> Nest:
         """Return the nest of a derived program.
 
         Raises :class:`LoweringError` if the program's tiles are not the configuration's, or the

@@ -158,13 +158,13 @@ def _uops(
     """Return a micro-op for each point of the loops that are not ``iterated``, as rows of dst, src
     and wgt: reductions outermost, so that consecutive micro-ops have different accumulators."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
-    walked = [name for name, (_, size) in tile.items() if size > 1 and name not in iterated]
-    walked.sort(key=lambda name: (kinds[name] is AxisKind.SPATIAL, tile[name][1]))
+    unrolled = [name for name, (_, size) in tile.items() if size > 1 and name not in iterated]
+    unrolled.sort(key=lambda name: (kinds[name] is AxisKind.SPATIAL, tile[name][1]))
     values: dict[str, Indices | int] = {name: first for name, (first, _) in tile.items()}
-    shape = [tile[name][1] for name in walked]
-    if walked:
-        ranges = (np.arange(tile[n][0], tile[n][0] + tile[n][1], dtype=np.int64) for n in walked)
-        values |= dict(zip(walked, np.ix_(*ranges), strict=True))
+    shape = [tile[name][1] for name in unrolled]
+    if unrolled:
+        ranges = (np.arange(tile[n][0], tile[n][0] + tile[n][1], dtype=np.int64) for n in unrolled)
+        values |= dict(zip(unrolled, np.ix_(*ranges), strict=True))
     table = np.empty((math.prod(shape), 3), np.int64)
     for column, (region, base) in enumerate(zip(regions, bases, strict=True)):
         table[:, column] = np.broadcast_to(region.offsets(values) + base, shape).reshape(-1)

@@ -96,7 +96,7 @@ def least_bounds(workload: Computation) -> tuple[Bounds, int]:
     all_bounds: list[Bounds] = []
     for ranked in found:
         try:
-            nest = Nest.of(ranked.candidate.program, machine).nest
+            nest = Nest.from_program(ranked.candidate.program, machine).nest
         except LoweringError:
             continue
         all_bounds.append(bounds(nest, machine.tail, machine.memory))

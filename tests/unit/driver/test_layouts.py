@@ -82,7 +82,7 @@ def test_a_layer_of_a_suite_is_its_sizes() -> None:
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("C[x,y] += A[x,z] * B[z,y] x=4 y=4 z=4", "an expression says where"),
+        ("C[x,y] += A[x,z] * B[z,y] x=4 y=4 z=4", "an expression fixes"),
         ("axpy n=16", "no choice of layouts"),
         ("nosuch n=1", "unknown operator"),
         (f"{CONV} layout=NHWC", "leave layout= out"),

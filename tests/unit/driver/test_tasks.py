@@ -141,7 +141,8 @@ def test_a_simulated_row_has_no_time_of_the_worker_s_processor(
     opened = bench(tmp_path, execute=True, layers="107")
     (layer,) = opened.layers
     here = opened.maker.row(layer, progress=lambda phase, count: None).run
-    there = bench_maker.make_row(opened.maker, layer, bench_maker.known(opened.maker, layer)).run
+    digest = bench_maker.inputs_digest(opened.maker, layer)
+    there = bench_maker.make_row(opened.maker, layer, digest).run
     assert here is not None
     assert there is not None
     assert here.packing_us is not None
@@ -158,7 +159,7 @@ def test_a_worker_that_knows_other_trials_makes_no_row(
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "client"))
     opened = bench(tmp_path, execute=True, layers="107")
     (layer,) = opened.layers
-    before = bench_maker.known(opened.maker, layer)
+    before = bench_maker.inputs_digest(opened.maker, layer)
     task = bench_maker.make_row, (opened.maker, layer, before)
     assert task[0](*task[1]).error is None
     given = opened.maker.workload(layer)
@@ -166,6 +167,6 @@ def test_a_worker_that_knows_other_trials_makes_no_row(
     assert isinstance(tuned, OpenTuning)
     list(tuned.run())
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "worker"))
-    assert bench_maker.known(opened.maker, layer) != before
+    assert bench_maker.inputs_digest(opened.maker, layer) != before
     with pytest.raises(BackendUnavailable, match="both read the same CPEMBED_TUNE_DIR"):
         task[0](*task[1])

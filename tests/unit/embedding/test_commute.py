@@ -7,11 +7,15 @@ import pytest
 
 from cpembed.driver.named import default_dtypes
 from cpembed.driver.solve import solve
+from cpembed.embedding import commute
 from cpembed.embedding.checks import check_embedding
-from cpembed.embedding.commute import commuted, is_symmetric
+from cpembed.embedding.commute import Pairing, commuted, is_symmetric
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.embedding.search import find_embeddings
+from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, match_graphs
+from cpembed.embedding.search import find_embeddings, search_pairing
+from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Assignment, Computation
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import random_inputs
 from cpembed.transform.derive import derive
@@ -82,3 +86,25 @@ def test_element_types_may_fit_one_order_only() -> None:
     workload = workload.with_dtypes({"A": "int8", "X": "uint8"})
     result = solve(workload, "avx512_vnni", constraints="complete")
     assert result.embeddings[0].candidate.embedding.operands == {"A": "X", "B": "A", "C": "O"}
+
+
+@pytest.mark.parametrize("name, matched", [("strict", 1), ("complete", 2)])
+def test_each_order_is_matched_once(
+    monkeypatch: pytest.MonkeyPatch, name: str, matched: int
+) -> None:
+    orders: list[tuple[Assignment, ...]] = []
+
+    def counted(order: Computation, instruction: Instruction) -> EmbeddingProblem | LabelMismatch:
+        orders.append(order.statements)
+        return match_graphs(order, instruction)
+
+    monkeypatch.setattr(commute, "match_graphs", counted)
+    pairing = Pairing(
+        conv2d(n=1, c=8, h=4, w=9, k=8, r=1, s=1), load_hardware_spec("vta_8x8x8").instruction
+    )
+    constraints = load_constraint_set(name)
+    for _ in range(2):
+        result = search_pairing(pairing, constraints)
+        assert result.problem is not None
+        assert pairing.with_roles(result.problem.roles) == result.problem
+    assert len(orders) == len(set(orders)) == matched

@@ -12,7 +12,7 @@ from cpembed.errors import BackendUnavailable
 from cpembed.exploration.costing import Costing
 from cpembed.exploration.objectives import read_limits, read_objectives
 from cpembed.exploration.points import front_of
-from cpembed.exploration.sampled import SampledSearch
+from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Space, read_space
 from cpembed.exploration.store import Method
 from tests.unit.exploration.cases import exact, front, run, space, works
@@ -31,9 +31,7 @@ def search(made: Space, method: Method, trials: int, *limits: str, **more: objec
         costing,
         objectives,
         read_limits(limits),
-        method=method,
-        trials=trials,
-        **more,  # type: ignore[arg-type]
+        SamplingOptions(method=method, trials=trials, **more),  # type: ignore[arg-type]
     )
 
 

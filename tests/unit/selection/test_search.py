@@ -9,6 +9,7 @@ import pytest
 from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.result import silent
@@ -26,7 +27,7 @@ WEIGHTS = (Weights(1, 1), Weights(1, 0), Weights(0, 1), Weights(1, 50))
 def limited(
     workload: Computation, instruction: Instruction, constraints: ConstraintSet, top: int = 3
 ) -> LimitedSearch:
-    ranker = Ranker(workload, instruction, constraints, top, silent)
+    ranker = Ranker(Pairing(workload, instruction), constraints, top, silent)
     return LimitedSearch(ranker, SearchLimits(seconds=600))
 
 

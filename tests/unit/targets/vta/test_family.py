@@ -55,7 +55,9 @@ def analysis(words: str, *group: tuple[str, Value]) -> VtaAnalysis:
 def lowered(target: VtaTarget, workload: Computation, choice: Choice) -> LoweredVta:
     embedding = Embedding.from_json(choice.payload.embedding)
     candidate = derive_candidate(workload, target.spec.instruction, embedding)
-    return Nest.of(candidate.program, target.machine(workload)).lowered(choice.payload.schedule)
+    return Nest.from_program(candidate.program, target.machine(workload)).lowered(
+        choice.payload.schedule
+    )
 
 
 def target_of(made: Mapping[str, Value], folder: Path) -> VtaTarget:
@@ -137,7 +139,7 @@ def test_what_fits_is_what_lowers_and_no_buffer_changes_a_program(tmp_path: Path
         cycles: set[int] = set()
         for more in (0, 1):
             config = with_elements(target.config, [need + more for need in item.needs])
-            nest = Nest.of(program, replace(machine, config=config))
+            nest = Nest.from_program(program, replace(machine, config=config))
             image = nest.lowered(item.schedule).empty_image()
             cycles.add(time_program(image, target.memory).cycles)
         assert len(cycles) == 1
@@ -147,7 +149,7 @@ def test_what_fits_is_what_lowers_and_no_buffer_changes_a_program(tmp_path: Path
                 continue
             config = with_elements(target.config, holds)
             with pytest.raises(LoweringError, match="tiles take"):
-                Nest.of(program, replace(machine, config=config)).lowered(item.schedule)
+                Nest.from_program(program, replace(machine, config=config)).lowered(item.schedule)
 
 
 def with_elements(config: VtaConfig, logs: list[int]) -> VtaConfig:

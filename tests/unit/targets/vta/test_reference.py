@@ -105,7 +105,7 @@ def test_the_ranking_is_close_to_the_simulator() -> None:
     words, target = "conv2d n=1 c=64 h=28 w=28 k=64 r=3 s=3 pad=1", "vta_1x16x16"
     spec = load_hardware_spec(target)
     assert spec.machine is not None
-    memory = MemorySystem.of(spec.machine)
+    memory = MemorySystem.from_machine(spec.machine)
     tail = requantized_for(workload(words, target=target))
     nest = nest_of(words, target)
     ranked = ranked_knobs(nest, tail, 8, memory)

@@ -128,7 +128,7 @@ def test_other_machines_have_other_beats():
     # An element that fits a beat takes the wide path, a cycle shorter.
     assert duration(Load(Memory.INP, 0, 0, 1, 10, 10), wide) == 16 + 6 + 10
     given = MemoryInterface(clock_mhz=333, bus_bits=128, burst_beats=8, dram_delay_cycles=40)
-    assert MemorySystem.of(given) == MemorySystem(40, 128, 8)
+    assert MemorySystem.from_machine(given) == MemorySystem(40, 128, 8)
 
 
 @pytest.mark.parametrize("delay", [0, 16, 50])
