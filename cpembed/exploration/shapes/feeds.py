@@ -264,7 +264,7 @@ class RecordingModel(DigitModel):
             self.limits[axis] = min(self.limits.get(axis, count), count)
 
     def requires_extent(
-        self, option: DigitOption, extent: int, beside: Iterable[DigitOption] = ()
+        self, option: DigitOption, extent: int, partner_options: Iterable[DigitOption] = ()
     ) -> None:
-        if not beside:
+        if not partner_options:
             self.sole_digits.add(option)
