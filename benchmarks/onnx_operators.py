@@ -249,14 +249,14 @@ among them operators that are written out by their definition, {_counted(several
     rows: list[tuple[object, ...]] = []
     for name in sorted(by_operator, key=lambda name: ("." in name, name)):
         group = by_operator[name]
-        own = Counter(row.form for row in group)
+        forms = Counter(row.form for row in group)
         reasons = Counter(_shortened(row.reason) for row in group if not row.form)
         refused = "; ".join(
             f"{count}: {reason}"
             for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
         )
-        constant = len(group) - own["as published"] - own[""]
-        rows.append((name, len(group), own["as published"], constant or "", refused))
+        constant = len(group) - forms["as published"] - forms[""]
+        rows.append((name, len(group), forms["as published"], constant or "", refused))
     head = ("operator", "cases", "computed", "with constants", "refused")
     return "\n".join([*text.splitlines(), "", *table(head, rows), ""])
 

@@ -90,7 +90,15 @@ class Case:
 
 
 def cases(suites: Sequence[str], targets: Sequence[str], count: int) -> Iterator[Case]:
-    """Yield the commands: layers spread evenly over each suite, on every target."""
+    """Yield the commands: layers spread evenly over each suite, on every target.
+
+    Parameters
+    ----------
+    suites, targets : sequence of str
+        Names of suites and targets.
+    count : int
+        Number of layers of each suite.
+    """
     for name in suites:
         layers = suite(name)
         step = max(1, len(layers) // count)
@@ -142,7 +150,15 @@ def answer(checkout: Path, case: Case) -> dict[str, Any]:
 
 
 def differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
-    """Yield the places at which two documents differ, volatile members left out."""
+    """Yield the places at which two documents differ, volatile members left out.
+
+    Parameters
+    ----------
+    before, after : Any
+        Documents of JSON's types.
+    place : str
+        Path of the documents in those that contain them.
+    """
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after} - VOLATILE):
             if key not in before or key not in after:

@@ -40,7 +40,7 @@ from cpembed.graph.graph import Graph, evaluate
 PAGE = Path(__file__).parent.parent / "docs" / "torch-operators.md"
 ELEMENT_TYPES = (torch.float32, torch.int64, torch.bool)
 SAMPLES = 2
-"""Of an operator and an element type, the first and the last of those that the database has."""
+"""Number of samples of an operator and an element type: the database's first and last."""
 TOLERANCE = 2e-5
 """Relative to an element, or to the largest element of a result."""
 UNDEFINED = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
@@ -192,7 +192,17 @@ def evaluated(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[np.ndarray]
 
 
 def compare(results: Sequence[np.ndarray], tensors: Sequence[torch.Tensor], elements: bool) -> str:
-    """What differs, in words; nothing where all is equal."""
+    """Return what differs, in a sentence; an empty text if all is equal.
+
+    Parameters
+    ----------
+    results : sequence of numpy.ndarray
+        Results of the graph.
+    tensors : sequence of torch.Tensor
+        Results of PyTorch.
+    elements : bool
+        Whether elements are compared, not only types and shapes.
+    """
     if len(results) != len(tensors):
         return f"{len(results)} results for {len(tensors)}"
     for number, (result, tensor) in enumerate(zip(results, tensors, strict=True)):

@@ -97,9 +97,11 @@ def command(
     name = values["name"] or "kernel"
     options = options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
     require_one(rank=options.rank is not None, id=options.identifier is not None)
-    asked = subject(words, target, options)
+    resolved = subject(words, target, options)
     with ProgressLine() as progress:
-        result = build(asked.workload, asked.target, folder, asked.options, progress=progress)
+        result = build(
+            resolved.workload, resolved.target, folder, resolved.options, progress=progress
+        )
     if isinstance(result, SolveResult):
         return print_solved(result, as_json=as_json, verbose=verbose)
     print_notes(result.chosen.solved)

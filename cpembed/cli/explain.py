@@ -71,16 +71,16 @@ def command(
     from cpembed.driver.explain import Explanation, explain, explain_chosen
     from cpembed.driver.request import Request
 
-    asked = subject(words, target, options)
+    resolved = subject(words, target, options)
     with ProgressLine() as progress:
-        candidate = shared(asked.options, CandidateOptions)
+        candidate = shared(resolved.options, CandidateOptions)
         if chosen:
             kernel = KernelOptions(**candidate)
-            request = Request(asked.workload, asked.target, kernel, progress=progress)
+            request = Request(resolved.workload, resolved.target, kernel, progress=progress)
             result = explain_chosen(request, options.method)
         else:
             result = explain(
-                asked.workload, asked.target, CandidateOptions(**candidate), progress=progress
+                resolved.workload, resolved.target, CandidateOptions(**candidate), progress=progress
             )
     if not isinstance(result, Explanation):
         for path in (svg, html):
@@ -99,7 +99,7 @@ def command(
 
 
 def _draw(explanation: Explanation, svg: Path | None, html: Path | None) -> None:
-    """Write the files that were asked for."""
+    """Write the drawing into the files that are asked for."""
     if svg is None and html is None:
         return
     from cpembed.files import write_whole

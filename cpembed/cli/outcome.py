@@ -96,8 +96,17 @@ def print_notes(result: SolveResult) -> None:
 
 
 def say_missing(missing: Sequence[str], backend: BackendName, stood_in: str) -> int:
-    """Where portable code stands in for the instruction and was not asked for, say on stderr what
-    is missing and what that means (``stood_in``); the exit code."""
+    """Say on stderr that portable code stands in for the instruction, and return the exit code.
+
+    Parameters
+    ----------
+    missing : sequence of str
+        What keeps the instruction from being used; nothing is said if it is empty.
+    backend : str
+        Back end that was asked for; nothing is said if portable code was.
+    stood_in : str
+        Consequence for the result, the end of the message.
+    """
     if not missing or backend == "generic":
         return 0
     message(f"{'; '.join(missing)}: {stood_in}")

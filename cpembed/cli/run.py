@@ -64,9 +64,9 @@ def command(
 
     options = options_from(RunOptions, values)
     require_one(rank=options.rank is not None, id=options.identifier is not None)
-    asked = subject(words, target, options)
+    resolved = subject(words, target, options)
     with ProgressLine() as progress:
-        result = run(asked.workload, asked.target, asked.options, progress=progress)
+        result = run(resolved.workload, resolved.target, resolved.options, progress=progress)
     if isinstance(result, SolveResult):
         return print_solved(result, as_json=as_json, verbose=verbose)
     # The result comes last: whoever reads it may leave while it is printed.

@@ -81,19 +81,19 @@ def command(
         if pareto:
             excluded = "--pareto weighs no times: leave out --estimate, --machine and --rank-by"
             raise click.UsageError(excluded, click.get_current_context())
-        asked = subject(words, target, options)
-        return _estimated(asked, as_json=as_json, verbose=verbose)
+        resolved = subject(words, target, options)
+        return _estimated(resolved, as_json=as_json, verbose=verbose)
     from cpembed.driver.pareto import ParetoResult
     from cpembed.driver.solve import solve
     from cpembed.selection.pareto import front
 
     search = SolveOptions(top=count, **shared(options, SearchOptions))
-    asked = subject(words, target, search)
+    resolved = subject(words, target, search)
     with ProgressLine() as progress:
         result = solve(
-            asked.workload,
-            asked.target,
-            asked.options,
+            resolved.workload,
+            resolved.target,
+            resolved.options,
             keep=front if pareto else None,
             progress=progress,
         )
@@ -108,12 +108,12 @@ def command(
     return print_result(ParetoResult(result), result, report, as_json=as_json)
 
 
-def _estimated(asked: Subject, *, as_json: bool, verbose: bool) -> int:
+def _estimated(resolved: Subject, *, as_json: bool, verbose: bool) -> int:
     """Print the candidates with their times."""
     from cpembed.driver.estimate import estimate
 
     with ProgressLine() as progress:
-        result = estimate(asked.workload, asked.target, asked.options, progress=progress)
+        result = estimate(resolved.workload, resolved.target, resolved.options, progress=progress)
     if not result.solved.embeddings and not as_json:
         return print_solved(result.solved, as_json=False, verbose=verbose)
 

@@ -74,21 +74,21 @@ def command(
     from cpembed.tuning.records import WIDEST
 
     # The widest set decides the element types where none is named; it stays unnamed.
-    asked = subject(words, target, replace(options, constraints=options.constraints or WIDEST))
-    require_tunable(asked.target)
+    resolved = subject(words, target, replace(options, constraints=options.constraints or WIDEST))
+    require_tunable(resolved.target)
     if options.constraints is None:
-        asked = replace(asked, options=options)
+        resolved = replace(resolved, options=options)
     with workers_of() as executing:
-        return _tune(asked, executing, as_json=as_json)
+        return _tune(resolved, executing, as_json=as_json)
 
 
-def _tune(asked: Subject, workers: Workers, *, as_json: bool) -> int:
+def _tune(resolved: Subject, workers: Workers, *, as_json: bool) -> int:
     from cpembed.driver.result import SolveResult
     from cpembed.driver.tune import open_tuning
 
     with ProgressLine() as progress:
         opened = open_tuning(
-            asked.workload, asked.target, asked.options, workers=workers, progress=progress
+            resolved.workload, resolved.target, resolved.options, workers=workers, progress=progress
         )
     if isinstance(opened, SolveResult):
         return print_solved(opened, as_json=as_json)
@@ -118,29 +118,29 @@ def _tune(asked: Subject, workers: Workers, *, as_json: bool) -> int:
 def _show(
     words: tuple[str, ...], target: str | None, database: Path | None, *, as_json: bool
 ) -> int:
-    """Print what is kept; of a workload where one is named."""
+    """Print the tuning records, of one workload if it is named."""
     from cpembed.driver.named import hardware_spec
     from cpembed.report import tune as report
     from cpembed.targets.registry import stored_tunings
     from cpembed.tuning.database import default_directory, workload_key
     from cpembed.tuning.records import WIDEST
 
-    found = stored_tunings(database)
+    files = stored_tunings(database)
     if target is not None:
         spec = hardware_spec(target)
         # What another target runs in its place is kept under that one's name.
         names = (spec.name, *spec.alternatives)
-        found = [file for file in found if file.key["target"] in names]
+        files = [file for file in files if file.key["target"] in names]
     if words:
         if target is None:
             context = click.get_current_context()
             raise click.UsageError("Missing '--target': it types the WORKLOAD", context)
-        wanted = workload_key(subject(words, target, TuneOptions(constraints=WIDEST)).workload)
-        found = [file for file in found if file.key["workload"] == wanted]
+        key = workload_key(subject(words, target, TuneOptions(constraints=WIDEST)).workload)
+        files = [file for file in files if file.key["workload"] == key]
     if as_json:
-        print_json(report.stored_json(found))
-    elif found:
-        print_text(*report.stored_report(found))
+        print_json(report.stored_json(files))
+    elif files:
+        print_text(*report.stored_report(files))
     else:
         message(f"nothing is kept in {database or default_directory()}")
     return 0
