@@ -6,7 +6,7 @@ Tests are: they say what they are skipped for.
 from importlib.util import find_spec
 
 _MODULES = {
-    "distributed": ("cpembed/cluster/warming.py",),
+    "distributed": ("cpembed/runtime/cluster/warming.py",),
     "torch": (
         "cpembed/frontends/torch/*.py",
         "tests/unit/frontends/torch/[!t]*.py",

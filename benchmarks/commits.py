@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.files import write_whole
-from cpembed.measure.environment import machine, versions
+from cpembed.runtime.measurement.environment import machine, versions
 
 OUTPUT = Path(__file__).with_suffix(".json")
 

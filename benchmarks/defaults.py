@@ -24,8 +24,8 @@ from typing import Any
 
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
-from cpembed.measure.environment import provenance, provenance_lines
-from cpembed.worker import IN_PROCESS_VARIABLE
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
+from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.workloads.suites import suite
 
 HERE = Path(__file__).resolve().parent

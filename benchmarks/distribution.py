@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 DIFFERS = ("seconds", "date")

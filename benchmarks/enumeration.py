@@ -33,7 +33,7 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.transform.derive import LayoutCache, derive
 from cpembed.transform.proof import SharedLemmas, require
 from cpembed.workloads.suites import layer

@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.measure.environment import machine, provenance, provenance_lines
+from cpembed.runtime.measurement.environment import machine, provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("unit16", "resnet50", "deepbench", "gemm")
@@ -120,11 +120,11 @@ def expanded(only: str) -> list[int]:
 
 
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
-    from cpembed.baselines.base import NotCovered, Subject
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
     from cpembed.driver.request import Request
     from cpembed.ir.reference import random_inputs
+    from cpembed.runtime.baselines.base import NotCovered, Subject
 
     workload = layer.workload(("float32", "float32"), layout)
     plan = choose(Request(workload, target, KernelOptions(untuned=True))).plan
@@ -245,7 +245,7 @@ def choice_of(workload: Any, target: str, most: int | None) -> Row:
 
 def whole_call(kernel: Any, inputs: Any) -> Any:
     """A call that packs and unpacks what is not packed ahead."""
-    from cpembed.kernel.packing import packed_before
+    from cpembed.codegen.packing import packed_before
 
     packed = {name: kernel.pack(name, inputs[name]) for name in kernel.input_names}
     output = kernel.execute(packed)

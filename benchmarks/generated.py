@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import compile_plan, empty
 from cpembed.graph.kinds import (
     Apply,
     Concat,
@@ -33,10 +35,8 @@ from cpembed.graph.kinds import (
     TensorType,
     Transpose,
 )
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.runtime import compile_plan, empty
-from cpembed.network.generated import Placed, bytes_moved, conversion_plan, generated_plan
 from cpembed.network.layout import Layout
+from cpembed.network.operators import Placed, bytes_moved, conversion_plan, generated_plan
 
 _SECONDS = 0.2
 """For which a kernel is called."""

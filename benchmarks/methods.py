@@ -86,7 +86,6 @@ def layers(suites: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 def measured(layer: Any, target: str, rounds: int) -> Row:
     """Errors, times and ratios of one layer."""
-    from cpembed.baselines.base import NotCovered, Subject
     from cpembed.driver.methods import fastest
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
@@ -94,8 +93,9 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     from cpembed.driver.request import Request
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
-    from cpembed.measure.interleaved import OUR_POOL, Work, time_interleaved
-    from cpembed.measure.runner import wall_clock
+    from cpembed.runtime.baselines.base import NotCovered, Subject
+    from cpembed.runtime.measurement.interleaved import OUR_POOL, Work, time_interleaved
+    from cpembed.runtime.measurement.runner import wall_clock
     from cpembed.targets.registry import open_target
 
     workload = layer.workload("float32", LAYOUT)
@@ -142,8 +142,8 @@ def prepared(
     from cpembed.driver.run_method import built, judged
     from cpembed.errors import LoweringError, WorkloadError
     from cpembed.ir.reference import reference
-    from cpembed.methods.im2col import explicit
     from cpembed.targets.choice import built_first
+    from cpembed.transform.methods.im2col import explicit
 
     workload = asked.workload
     wide = workload.with_dtypes({operand.name: "float64" for operand in workload.operands})
@@ -185,7 +185,7 @@ def geometric(values: list[float]) -> float:
 
 
 def write(document: Row, path: Path) -> None:
-    from cpembed.measure.environment import provenance
+    from cpembed.runtime.measurement.environment import provenance
 
     document.update(provenance())
     path.write_text(json.dumps(document, indent=1) + "\n")
@@ -193,7 +193,7 @@ def write(document: Row, path: Path) -> None:
 
 
 def page(document: Row) -> str:
-    from cpembed.measure.environment import provenance_lines
+    from cpembed.runtime.measurement.environment import provenance_lines
 
     rows = document["rows"]
     lines = [
@@ -278,7 +278,7 @@ def errors(rows: list[Row]) -> list[str]:
     names = [name for name in METHODS if name != "explicit"]
     lines = [
         "Largest error against float64 over the largest output, and in brackets over the bound of",
-        "the tile size (`cpembed.methods.accuracy.bound`):",
+        "the tile size (`cpembed.transform.methods.accuracy.bound`):",
         "",
         "| layer | " + " | ".join(names) + " |",
         "| --- |" + " ---: |" * len(names),

@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from cpembed.measure.environment import provenance_lines
+from cpembed.runtime.measurement.environment import provenance_lines
 
 OURS = "cpembed"
 

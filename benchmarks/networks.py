@@ -37,8 +37,8 @@ import numpy as np
 from benchmarks.network_runtimes import PLAIN, RUNTIMES
 from benchmarks.network_tables import OURS, markdown
 from cpembed.files import write_whole
-from cpembed.measure.environment import provenance
-from cpembed.measure.interleaved import BUSY, ENOUGH
+from cpembed.runtime.measurement.environment import provenance
+from cpembed.runtime.measurement.interleaved import BUSY, ENOUGH
 
 HERE = Path(__file__).resolve().parent
 REFERENCE = "onnxruntime"

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 COMMANDS = (

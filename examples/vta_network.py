@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax import op
 
-import cpembed.tvm
+import cpembed.integrations.tvm
 
 IMAGE = (1, 3, 32, 32)
 SEED = 0
@@ -64,7 +64,7 @@ def run(module: tvm.IRModule, image: NDArray[np.int8]) -> NDArray[np.int32]:
 
 def main() -> None:
     module = network()
-    offload = cpembed.tvm.offload("vta_1x16x16")
+    offload = cpembed.integrations.tvm.offload("vta_1x16x16")
     on_vta = offload(module)
     print(offload.report)
     image = np.random.default_rng(SEED + 1).integers(-128, 128, IMAGE, dtype=np.int8)

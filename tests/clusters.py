@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cpembed.cluster.library import require_distributed
-from cpembed.worker import IN_PROCESS_VARIABLE
+from cpembed.runtime.cluster.library import require_distributed
+from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.worker import IN_PROCESS_VARIABLE
+from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 
 # What a test replaces is replaced where kernels are built and run; tests of the worker, and of
 # command lines in a process of their own, say otherwise.

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue
+from cpembed.codegen.packing import packed_before
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
@@ -17,10 +20,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.interpreter import Array
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.epilogue import PROCESSOR_RESULT_TYPES, Epilogue
-from cpembed.kernel.packing import packed_before
-from cpembed.measure.verification import Expected, Verification
+from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.solve import solve
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.registry import open_target
-from cpembed.tuning.space import Scored, Space
 
 CONSTRAINTS = "fused"
 """The set whose embeddings are families: each instruction axis an axis, or several fused."""

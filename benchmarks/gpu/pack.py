@@ -22,7 +22,7 @@ from benchmarks.gpu.choosing import select
 from benchmarks.gpu.suites import SUITES, PackedLayer, layers
 from cpembed.cli.output import Bar
 from cpembed.errors import CpembedError, LoweringError
-from cpembed.measure.environment import provenance
+from cpembed.runtime.measurement.environment import provenance
 
 HERE = Path(__file__).resolve().parent
 

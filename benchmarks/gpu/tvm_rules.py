@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpembed.codegen import runtime
 from cpembed.errors import CpembedError, LoweringError
-from cpembed.kernel import runtime
 from cpembed.targets.cuda.build import cuda_target
 from cpembed.targets.cuda.save import ARCHITECTURES
 

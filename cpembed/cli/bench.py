@@ -28,8 +28,8 @@ from cpembed.cli.terminal import write
 from cpembed.driver.options import BenchOptions
 
 if TYPE_CHECKING:
-    from cpembed.cluster import Workers
     from cpembed.driver.bench import Bench
+    from cpembed.runtime.cluster import Workers
     from cpembed.workloads.suites import Layer
 
 

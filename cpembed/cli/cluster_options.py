@@ -15,10 +15,10 @@ from cpembed.cli.options import combined, require_one
 from cpembed.cli.output import message
 
 if TYPE_CHECKING:
-    from cpembed.cluster import Workers
-    from cpembed.cluster.connection import Tls
+    from cpembed.runtime.cluster import Workers
+    from cpembed.runtime.cluster.connection import Tls
 
-_PREFIX = "cpembed.cluster."
+_PREFIX = "cpembed.runtime.cluster."
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -69,12 +69,12 @@ workers_options: Callable[[Any], Any] = combined(
 
 def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
     """What was asked for by :data:`workers_options`, to be used as a context manager; ``measures``
-    and ``compiles`` as for :func:`~cpembed.cluster.open_workers`."""
+    and ``compiles`` as for :func:`~cpembed.runtime.cluster.open_workers`."""
     workers, cluster, tls = _value("workers"), _value("cluster"), certificates()
     require_one(workers=workers is not None, cluster=cluster is not None)
-    from cpembed.cluster import open_workers
-    from cpembed.cluster.address import scheduler_address
-    from cpembed.cluster.connection import exposed
+    from cpembed.runtime.cluster import open_workers
+    from cpembed.runtime.cluster.address import scheduler_address
+    from cpembed.runtime.cluster.connection import exposed
 
     if cluster is not None:
         why = exposed(scheduler_address(cluster, "tls" if tls.is_given else "tcp"))
@@ -85,6 +85,6 @@ def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
 
 def certificates() -> Tls:
     """What was given by :data:`tls_options`."""
-    from cpembed.cluster.connection import Tls
+    from cpembed.runtime.cluster.connection import Tls
 
     return Tls(_value("tls_ca_file"), _value("tls_cert"), _value("tls_key"))

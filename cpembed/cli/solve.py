@@ -83,9 +83,9 @@ def command(
             raise click.UsageError(excluded, click.get_current_context())
         resolved = subject(words, target, options)
         return _estimated(resolved, as_json=as_json, verbose=verbose)
+    from cpembed.cost.pareto import front
     from cpembed.driver.pareto import ParetoResult
     from cpembed.driver.solve import solve
-    from cpembed.selection.pareto import front
 
     search = SolveOptions(top=count, **shared(options, SearchOptions))
     resolved = subject(words, target, search)

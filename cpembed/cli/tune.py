@@ -27,8 +27,8 @@ from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_tex
 from cpembed.driver.options import TuneOptions
 
 if TYPE_CHECKING:
-    from cpembed.cluster import Workers
     from cpembed.driver.tune import OpenTuning
+    from cpembed.runtime.cluster import Workers
 
 
 @click.command(cls=Subcommand)
@@ -71,7 +71,7 @@ def command(
             f"Missing {missing}: only --show goes without", click.get_current_context()
         )
     from cpembed.driver.tune import require_tunable
-    from cpembed.tuning.records import WIDEST
+    from cpembed.runtime.tuning.records import WIDEST
 
     # The widest set decides the element types where none is named; it stays unnamed.
     resolved = subject(words, target, replace(options, constraints=options.constraints or WIDEST))
@@ -121,9 +121,9 @@ def _show(
     """Print the tuning records, of one workload if it is named."""
     from cpembed.driver.named import hardware_spec
     from cpembed.report import tune as report
+    from cpembed.runtime.tuning.database import default_directory, workload_key
+    from cpembed.runtime.tuning.records import WIDEST
     from cpembed.targets.registry import stored_tunings
-    from cpembed.tuning.database import default_directory, workload_key
-    from cpembed.tuning.records import WIDEST
 
     files = stored_tunings(database)
     if target is not None:

@@ -41,8 +41,8 @@ def command(*, address: str, measure: bool, slots: int | None) -> int:
         raise click.UsageError(
             "--measure does one task at a time: leave --slots out", click.get_current_context()
         )
-    from cpembed.cluster.identity import cores
-    from cpembed.cluster.joining import Joining, join
+    from cpembed.runtime.cluster.identity import cores
+    from cpembed.runtime.cluster.joining import Joining, join
 
     joining = Joining(address, slots or (1 if measure else cores()), measure, certificates())
     interrupted = join(joining, message)

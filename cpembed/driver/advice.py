@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import with_exchanged_types
 from cpembed.driver.options import SolveOptions
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
@@ -22,7 +23,6 @@ from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.resources import hardware_spec_files
-from cpembed.selection.ranking import RankedCandidate
 
 POOR = 0.5
 """Threshold of the utilisation below which another order of the factors, or another target, is

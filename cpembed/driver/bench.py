@@ -22,9 +22,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from cpembed import worker
-from cpembed.cluster import Workers
-from cpembed.cluster.base import ThisProcess
+from cpembed.codegen.epilogue import RESULT_TYPES
 from cpembed.driver.bench_baselines import (
     check_comparable,
     check_output_applies,
@@ -41,10 +39,12 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.epilogue import RESULT_TYPES
-from cpembed.measure.environment import machine, provenance, source_digest, versions
-from cpembed.measure.results import ResultStore, default_directory
-from cpembed.measure.runner import ATTEMPTS, NOISE
+from cpembed.runtime import worker
+from cpembed.runtime.cluster import Workers
+from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.measurement.environment import machine, provenance, source_digest, versions
+from cpembed.runtime.measurement.results import ResultStore, default_directory
+from cpembed.runtime.measurement.runner import ATTEMPTS, NOISE
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import Layer
@@ -162,7 +162,7 @@ class Bench:
         Raises
         ------
         CpembedError
-            As :meth:`~cpembed.cluster.Workers.outcomes` does.
+            As :meth:`~cpembed.runtime.cluster.Workers.outcomes` does.
         """
         pending = self.pending
         if workers is None or isinstance(workers, ThisProcess):

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cpembed.baselines.base import Baseline, NotCovered, Subject
-from cpembed.baselines.comparison import Comparison, compare_interleaved
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.options import BackendName
 from cpembed.driver.run_result import RunResult
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.measure.runner import Quantiles
 from cpembed.provenance import Provenance
+from cpembed.runtime.baselines.base import Baseline, NotCovered, Subject
+from cpembed.runtime.baselines.comparison import Comparison, compare_interleaved
+from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.stores import Natural, Time
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
@@ -139,7 +139,7 @@ def open_baselines(
 
 
 class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Interleaved times of a kernel and a baseline (:mod:`cpembed.baselines`).
+    """Interleaved times of a kernel and a baseline (:mod:`cpembed.runtime.baselines`).
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
         the samples if enough rounds remain.
     noisy : bool
         True if other processes used too much, or a ratio varied too much, for the ratios to mean
-        anything (:class:`~cpembed.measure.interleaved.Interleaved`).
+        anything (:class:`~cpembed.runtime.measurement.interleaved.Interleaved`).
     """
 
     missing: str | None = None

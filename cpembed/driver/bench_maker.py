@@ -14,9 +14,7 @@ from typing import Any
 
 import msgspec
 
-from cpembed import worker
-from cpembed.baselines.base import Baseline, Subject
-from cpembed.cluster import Task, Workers
+from cpembed.codegen.epilogue import Epilogue, Storing
 from cpembed.driver.bench_baselines import BaselineRow, baseline_row
 from cpembed.driver.bench_layers import layer_workload
 from cpembed.driver.bench_rows import (
@@ -39,11 +37,13 @@ from cpembed.errors import BackendUnavailable, CpembedError, CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Epilogue, Storing
 from cpembed.provenance import Provenance
+from cpembed.runtime import worker
+from cpembed.runtime.baselines.base import Baseline, Subject
+from cpembed.runtime.cluster import Task, Workers
+from cpembed.runtime.tuning.records import Lookup, Record, best_record
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
-from cpembed.tuning.records import Lookup, Record, best_record
 from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
 

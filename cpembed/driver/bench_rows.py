@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.bench_baselines import BaselineRow
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError, InvariantError
-from cpembed.measure.runner import Quantiles
 from cpembed.provenance import Provenance
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.measurement.runner import Quantiles
+from cpembed.runtime.tuning.records import TunedChoice
 from cpembed.stores import Count, Natural, Positive, Time
-from cpembed.tuning.records import TunedChoice
 
 
 class Seconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,7 +178,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         Reasons why portable code ran in place of the instruction.
     noisy : bool
         True if other work on the machine disturbed the times, see
-        :class:`~cpembed.measure.runner.Timing`.
+        :class:`~cpembed.runtime.measurement.runner.Timing`.
     peak_share : float, optional
         ``gops`` over the rate of the instruction on operands in registers; None if that is unknown.
     whole_us : Quantiles, optional

@@ -21,7 +21,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed import worker
+from cpembed.codegen.compiled import described
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.host_cpu import cpu_features, needed_features
+from cpembed.codegen.packing import packed_before
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import compile_host_object, compile_object
 from cpembed.driver.build_method import LibraryOptions, build_method
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.methods import chosen_method
@@ -43,17 +48,12 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.compiled import described
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.host_cpu import cpu_features, needed_features
-from cpembed.kernel.packing import packed_before
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.runtime import compile_host_object, compile_object
-from cpembed.measure.runner import Quantiles, time_work
-from cpembed.measure.verification import Expected, Verification
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.runner import Quantiles, time_work
+from cpembed.runtime.measurement.verification import Expected, Verification
+from cpembed.steps import step
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.verification import verified, worst_judged
-from cpembed.worker import step
 
 _ROUNDS, _ROUND_MS = 9, 5.0
 """Rounds, and milliseconds of each, to time a library: enough for the order of its time."""

@@ -10,7 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed import worker
+from cpembed.codegen.compiled import described
+from cpembed.codegen.host_cpu import cpu_features, needed_features
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import compile_host_object
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.plan import MethodChoice
 from cpembed.driver.run_method import judged
@@ -21,14 +24,11 @@ from cpembed.export.loader import Library
 from cpembed.export.method import method_program
 from cpembed.export.program import CompiledObject, Program
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.compiled import described
-from cpembed.kernel.host_cpu import cpu_features, needed_features
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.runtime import compile_host_object
-from cpembed.measure.runner import Quantiles, time_work
-from cpembed.measure.verification import Verification
-from cpembed.methods.rewritten import Rewritten
-from cpembed.worker import step
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.runner import Quantiles, time_work
+from cpembed.runtime.measurement.verification import Verification
+from cpembed.steps import step
+from cpembed.transform.methods.rewritten import Rewritten
 
 _ROUNDS, _ROUND_MS = 5, 10.0
 """Rounds, and milliseconds of each, to time a library: enough for the order of its time."""

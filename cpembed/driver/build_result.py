@@ -9,8 +9,8 @@ from typing import Any
 from cpembed.driver.plan import MethodChoice, Selection
 from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation
-from cpembed.measure.runner import Quantiles
-from cpembed.measure.verification import Verification
+from cpembed.runtime.measurement.runner import Quantiles
+from cpembed.runtime.measurement.verification import Verification
 from cpembed.targets.choice import Choice
 
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from cpembed.cost.candidate import Candidate, derive_candidate
+from cpembed.cost.overheads import overheads
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.options import KernelOptions, SearchOptions
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.driver.request import Request, considered
@@ -27,13 +30,10 @@ from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.selection.candidate import Candidate, derive_candidate
-from cpembed.selection.overheads import overheads
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.tuning.database import workload_key
+from cpembed.runtime.tuning.records import WIDEST, Record, first_proven
 from cpembed.targets.registry import stored_tunings
 from cpembed.transform.proof import require
-from cpembed.tuning.database import workload_key
-from cpembed.tuning.records import WIDEST, Record, first_proven
 
 _INITIAL_WINDOW, _WINDOW_GROWTH = 8, 8
 """Initial window of the ranking to scan for a candidate's place, and its growth factor."""

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpembed.codegen.packing import packed_before
+from cpembed.cost.machine.estimate import Estimate, estimate_program, machine_of
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import EstimateOptions, RankBy, merged
 from cpembed.driver.presets import best_of
@@ -21,9 +24,6 @@ from cpembed.errors import SpecError, TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
-from cpembed.kernel.packing import packed_before
-from cpembed.machine.estimate import Estimate, estimate_program, machine_of
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.time_limit import Clock
 from cpembed.transform.program import DerivedProgram
 

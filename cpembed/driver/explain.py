@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.advice import pick
 from cpembed.driver.candidate_id import identified
 from cpembed.driver.named import hardware_spec
@@ -22,7 +23,6 @@ from cpembed.driver.solve import Progress, solve
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.layout_builder import original_layout as before_rewrites
 from cpembed.transform.program import DerivedProgram, PackedOperand, Rewrite
 

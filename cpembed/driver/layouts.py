@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from cpembed import worker
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.estimate import described_estimate
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times, run_bytes
 from cpembed.driver.named import hardware_spec
@@ -23,7 +23,7 @@ from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
 from cpembed.errors import CpembedError, CrashError, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime import worker
 from cpembed.workloads.convolutions import block_of
 from cpembed.workloads.family import OperatorFamily
 from cpembed.workloads.operators import find_operator, operator_names

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cpembed import worker
 from cpembed.driver.across import Figure, Time
 from cpembed.driver.estimate import described_estimate
 from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
@@ -26,8 +25,8 @@ from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
-from cpembed.worker import step
-from cpembed.worker.steps import SLOWEST
+from cpembed.runtime import worker
+from cpembed.steps import SLOWEST, step
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.methods.accuracy import UNIT_ROUNDOFF
-from cpembed.methods.convolution import as_convolution
-from cpembed.methods.im2col import explicit
-from cpembed.methods.rewritten import Rewritten
-from cpembed.methods.winograd import winograd
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan, Methods
+from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF
+from cpembed.transform.methods.convolution import as_convolution
+from cpembed.transform.methods.im2col import explicit
+from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.winograd import winograd
 
 _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
     "explicit": explicit,

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 if TYPE_CHECKING:
+    from cpembed.codegen.epilogue import Storing
     from cpembed.embedding.constraint_set import ConstraintSet, Weights
-    from cpembed.kernel.epilogue import Storing
 
 BackendName = Literal["auto", "native", "generic"]
 MethodName = Literal["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]
@@ -214,7 +214,7 @@ class KernelOptions(CandidateOptions):
     @property
     def storing(self) -> Storing:
         """Output of the kernel, before a target gives it a form of its own."""
-        from cpembed.kernel.epilogue import Storing
+        from cpembed.codegen.epilogue import Storing
 
         return Storing(self.output, self.shift, self.bias, self.scale, self.relu)
 

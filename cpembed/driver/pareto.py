@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.cost.pareto import front, objectives
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress, solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.selection.pareto import front, objectives
-from cpembed.selection.ranking import RankedCandidate
 
 
 @dataclass(frozen=True)

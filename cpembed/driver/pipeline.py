@@ -43,6 +43,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.advice import POOR, pick
 from cpembed.driver.candidate_id import identified
 from cpembed.driver.plan import Plan, Selection, Substitution
@@ -54,13 +55,12 @@ from cpembed.driver.solve import Progress, constraint_set, explained
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.result import silent
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.tuning.records import Lookup, tuned
+from cpembed.steps import step
 from cpembed.targets.choice import Choice, built_first, choices
 from cpembed.targets.registry import open_target
 from cpembed.targets.verification import verified
 from cpembed.time_limit import Clock
-from cpembed.tuning.records import Lookup, tuned
-from cpembed.worker import step
 
 _TIMED_CALLS = 10
 """Calls of a kernel so slow that a round is one call, which its time limit allows for."""

@@ -7,18 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cpembed.codegen.epilogue import Storing
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.request import SUMS, AnyTarget
 from cpembed.driver.result import SolveResult
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Storing
-from cpembed.methods.rewritten import Rewritten
-from cpembed.methods.winograd import Winograd
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.tuning.records import TunedChoice
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan
 from cpembed.targets.portable import PortableTarget
-from cpembed.tuning.records import TunedChoice
+from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.winograd import Winograd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class MethodError:
         Largest output in size.
     bound : float
         Largest bound of the method for data of these magnitudes
-        (:func:`~cpembed.methods.accuracy.bound`).
+        (:func:`~cpembed.transform.methods.accuracy.bound`).
     """
 
     largest: float

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from cpembed.cost.use_bound import utilisation_bound
 from cpembed.driver.options import SearchOptions
 from cpembed.driver.result import OtherSet, SolveResult
 from cpembed.embedding.commute import exchanged_problems, fitting_order
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.selection.use_bound import utilisation_bound
 from cpembed.time_limit import OutOfTime, within
 
 DEFAULT_CONSTRAINTS = "in_place_padded"

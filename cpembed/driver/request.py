@@ -7,6 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from cpembed.codegen.epilogue import Storing
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.result import SolveResult
@@ -15,8 +17,6 @@ from cpembed.embedding.constraint_set import Weights
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Storing
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.base import Target
 from cpembed.targets.portable import PORTABLE, PortableTarget
 from cpembed.targets.registry import open_target

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.result import SearchEffort, Seconds
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.selection.ranking import RankedCandidate
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-from cpembed import worker
 from cpembed.driver.methods import chosen_method
 from cpembed.driver.options import RunOptions, merged
 from cpembed.driver.pipeline import Files, execute
@@ -30,6 +29,7 @@ from cpembed.embedding.result import silent
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.runtime import worker
 
 
 def run(

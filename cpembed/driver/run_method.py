@@ -10,15 +10,15 @@ import numpy as np
 from cpembed.driver.plan import Compared, MethodChoice, MethodError
 from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.measure.verification import Expected, Verification
-from cpembed.methods.accuracy import UNIT_ROUNDOFF, bound, roundings, running_bound
-from cpembed.methods.convolution import Array
-from cpembed.methods.rewritten import Rewritten
-from cpembed.methods.winograd import Winograd
+from cpembed.runtime.measurement.verification import Expected, Verification
+from cpembed.steps import step
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.methods import MethodArtifact
 from cpembed.targets.verification import worst_judged
-from cpembed.worker import step
+from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF, bound, roundings, running_bound
+from cpembed.transform.methods.convolution import Array
+from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.winograd import Winograd
 
 _TIMED_CALLS = 10
 """Number of calls that time a method so slow that each round is one call of its parts or all."""

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.plan import Compared, MethodError, Substitution
 from cpembed.driver.request import AnyTarget
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.measure.runner import Timing
-from cpembed.measure.verification import Verification
 from cpembed.provenance import Provenance
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.measurement.verification import Verification
 from cpembed.targets.base import Details, Target
 from cpembed.targets.choice import Choice
 from cpembed.targets.portable import PORTABLE

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.bulk import without_collection
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.search import find_best
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import SearchOptions, SolveOptions, merged
 from cpembed.driver.presets import Reweigh, best_of, default_searches, with_bound
@@ -28,8 +30,6 @@ from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.computation import Computation
 from cpembed.ir.polyhedral import require_written
-from cpembed.selection.ranking import RankedCandidate
-from cpembed.selection.search import find_best
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.proof import require
 

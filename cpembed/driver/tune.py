@@ -20,10 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from cpembed import worker
-from cpembed.cluster import Task as WorkerTask
-from cpembed.cluster import Workers
-from cpembed.cluster.base import ThisProcess
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
 from cpembed.driver.pipeline import choose, of_several_statements
@@ -35,14 +32,17 @@ from cpembed.errors import BackendUnavailable, CrashError, LoweringError, Worklo
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime import worker
+from cpembed.runtime.cluster import Task as WorkerTask
+from cpembed.runtime.cluster import Workers
+from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.tuning.database import Trial, default_directory
+from cpembed.runtime.tuning.records import WIDEST
+from cpembed.runtime.tuning.session import SEARCH_SHARE, CandidatePool, Task, Together, Tuning
+from cpembed.runtime.tuning.space import Design, Proposal, distinct
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import missing_for, open_target
-from cpembed.tuning.database import Trial, default_directory
-from cpembed.tuning.records import WIDEST
-from cpembed.tuning.session import SEARCH_SHARE, CandidatePool, Task, Together, Tuning
-from cpembed.tuning.space import Design, Proposal, distinct
 
 OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, from 1, the trial, and the best trial so far."""
@@ -173,7 +173,7 @@ class OpenTuning:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Any]:
         """Yield the trials; none is started after ``stop`` has returned True. Raise as
-        :meth:`~cpembed.cluster.Workers.outcomes` does."""
+        :meth:`~cpembed.runtime.cluster.Workers.outcomes` does."""
         if isinstance(self.workers, ThisProcess) or measures(self.target):
             # One by one: a trial is timed in alternation with the best one so far, which may be the
             # trial before it.

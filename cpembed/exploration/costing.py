@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.cluster import Outcome, Task, Workers
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError, InvariantError
 from cpembed.exploration.store import ActivityRow, AnalysisRow, Row, packed, unpacked
 from cpembed.ir.computation import Computation
-from cpembed.measure.results import ResultStore
+from cpembed.runtime.cluster import Outcome, Task, Workers
+from cpembed.runtime.measurement.results import ResultStore
 from cpembed.targets.family import Activity, Choice, Costs, Family, Point
 
 

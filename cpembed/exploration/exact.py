@@ -22,12 +22,12 @@ from typing import Literal
 
 import numpy as np
 
-from cpembed.cluster import Workers
 from cpembed.errors import InvariantError, SpecError
 from cpembed.exploration.costing import Costing, LayerWork, Request
 from cpembed.exploration.objectives import Limit, Machine, Objective, exceeded
 from cpembed.exploration.points import EvaluatedPoint, Step, Vector, covers, evaluated, total
 from cpembed.exploration.space import Place, Space
+from cpembed.runtime.cluster import Workers
 from cpembed.targets.family import Costs, Point
 
 MAX_POINTS = 200_000

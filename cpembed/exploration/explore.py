@@ -13,7 +13,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpembed.cluster import Workers
 from cpembed.driver.bench import select_layers
 from cpembed.driver.bench_layers import NamedSuite, prepared_suite
 from cpembed.errors import WorkloadError
@@ -26,9 +25,10 @@ from cpembed.exploration.sampled import POPULATION, SampledSearch, SamplingOptio
 from cpembed.exploration.space import Space, read_space
 from cpembed.exploration.store import Method, Row, store_for
 from cpembed.graph.passes import prepare
-from cpembed.measure.results import ResultStore
+from cpembed.runtime.cluster import Workers
+from cpembed.runtime.measurement.results import ResultStore
+from cpembed.runtime.tuning.database import digest, workload_key
 from cpembed.targets.family import Family
-from cpembed.tuning.database import digest, workload_key
 
 
 @dataclass

@@ -22,7 +22,7 @@ from cpembed.exploration.points import (
 from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Space
 from cpembed.exploration.store import Method
-from cpembed.measure.environment import provenance
+from cpembed.runtime.measurement.environment import provenance
 
 Status = Literal["proven", "unproven", "sampled", "infeasible", "unknown"]
 

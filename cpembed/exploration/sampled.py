@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from cpembed.cluster import Workers
 from cpembed.errors import BackendUnavailable
 from cpembed.exploration.costing import Costing, LayerWork, Request
 from cpembed.exploration.objectives import Limit, Objective
 from cpembed.exploration.points import EvaluatedPoint, Step, evaluated
 from cpembed.exploration.space import Place, Space
 from cpembed.exploration.store import Method
+from cpembed.runtime.cluster import Workers
 from cpembed.targets.family import Point
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import platformdirs
 
-from cpembed.measure.environment import versions
-from cpembed.measure.results import ResultStore
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.environment import versions
+from cpembed.runtime.measurement.results import ResultStore
 from cpembed.stores import NotARow, Time, decoded
 from cpembed.targets.family import Activity, Family
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cpembed.codegen.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes, saturated_range
+from cpembed.codegen.script import storage_dtype
 from cpembed.export.kernel import vector_name
 from cpembed.export.program import Program, Role
 from cpembed.export.toolchain import NATIVE
@@ -13,8 +15,6 @@ from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes, saturated_range
-from cpembed.kernel.script import storage_dtype
 
 _C_TYPES: Mapping[str, str] = {
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from cpembed.codegen.compiled import PACKING, CompiledKernel
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.recorded import Memory, RecordedCall, recorded_calls
 from cpembed.export.program import Buffer, Call, CompiledObject, Program, Role
 from cpembed.ir.computation import Computation
-from cpembed.kernel.compiled import PACKING, CompiledKernel
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.recorded import Memory, RecordedCall, recorded_calls
 
 CompileObject = Callable[[KernelPlan, str], CompiledObject]
 """A plan as the object file of a symbol."""

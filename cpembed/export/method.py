@@ -3,12 +3,12 @@ transforms and multiplies, block by block."""
 
 from __future__ import annotations
 
+from cpembed.codegen.compiled import PACKING
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.recorded import Memory, RecordedCall, RecordedCalls
 from cpembed.export.kernel import CompileObject
 from cpembed.export.program import Buffer, Call, CompiledObject, Program, Role
-from cpembed.kernel.compiled import PACKING
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.recorded import Memory, RecordedCall, RecordedCalls
-from cpembed.methods.rewritten import Rewritten
+from cpembed.transform.methods.rewritten import Rewritten
 
 
 def method_program(

@@ -10,13 +10,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed import worker
 from cpembed.export.loader import Library
 from cpembed.export.program import Call, Program, Role
 from cpembed.export.tables import Layout
 from cpembed.export.toolchain import link
 from cpembed.export.weights import blob_of
-from cpembed.worker import step
+from cpembed.runtime import worker
+from cpembed.steps import step
 
 
 def packed_ahead(program: Program) -> Program:

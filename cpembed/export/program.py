@@ -87,7 +87,7 @@ class Buffer:
 @dataclass(frozen=True)
 class CompiledObject:
     """An object file with one kernel, the function ``__tvm_ffi_<symbol>``: what
-    :func:`~cpembed.kernel.runtime.compile_host_object` makes."""
+    :func:`~cpembed.codegen.runtime.compile_host_object` makes."""
 
     symbol: str
     contents: bytes = field(repr=False)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.codegen.script import storage_dtype
 from cpembed.export.memory import MemoryPlan, aligned, workspace_of
 from cpembed.export.program import GIVEN, Buffer, Call, Program, Role
 from cpembed.export.weights import Blob
-from cpembed.kernel.script import storage_dtype
 
 _TYPE_CODES: Mapping[str, int] = {"i": 0, "u": 1, "f": 2}
 """``DLDataTypeCode`` by numpy's kinds."""

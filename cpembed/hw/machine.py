@@ -1,7 +1,7 @@
 """A machine as a hierarchy of memories around a compute unit: what ``[machines.NAME]`` describes.
 
 Values only: :mod:`cpembed.hw.machine_reader` makes them of a specification, and
-:mod:`cpembed.machine` estimates times from them. The format is described in
+:mod:`cpembed.cost.machine` estimates times from them. The format is described in
 ``docs/add-a-target.md``.
 """
 

@@ -10,13 +10,13 @@ from cpembed.export.program import Role
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
 from cpembed.ir.computation import Computation
-from cpembed.measure.environment import provenance
 from cpembed.network.build import CompiledNetwork
 from cpembed.network.comparison import policy_cost
 from cpembed.network.options import Execution
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.run import NetworkRun
 from cpembed.network.verification import Judged
+from cpembed.runtime.measurement.environment import provenance
 
 
 def plan_document(plan: NetworkPlan) -> dict[str, Any]:

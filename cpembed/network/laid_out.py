@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cpembed.codegen.placement import Placement
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds.product import Product
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.kernel.placement import Placement
 from cpembed.network.layout import Layout
 
 

@@ -8,6 +8,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cpembed.codegen import portable
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
+from cpembed.cost.candidate import Candidate
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Selection
@@ -17,11 +22,6 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.kernel import portable
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.recorded import RecordedCalls, Recorder, recorded_calls
-from cpembed.selection.candidate import Candidate
 from cpembed.targets.registry import open_target
 
 Array = NDArray[Any]

@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from cpembed import worker
+from cpembed.codegen import runtime
+from cpembed.codegen.compiled import in_turn
+from cpembed.codegen.epilogue import channel_axes
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.recorded import Memory, RecordedCall
 from cpembed.errors import CpembedError
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.kernel import runtime
-from cpembed.kernel.compiled import in_turn
-from cpembed.kernel.epilogue import channel_axes
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.recorded import Memory, RecordedCall
-from cpembed.measure.environment import machine
-from cpembed.measure.runner import time_work
 from cpembed.network.cache import Cache, digest_of
-from cpembed.network.generated import Placed
 from cpembed.network.layer import Layer, recorded
 from cpembed.network.objects import symbol_of
+from cpembed.network.operators import Placed
 from cpembed.network.products import Progress
-from cpembed.worker import step
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.environment import machine
+from cpembed.runtime.measurement.runner import time_work
+from cpembed.steps import step
 
 _ROUNDS, _ROUND_MS = 7, 4.0
 

@@ -20,7 +20,7 @@ from cpembed.graph.kinds import (
     Table,
 )
 from cpembed.ir.dtypes import size_bytes
-from cpembed.network.generated import Placed
+from cpembed.network.operators import Placed
 from cpembed.targets.base import Target
 
 _TIMES_A_COPY: Mapping[type[Kind], float] = {

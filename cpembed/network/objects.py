@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cpembed import worker
+from cpembed.codegen.host_cpu import needed_features
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import compile_host_object, compiled_for
 from cpembed.export.program import CompiledObject
-from cpembed.kernel.host_cpu import needed_features
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.runtime import compile_host_object, compiled_for
-from cpembed.measure.environment import versions
 from cpembed.network.cache import Cache, digest_of, source_digest
 from cpembed.network.products import Progress, cores
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.environment import versions
 
 
 def symbol_of(plan: KernelPlan) -> str:

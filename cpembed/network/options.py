@@ -19,12 +19,12 @@ from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Kind, Product, Reshape, Transpose
 from cpembed.network.assignment import Node, Option, Problem, Tensor
-from cpembed.network.generated import Placed, conversion_plan, generated_plan
 from cpembed.network.laid_out import laid_out
 from cpembed.network.layer import Layer
 from cpembed.network.layout import Layout
 from cpembed.network.measuring import Measuring
 from cpembed.network.moving import conversion_us, estimate_us
+from cpembed.network.operators import Placed, conversion_plan, generated_plan
 from cpembed.network.products import Products, Progress, Wanted
 from cpembed.network.tensors import Layouts, residual_of
 from cpembed.targets.base import Target

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from cpembed.codegen.runtime import thread_count
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.runtime import thread_count
 from cpembed.network.assignment import Assignment, assign
 from cpembed.network.cache import Cache, default_folder
 from cpembed.network.comparison import by_policy

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.placement import Placement
+from cpembed.codegen.runtime import thread_count
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.placement import Placement
-from cpembed.kernel.runtime import thread_count
 from cpembed.network.cache import Cache, digest_of, source_digest
 from cpembed.network.layer import Layer, choose_layer
+from cpembed.runtime.worker import call_each
 from cpembed.targets.registry import open_target
-from cpembed.worker import call_each
 
 _SOURCES = (
     *("ir", "hw", "embedding", "transform", "selection", "kernel", "targets", "driver"),

@@ -8,21 +8,21 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_axes
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.recorded import Memory
 from cpembed.errors import InvariantError
 from cpembed.export.program import Buffer, Call, Program, Role
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, channel_axes
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.recorded import Memory
 from cpembed.network.cache import Cache, digest_of
-from cpembed.network.generated import Placed, conversion_plan, generated_plan
-from cpembed.network.generated.placed import memory_of, stored
 from cpembed.network.laid_out import laid_out
 from cpembed.network.layer import recorded
 from cpembed.network.layout import Layout
 from cpembed.network.objects import compiled, features, symbol_of
+from cpembed.network.operators import Placed, conversion_plan, generated_plan
+from cpembed.network.operators.placed import memory_of, stored
 from cpembed.network.options import ports_of
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.products import Progress

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed import worker
 from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.graph.kinds import Gather, Product
-from cpembed.measure.special import with_special_values
 from cpembed.network.build import CompiledNetwork, RunningNetwork
 from cpembed.network.products import Progress
 from cpembed.network.verification import Judged, judge_network
-from cpembed.worker import step
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.special import with_special_values
+from cpembed.steps import step
 
 ROUNDS, COLD_ROUNDS = 30, 5
 """Runs that are timed; runs after all caches were filled with something else."""
@@ -175,8 +175,8 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
 
 def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
     """The inputs with special values among them
-    (:func:`~cpembed.measure.special.with_special_values`). Booleans, single elements, and integers
-    by which a gather finds elements are the same arrays."""
+    (:func:`~cpembed.runtime.measurement.special.with_special_values`). Booleans, single elements,
+    and integers by which a gather finds elements are the same arrays."""
     generator = np.random.default_rng(seed)
     indices = _read_as_indices(graph)
     return {

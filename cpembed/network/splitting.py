@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
-from cpembed.kernel.epilogue import Epilogue, Residual
 
 
 def without_residuals(graph: Graph, names: Collection[str]) -> Graph:
@@ -53,7 +53,7 @@ def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
 
 
 def _sum(epilogue: Epilogue, residual: Residual) -> Scalar:
-    """What :meth:`~cpembed.kernel.epilogue.Epilogue.apply` does with a residual, the second input,
+    """What :meth:`~cpembed.codegen.epilogue.Epilogue.apply` does with a residual, the second input,
     and the stored value, the first."""
     own, other = Input(0), Input(1)
     if epilogue.dtype == "float32":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed import worker
+from cpembed.codegen.epilogue import channel_numbers
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Plan, Selection
@@ -26,14 +26,14 @@ from cpembed.graph.kinds import Product, TensorType
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
-from cpembed.kernel.epilogue import channel_numbers
-from cpembed.measure.environment import provenance
 from cpembed.network.document import utilisation
 from cpembed.network.laid_out import laid_out
 from cpembed.network.layout import Layout
 from cpembed.network.products import Progress
 from cpembed.network.tensors import is_convolution, padding_of
 from cpembed.network.verification import Judged, difference
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.environment import provenance
 from cpembed.targets.base import Target
 from cpembed.targets.choice import built_first
 from cpembed.targets.registry import open_target

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 
 from cpembed.driver.bench_baselines import BaselineRow
 from cpembed.driver.bench_rows import BenchRow
-from cpembed.measure.runner import Quantiles
 from cpembed.report.blocks import heading, table
+from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.wording import plural
 
 _COLUMNS = (

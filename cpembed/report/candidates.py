@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.report import words
 from cpembed.report.blocks import table
-from cpembed.selection.ranking import RankedCandidate
 
 _GAP = 2
 """Columns between two cells."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from cpembed.codegen.runtime import compiled_for
+from cpembed.codegen.system import cpu_model
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
-from cpembed.kernel.runtime import compiled_for
-from cpembed.kernel.system import cpu_model
 from cpembed.provenance import Provenance
 from cpembed.report.blocks import heading, table
 from cpembed.targets.registry import missing_for, open_target

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.plan import Compared, Substitution
 from cpembed.driver.request import AnyTarget
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult
-from cpembed.measure.runner import NOISE, Quantiles, Timing
 from cpembed.provenance import Provenance
 from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.methods import asked_rows, error_words
 from cpembed.report.solve import found, searched
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.measurement.runner import NOISE, Quantiles, Timing
+from cpembed.runtime.tuning.plain import figure
 from cpembed.targets.choice import Choice, ModelChoice
-from cpembed.tuning.plain import figure
 
 _Row = tuple[str, str]
 

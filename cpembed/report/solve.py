@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 
 from cpembed import wording
+from cpembed.cost.pareto import objectives
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.pareto import ParetoResult
 from cpembed.driver.result import SolveResult
 from cpembed.embedding.conflict import Conflict
@@ -20,12 +22,10 @@ from cpembed.provenance import Provenance
 from cpembed.report import words
 from cpembed.report.blocks import bullets, header, heading
 from cpembed.report.candidates import CandidateTable
-from cpembed.selection.pareto import objectives
-from cpembed.selection.ranking import RankedCandidate
 
 if TYPE_CHECKING:
+    from cpembed.cost.machine.estimate import Estimate
     from cpembed.driver.estimate import EstimateResult
-    from cpembed.machine.estimate import Estimate
 
 _COLUMNS = ("used>", "MACs>", "data>", "packed", "moved>")
 _PARETO_COLUMNS = ("used>", "MACs>", "moved>", "footprint>", "packed")

@@ -13,7 +13,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.report import words
 from cpembed.report.blocks import header, table
 from cpembed.report.solve import given_rows
-from cpembed.tuning.database import Stored, Trial
+from cpembed.runtime.tuning.database import Stored, Trial
 
 _Row = tuple[str, str]
 

@@ -16,28 +16,28 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from numpy.typing import NDArray
 
-from cpembed import worker
+from cpembed.codegen.compiled import CompiledKernel, Processor
+from cpembed.codegen.epilogue import Epilogue, Storing
+from cpembed.codegen.packing import packed_before
+from cpembed.codegen.tensorir import FunctionCalls, function_calls
+from cpembed.cost.candidate import Candidate
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.compiled import CompiledKernel, Processor
-from cpembed.kernel.epilogue import Epilogue, Storing
-from cpembed.kernel.packing import packed_before
-from cpembed.kernel.tensorir import FunctionCalls, function_calls
-from cpembed.measure.runner import Timing
-from cpembed.measure.verification import Expected, Verification
 from cpembed.provenance import Provenance
-from cpembed.selection.candidate import Candidate
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.measurement.verification import Expected, Verification
+from cpembed.runtime.tuning.database import Trial
+from cpembed.runtime.tuning.plain import PlainTrial
+from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
+from cpembed.runtime.tuning.space import Proposal, S, Space
 from cpembed.targets import tuned
 from cpembed.targets.methods import Methods
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.database import Trial
-from cpembed.tuning.plain import PlainTrial
-from cpembed.tuning.session import CandidatePool, Task, Tuning
-from cpembed.tuning.space import Proposal, S, Space
 
 Array = NDArray[Any]
 
@@ -242,7 +242,8 @@ class Target(ABC, Generic[L, S, A]):
     ) -> Any:
         """An expression of type ``result`` for an artifact on relax expressions or arrays, by
         operand, with a ``relax.BlockBuilder``; None where the general one is to be taken, which
-        executes the artifact on operands in their original layouts (:mod:`cpembed.tvm.emit`)."""
+        executes the artifact on operands in their original layouts
+        (:mod:`cpembed.integrations.tvm.emit`)."""
         return None
 
     has_tensorir: ClassVar[bool] = False
@@ -350,7 +351,7 @@ class Target(ABC, Generic[L, S, A]):
         call: Callable[..., Any] = worker.call,
     ) -> Tuning[Any, S]:
         """A search that is ready to run; ``call`` executes what may end its process, as
-        :func:`cpembed.worker.call` does."""
+        :func:`cpembed.runtime.worker.call` does."""
         return tuned.open_tuning(self, task, field, epilogue, folder, call)
 
     def tuned_about(self, workload: Computation, epilogue: Any) -> dict[str, Any]:
@@ -396,7 +397,7 @@ class Target(ABC, Generic[L, S, A]):
     @property
     def baselines(self) -> Mapping[str, Callable[[HardwareSpec, Epilogue | None], Any]]:
         """Other libraries that its kernels can be compared with, by name; each is loaded for a
-        target and what is stored (:class:`~cpembed.baselines.base.Baseline`)."""
+        target and what is stored (:class:`~cpembed.runtime.baselines.base.Baseline`)."""
         return {}
 
     def storing_kernel(self, artifact: A, choice: Any, epilogue: Epilogue) -> Any:
@@ -405,5 +406,5 @@ class Target(ABC, Generic[L, S, A]):
 
     def throttle_probe(self) -> Any:
         """What says whether the instruction runs as fast as it can at the moment
-        (:class:`~cpembed.measure.interleaved.SpeedProbe`); None where nothing does."""
+        (:class:`~cpembed.runtime.measurement.interleaved.SpeedProbe`); None where nothing does."""
         return None

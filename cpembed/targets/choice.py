@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.tuning.records import TunedChoice
+from cpembed.runtime.tuning.space import Scored
+from cpembed.steps import step
 from cpembed.targets.base import Target
-from cpembed.tuning.records import TunedChoice
-from cpembed.tuning.space import Scored
-from cpembed.worker import step
 
 
 @dataclass(frozen=True)

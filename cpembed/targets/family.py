@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cpembed.ir.computation import Computation
-from cpembed.measure.environment import source_digest
 from cpembed.provenance import Provenance
-from cpembed.tuning.database import module_digest
+from cpembed.runtime.measurement.environment import source_digest
+from cpembed.runtime.tuning.database import module_digest
 from cpembed.workloads.suites import Layer
 
 Value = int | float | str

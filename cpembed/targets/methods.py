@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.recorded import RecordedCalls
 from cpembed.ir.computation import Computation
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.recorded import RecordedCalls
-from cpembed.measure.runner import Timing
-from cpembed.methods.rewritten import M, Rewritten, V
+from cpembed.runtime.measurement.runner import Timing
+from cpembed.transform.methods.rewritten import M, Rewritten, V
 from cpembed.transform.program import DerivedProgram
 
 Array = NDArray[Any]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cpembed.codegen.compiled import CompiledKernel, Processor
+from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.recorded import Recorder
 from cpembed.ir.computation import Computation
-from cpembed.kernel.compiled import CompiledKernel, Processor
-from cpembed.kernel.epilogue import Storing
-from cpembed.kernel.recorded import Recorder
-from cpembed.measure.runner import Timing, measure
+from cpembed.runtime.measurement.runner import Timing, measure
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Execution, Target
 from cpembed.targets.cpu.build import portable_kernel
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.space import Scored, Space
 
 PORTABLE = "generic"
 """The back end's name."""

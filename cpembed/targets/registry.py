@@ -9,9 +9,9 @@ from typing import Any, cast
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.plugins import load_plugin, plugin_names
+from cpembed.runtime.tuning.database import Stored, default_directory, stored
 from cpembed.targets.base import Target
 from cpembed.targets.known import BUILT_IN, GROUP
-from cpembed.tuning.database import Stored, default_directory, stored
 
 
 def target_class(backend: str) -> type[Target[Any, Any, Any]] | None:
@@ -72,7 +72,7 @@ def stored_tunings(folder: Path | None = None) -> list[Stored[Any]]:
     ----------
     folder : Path, optional
         Folder of the database; by default the user's. What ``run`` uses of a file is
-        :attr:`~cpembed.tuning.database.Stored.is_current`.
+        :attr:`~cpembed.runtime.tuning.database.Stored.is_current`.
     """
     kinds = {target.trial.kind: target.trial for target in all_targets().values()}
     files = [

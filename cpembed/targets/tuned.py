@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpembed.cost.candidate import Candidate
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.measure.environment import versions
-from cpembed.selection.candidate import Candidate
+from cpembed.runtime.measurement.environment import versions
+from cpembed.runtime.tuning.database import module_digest, problem_key, store_of
+from cpembed.runtime.tuning.plain import PlainTrial
+from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
+from cpembed.runtime.tuning.space import Proposal, S
+from cpembed.steps import step
 from cpembed.targets.verification import verified
-from cpembed.tuning.database import module_digest, problem_key, store_of
-from cpembed.tuning.plain import PlainTrial
-from cpembed.tuning.session import CandidatePool, Task, Tuning
-from cpembed.tuning.space import Proposal, S
-from cpembed.worker import step
 
 if TYPE_CHECKING:
     from cpembed.targets.base import Target

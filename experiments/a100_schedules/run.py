@@ -23,7 +23,7 @@ from msgspec import structs
 
 from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.targets.cuda.gpu import Gpu, gpu
 from cpembed.targets.cuda.model import estimate
 from experiments.a100_schedules.adapter import work_of

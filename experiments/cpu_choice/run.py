@@ -15,15 +15,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
-from cpembed.kernel.plan import Knobs
+from cpembed.runtime.tuning.session import CandidatePool
+from cpembed.runtime.tuning.space import Design, Proposal
 from cpembed.targets.cpu.comparison import Failed
 from cpembed.targets.cpu.measure import KernelMeasurer
 from cpembed.targets.x86.features import missing_features
-from cpembed.tuning.session import CandidatePool
-from cpembed.tuning.space import Design, Proposal
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
 from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean

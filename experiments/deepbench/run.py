@@ -64,7 +64,7 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 
 def table(document: dict[str, Any], core: int | None, load: float) -> str:
     """The results in Markdown."""
-    from cpembed.measure.environment import provenance_lines
+    from cpembed.runtime.measurement.environment import provenance_lines
 
     summary = document["summary"]
     pinned = "not pinned to a core" if core is None else "pinned to one core"

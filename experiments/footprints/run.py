@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpembed.cost.candidate import derive_candidate
+from cpembed.cost.overheads import Overheads, overheads
+from cpembed.cost.ranking import rank
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings
@@ -25,10 +28,7 @@ from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.measure.environment import provenance, provenance_lines
-from cpembed.selection.candidate import derive_candidate
-from cpembed.selection.overheads import Overheads, overheads
-from cpembed.selection.ranking import rank
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.transform.proof import require
 from cpembed.workloads.convolutions import conv2d
 from cpembed.workloads.suites import layer

@@ -31,14 +31,14 @@ from typing import Any
 # Threads of the packages that gp uses disturb each other; read when they are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from cpembed.cluster import open_workers
-from cpembed.cluster.base import ThisProcess
 from cpembed.exploration.explore import Exploration, open_exploration
 from cpembed.exploration.points import EvaluatedPoint, Vector, front, hypervolume, worst
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Place
 from cpembed.exploration.store import Method
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.cluster import open_workers
+from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 OBJECTIVES = ("time", "power", "area")

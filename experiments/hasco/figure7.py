@@ -23,7 +23,7 @@ from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
 from cpembed.exploration.cores.family import CoreFamily
 from cpembed.exploration.cores.software import survey
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.targets.family import Point
 
 HERE = Path(__file__).resolve().parent

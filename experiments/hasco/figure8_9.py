@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from plotting import pyplot
 
-from cpembed.cluster import open_workers
 from cpembed.exploration.explore import open_exploration
 from cpembed.exploration.objectives import read_objectives
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.cluster import open_workers
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 SPACES = {"conv2d": "conv_array_banks.toml", "gemm": "gemm_array_banks.toml"}

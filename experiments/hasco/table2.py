@@ -30,11 +30,11 @@ from typing import Any
 # Threads of the packages that gp uses disturb each other; read when they are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from cpembed.cluster import Workers, open_workers
 from cpembed.exploration.explore import open_exploration
 from cpembed.exploration.points import EvaluatedPoint
 from cpembed.exploration.store import Method
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.cluster import Workers, open_workers
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 SPACES = {"gemm": "gemm_432.toml", "conv2d": "table2_conv.toml"}

@@ -23,7 +23,7 @@ from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 CONSTRAINTS = HERE / "single_axis.toml"

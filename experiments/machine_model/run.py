@@ -20,13 +20,13 @@ from unittest.mock import patch
 
 import numpy as np
 
+from cpembed.codegen.packing import packed_before
+from cpembed.cost.machine.estimate import Estimate, estimate_program, machine_of
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError
 from cpembed.hw.machine import Hierarchy
-from cpembed.kernel.packing import packed_before
-from cpembed.machine.estimate import Estimate, estimate_program, machine_of
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.calibration import DIRECTORY_VARIABLE, calibration
 from cpembed.targets.registry import open_target
 from cpembed.targets.vta.target import VtaTarget

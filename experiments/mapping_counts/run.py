@@ -25,7 +25,7 @@ from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.workloads.convolutions import conv2d
 from cpembed.workloads.suites import suite
 

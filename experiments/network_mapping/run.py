@@ -35,8 +35,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Axis, AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
 from cpembed.ir.index import IndexExpr
-from cpembed.measure.environment import provenance
 from cpembed.network.match import OperatorMatch, TargetMatch, match
+from cpembed.runtime.measurement.environment import provenance
 from experiments.network_mapping.networks import NETWORKS, files
 from experiments.network_mapping.tables import COLUMNS, Column, markdown
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.measure.environment import provenance_lines
+from cpembed.runtime.measurement.environment import provenance_lines
 
 
 @dataclass(frozen=True)

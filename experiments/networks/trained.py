@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
 from cpembed.graph.graph import Graph, evaluate
-from cpembed.measure.environment import provenance
+from cpembed.runtime.measurement.environment import provenance
 from experiments.networks import pictures, sentences
 
 Arrays = Mapping[str, NDArray[Any]]

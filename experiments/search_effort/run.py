@@ -40,7 +40,7 @@ from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.measure.environment import provenance
+from cpembed.runtime.measurement.environment import provenance
 
 HERE = Path(__file__).resolve().parent
 TARGET = "vta_1x16x16"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.measure.environment import provenance_lines
+from cpembed.runtime.measurement.environment import provenance_lines
 
 GROWTH = 2.0
 """AB may need this many times the nodes of its easiest channel count."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.scratchpad.boxes import Form
 from cpembed.targets.scratchpad.lower import Axis, BoxProduct, Operand
 from cpembed.targets.scratchpad.model import Work
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
-from cpembed.tuning.space import Scored
 
 FINE = 2**-10
 """Of a granule: what a machine without borders rounds points up to."""

@@ -22,7 +22,7 @@ from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.workloads.suites import suite
 
 HERE = Path(__file__).resolve().parent

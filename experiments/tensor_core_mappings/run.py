@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.gpu.choosing import FIXED, select
 from cpembed.driver.named import workload
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.targets.cuda.target import MACHINE
 from cpembed.workloads.suites import suite
 

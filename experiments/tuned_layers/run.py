@@ -18,7 +18,7 @@ from unittest.mock import patch
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.driver.tune import TuneResult, tune
-from cpembed.tuning.database import DIRECTORY_VARIABLE
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
 from experiments.vta_evaluation.rows import DEEPBENCH, Experiment, Row, geometric_mean

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cpembed.cost.candidate import Candidate, derive_candidate
+from cpembed.cost.overheads import Overheads, overheads
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
@@ -11,8 +13,6 @@ from cpembed.embedding.search import find_embeddings
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
-from cpembed.selection.candidate import Candidate, derive_candidate
-from cpembed.selection.overheads import Overheads, overheads
 from cpembed.transform.proof import require
 
 SETS = ("relaxed", "flattened")

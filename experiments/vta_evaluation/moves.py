@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cpembed.errors import InvariantError
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.measure.verification import compare_integers
+from cpembed.runtime.measurement.verification import compare_integers
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.lower import HostPacking, LoweredVta
 from cpembed.targets.vta.program import VtaProgram

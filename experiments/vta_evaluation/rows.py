@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.workloads.suites import suite
 
 Row = dict[str, Any]

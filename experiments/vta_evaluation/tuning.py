@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from cpembed.cost.candidate import Candidate
+from cpembed.cost.overheads import overheads
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.selection.candidate import Candidate
-from cpembed.selection.overheads import overheads
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.tuning.search import Search
+from cpembed.runtime.tuning.space import Design
 from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.lower import LoweredVta, lower
 from cpembed.targets.vta.schedule import Schedule
@@ -21,8 +23,6 @@ from cpembed.targets.vta.tiles import tile_nest
 from cpembed.targets.vta.timing import time_program
 from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.search import Search
-from cpembed.tuning.space import Design
 from experiments.vta_evaluation.reference import (
     ranked_knobs,
     reference_program,

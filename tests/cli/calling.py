@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cpembed.cli import main
-from cpembed.worker import IN_PROCESS_VARIABLE
+from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 
 
 @dataclass(frozen=True)

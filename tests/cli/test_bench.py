@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from cpembed.codegen.compiled import CompiledKernel
 from cpembed.driver import bench as api
 from cpembed.driver import bench_maker
 from cpembed.driver.bench_maker import RowMaker
-from cpembed.kernel.compiled import CompiledKernel
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, Map, assert_matches
 

@@ -11,7 +11,7 @@ from cpembed.report import bench_plot
 from cpembed.targets.x86 import target
 from cpembed.targets.x86.baselines import onednn
 from tests.cli.calling import Caller
-from tests.unit.baselines.fakes import FakeBaseline
+from tests.unit.runtime.baselines.fakes import FakeBaseline
 
 BENCH = ("bench", "unit16", "--layers", "0", "--target", "amx_int8")
 

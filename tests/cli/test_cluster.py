@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cpembed.cluster import library
+from cpembed.runtime.cluster import library
 from tests.cli.calling import Caller
 from tests.clusters import Scheduler, scheduling, surroundings
 

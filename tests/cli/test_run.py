@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver import pipeline
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.epilogue import Epilogue
 from cpembed.targets import choice, verification
 from cpembed.targets.choice import ModelChoice
 from cpembed.targets.x86.features import missing_features

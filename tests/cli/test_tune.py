@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
+from cpembed.runtime.tuning.space import Proposal
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.tuning import VtaTrial
-from cpembed.tuning.database import DIRECTORY_VARIABLE
-from cpembed.tuning.space import Proposal
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, TUNED, Map, assert_matches
 

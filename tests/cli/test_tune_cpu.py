@@ -9,11 +9,11 @@ import pytest
 
 from cpembed.driver import tune as api
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.targets.cpu import target
 from cpembed.targets.cpu.comparison import Failed, Timed
 from cpembed.targets.cpu.measure import IsolatedMeasurer, Timeable
 from cpembed.targets.x86.features import missing_features
-from cpembed.tuning.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, TUNED, Map, assert_matches
 

@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.halo import executed_share
+from cpembed.codegen.plan import Knobs
+from cpembed.codegen.program_nest import kernel_nest
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.halo import executed_share
-from cpembed.kernel.plan import Knobs
-from cpembed.kernel.program_nest import kernel_nest
 from cpembed.targets.cpu.build import build
 from cpembed.targets.x86.features import ASSUME_VARIABLE, missing_features
 from cpembed.transform.derive import derive
@@ -30,7 +30,7 @@ from cpembed.transform.program import DerivedProgram
 from cpembed.workloads.convolutions import conv2d, conv3d
 from cpembed.workloads.einsum import gemm as gemm_workload
 from tests.running import verify
-from tests.unit.kernel.handwritten import conv2d_program, gemm_program
+from tests.unit.codegen.handwritten import conv2d_program, gemm_program
 
 INT8 = load_hardware_spec("amx_int8")
 BF16 = load_hardware_spec("amx_bf16")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import distribution
-from cpembed.measure.environment import provenance
+from cpembed.runtime.measurement.environment import provenance
 
 
 def _pair(one: float, several: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from benchmarks.gpu.there import data, main, report
 from benchmarks.gpu.there.conversation import Conversation
 from benchmarks.gpu.there.driver import Driver, DriverError, architecture
 from benchmarks.gpu.there.timing import LEAST_ROUNDS, MOST_ROUNDS, Samples, rounds
-from cpembed.measure.verification import Expected
+from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda.execute import missing
 from tests.experiments.gpu_driver import EmulatedLibrary
 

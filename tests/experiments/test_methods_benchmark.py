@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import methods
-from cpembed.measure.environment import provenance
+from cpembed.runtime.measurement.environment import provenance
 
 
 def _row(layer: str, noisy: bool = False, **ratios: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import networks
 from benchmarks.network_tables import markdown
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.measure.environment import provenance
+from cpembed.runtime.measurement.environment import provenance
 from cpembed.targets.x86.features import missing_features
 
 

@@ -19,9 +19,13 @@ from cpembed.driver.named import hardware_spec
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
-from cpembed.measure.results import ResultStore
 from cpembed.report import bench as bench_report
 from cpembed.report import tune as tune_report
+from cpembed.runtime.measurement.results import ResultStore
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE, store_of
+from cpembed.runtime.tuning.records import Lookup, tuned
+from cpembed.runtime.tuning.search import screened
+from cpembed.runtime.tuning.session import CandidatePool, Task
 from cpembed.targets.choice import compared
 from cpembed.targets.cpu import calibration as calibrations
 from cpembed.targets.cpu.calibration import (
@@ -36,10 +40,6 @@ from cpembed.targets.registry import open_target, stored_tunings
 from cpembed.targets.vta.tuning import VtaTrial, key_of
 from cpembed.targets.x86 import command_reports as calibrate_report
 from cpembed.targets.x86.calibrated import CalibrateResult
-from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of
-from cpembed.tuning.records import Lookup, tuned
-from cpembed.tuning.search import screened
-from cpembed.tuning.session import CandidatePool, Task
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant
 from tests.unit.targets.cpu import tuning as cpu_tuning

@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cpembed.codegen import runtime
+from cpembed.codegen.host_cpu import cpu_features
+from cpembed.codegen.packing import packed_before
+from cpembed.codegen.plan import KernelPlan
 from cpembed.driver.build import build, call_library, verify_library
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.named import workload
@@ -30,10 +34,6 @@ from cpembed.export.program import CompiledObject
 from cpembed.export.toolchain import compiler
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel import runtime
-from cpembed.kernel.host_cpu import cpu_features
-from cpembed.kernel.packing import packed_before
-from cpembed.kernel.plan import KernelPlan
 from cpembed.targets.registry import open_target
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import load_program

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
@@ -21,10 +22,9 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.plan import Knobs
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.x86.features import missing_features
-from cpembed.tuning.database import DIRECTORY_VARIABLE
 from tests.running import check_candidates, check_schedules
 
 DOT, VNNI, AMX = (hardware_spec(name) for name in ("avx512_vnni_dot", "avx512_vnni", "amx_int8"))

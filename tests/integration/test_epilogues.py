@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import solve
-from cpembed.errors import LoweringError, WorkloadError
-from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import numpy_dtype
-from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.epilogue import (
+from cpembed.codegen.epilogue import (
     BIAS,
     PROCESSOR_RESULT_TYPES,
     SCALE,
@@ -24,6 +18,12 @@ from cpembed.kernel.epilogue import (
     channel_numbers,
     random_vectors,
 )
+from cpembed.driver.solve import solve
+from cpembed.errors import LoweringError, WorkloadError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.cpu.build import BackendName, build
 from cpembed.targets.vta.tail import epilogue_of, tail_of
 from cpembed.targets.x86.features import missing_features

@@ -9,14 +9,14 @@ import re
 import numpy as np
 import pytest
 
+from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.plan import Knobs
-from cpembed.measure.verification import Expected
+from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.random_workloads import layer

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from cpembed.codegen.packing import packed_before
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.packing import packed_before
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.targets.x86.features import missing_features

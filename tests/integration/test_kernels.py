@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from cpembed.codegen.plan import Knobs
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.x86.features import cpu_features, missing_features
 from cpembed.transform.derive import derive
@@ -30,7 +30,7 @@ from cpembed.workloads.einsum import gemm
 from cpembed.workloads.suites import suite as shipped_suite
 from tests.emulation.amx_cases import CASES, SLOW_CASES, STORED
 from tests.running import verify
-from tests.unit.kernel.handwritten import conv2d_program, gemm_program
+from tests.unit.codegen.handwritten import conv2d_program, gemm_program
 
 ROOT = Path(__file__).parents[2]
 VNNI = load_hardware_spec("avx512_vnni")

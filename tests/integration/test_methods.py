@@ -10,6 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpembed.codegen import runtime
+from cpembed.codegen.layout_transform import Direction
+from cpembed.codegen.method_layouts import padded_image, result, weights
+from cpembed.codegen.packing import packing_source
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.tile_transforms import (
+    Blocks,
+    image_transform,
+    output_transform,
+    weights_transform,
+)
 from cpembed.driver.build import build
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.methods import choose_method, fastest
@@ -25,21 +36,10 @@ from cpembed.errors import InvariantError, LoweringError, WorkloadError
 from cpembed.export.loader import Library
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel import runtime
-from cpembed.kernel.layout_transform import Direction
-from cpembed.kernel.method_layouts import padded_image, result, weights
-from cpembed.kernel.packing import packing_source
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.tile_transforms import (
-    Blocks,
-    image_transform,
-    output_transform,
-    weights_transform,
-)
-from cpembed.measure.verification import Verification
-from cpembed.methods.accuracy import bound, running_bound
-from cpembed.methods.winograd import Winograd, winograd
+from cpembed.runtime.measurement.verification import Verification
 from cpembed.targets.x86.features import missing_features
+from cpembed.transform.methods.accuracy import bound, running_bound
+from cpembed.transform.methods.winograd import Winograd, winograd
 
 AVX2 = hardware_spec("avx2_f32")
 needs_fma = pytest.mark.skipif(

@@ -149,7 +149,7 @@ def test_a_library_without_this_package(
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_a_library_under_valgrind(model: Callable[[str], Path], tmp_path: Path) -> None:
     """For the instructions that valgrind knows: others are hidden from the compiler."""
-    from cpembed.kernel.host_cpu import HIDE_VARIABLE, reported_features
+    from cpembed.codegen.host_cpu import HIDE_VARIABLE, reported_features
 
     newer = ("avx512", "avx_vnni", "vaes", "vpclmul", "gfni", "sse4a", "xop", "amx")
     hidden = [name for name in reported_features() if name.startswith(newer)]

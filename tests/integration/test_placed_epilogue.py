@@ -7,21 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
-from cpembed.ir.reference import random_inputs
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.epilogue import (
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.epilogue import (
     RESIDUAL,
     Epilogue,
     Residual,
     channel_numbers,
     random_vectors,
 )
-from cpembed.kernel.placement import Placement
-from cpembed.measure.verification import Expected
+from cpembed.codegen.placement import Placement
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
+from cpembed.driver.request import Request
+from cpembed.ir.reference import random_inputs
+from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.portable import PortableTarget
 from cpembed.targets.registry import missing_for, open_target
 

@@ -10,13 +10,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.result import SolveResult, embedding_json
 from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
 from cpembed.ir.interpreter import Array, interpret_all
-from cpembed.selection.ranking import RankedCandidate
 from tests.cases import Case, make_case
 from tests.executed import execute_all
 from tests.running import exact_inputs

@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue, Residual, channel_numbers
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.epilogue import RESIDUAL, Epilogue, Residual, channel_numbers
-from cpembed.measure.verification import Expected
+from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import cuda_text
 from cpembed.targets.cuda.execute import CudaKernels, missing

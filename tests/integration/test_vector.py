@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.packing import packed_before
+from cpembed.codegen.plan import Knobs
 from cpembed.driver.bench_maker import RowMaker
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.result import SolveResult
@@ -22,14 +25,11 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.packing import packed_before
-from cpembed.kernel.plan import Knobs
-from cpembed.measure.verification import Expected
+from cpembed.runtime.measurement.verification import Expected
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.x86.features import missing_features
-from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import Layer
 from tests.running import check_candidates, check_schedules, exact_inputs
 

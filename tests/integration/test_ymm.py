@@ -13,13 +13,13 @@ import sys
 import numpy as np
 import pytest
 
+from cpembed.codegen.host_cpu import HIDE_VARIABLE
+from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.kernel.host_cpu import HIDE_VARIABLE
-from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.random_workloads import layer

@@ -43,13 +43,13 @@ _HOST = "what the processor that runs this reports is asked in its architecture'
 _RELAX = "functions that compiled modules of relax look up by name"
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("kernel/runtime.py", "is_x86"): _HOST,
-    ("kernel/runtime.py", "aarch64"): _HOST,
-    ("tvm/execution.py", "cpembed.targets.vta"): _RELAX,
+    ("codegen/runtime.py", "is_x86"): _HOST,
+    ("codegen/runtime.py", "aarch64"): _HOST,
+    ("integrations/tvm/execution.py", "cpembed.targets.vta"): _RELAX,
 }
 """(Module, word) -> why it may be there."""
 
-EXCEPTED = {"kernel/host_cpu.py": _HOST}
+EXCEPTED = {"codegen/host_cpu.py": _HOST}
 """Whole modules: the features of processors and their names in a library."""
 
 _WORD = re.compile(r"[a-z][a-z0-9]*|[A-Z]+(?![a-z])[0-9]*|[A-Z][a-z0-9]*", re.ASCII)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from cpembed.cost.machine.technology import Sram, technology
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import CpembedError, SpecError
 from cpembed.exploration.cores.description import DATAFLOWS, SUMS, Core, specification_text
@@ -14,7 +15,6 @@ from cpembed.exploration.cores.software import CoreAnalysis, analyse
 from cpembed.hw.schema import close_match, one_of
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
-from cpembed.machine.technology import Sram, technology
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
 from cpembed.workloads.suites import Layer
 

@@ -1,8 +1,8 @@
 """Software of a layer on the cores of a group: embeddings with tilings, searched once for all of
 its points, which differ in bandwidth, latency and clock alone.
 
-The embeddings that execute the least are tiled by the neutral model (:mod:`cpembed.machine`). The
-bytes that a tiling moves do not depend on bandwidths and latencies, so an analysis holds all
+The embeddings that execute the least are tiled by the neutral model (:mod:`cpembed.cost.machine`).
+The bytes that a tiling moves do not depend on bandwidths and latencies, so an analysis holds all
 tilings that move no more than any other one, and a point takes the one of the fewest cycles by its
 own DMA and banks. So more banks, or a wider DMA, never take longer; nor does a scratchpad of twice
 the size, which inherits the tilings of the smaller one.
@@ -21,6 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.cost.machine.nest import Floats, TileNest, tile_nest
+from cpembed.cost.machine.search import best_tilings, tilings_for
+from cpembed.cost.machine.times import compute_time, memory_times
+from cpembed.cost.machine.traffic import Tilings, joined, orders
+from cpembed.cost.search import find_best
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.result import silent
@@ -28,12 +33,7 @@ from cpembed.errors import LoweringError, TransformError
 from cpembed.exploration.cores.description import DOUBLE, SINGLE, Core, target
 from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
-from cpembed.machine.nest import Floats, TileNest, tile_nest
-from cpembed.machine.search import best_tilings, tilings_for
-from cpembed.machine.times import compute_time, memory_times
-from cpembed.machine.traffic import Tilings, joined, orders
 from cpembed.provenance import Provenance
-from cpembed.selection.search import find_best
 from cpembed.targets.family import Activity, Choice
 
 CANDIDATES = 64

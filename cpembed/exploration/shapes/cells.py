@@ -19,7 +19,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cluster import Task, Workers
+from cpembed.cost.best_first import best_first
+from cpembed.cost.bounds import Lower
+from cpembed.cost.candidate import Candidate, derive_candidate
+from cpembed.cost.overheads import Overheads, overheads
+from cpembed.cost.search import LimitedSearch, RankedSearch, Ranker
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
@@ -31,11 +35,7 @@ from cpembed.errors import InvariantError, TransformError
 from cpembed.exploration.shapes.choice import Columns, Costs, NearSets, SetChoice
 from cpembed.exploration.shapes.shape import Shape, instruction_of
 from cpembed.ir.computation import Computation
-from cpembed.selection.best_first import best_first
-from cpembed.selection.bounds import Lower
-from cpembed.selection.candidate import Candidate, derive_candidate
-from cpembed.selection.overheads import Overheads, overheads
-from cpembed.selection.search import LimitedSearch, RankedSearch, Ranker
+from cpembed.runtime.cluster import Task, Workers
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.derive import LayoutCache
 from cpembed.transform.proof import require

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cluster import Task, Workers
 from cpembed.exploration.shapes.cells import (
     Cell,
     CellSearch,
@@ -47,6 +46,7 @@ from cpembed.exploration.shapes.result import (
     ShapeResult,
 )
 from cpembed.exploration.shapes.shape import Shape
+from cpembed.runtime.cluster import Task, Workers
 from cpembed.time_limit import Clock
 
 

@@ -19,7 +19,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cluster import Task, Workers
 from cpembed.exploration.shapes.cells import MIN_SECONDS, Cell, ProvenEmbedding, keyed_results
 from cpembed.exploration.shapes.choice import Columns, NearSets, cost_limit
 from cpembed.exploration.shapes.layout_model import LayoutChoice, Option, choose_layouts
@@ -35,6 +34,7 @@ from cpembed.exploration.shapes.question import LayerSet, Question, Report
 from cpembed.exploration.shapes.result import LayerRow
 from cpembed.exploration.shapes.shape import Shape
 from cpembed.exploration.shapes.tensor_layout import TensorLayout
+from cpembed.runtime.cluster import Task, Workers
 from cpembed.time_limit import Clock
 
 _FINAL_SECONDS = 2.0

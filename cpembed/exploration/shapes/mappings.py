@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cpembed.cost.candidate import Candidate, derive_candidate
+from cpembed.cost.overheads import overheads
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status
@@ -19,8 +21,6 @@ from cpembed.exploration.shapes.cells import (
 from cpembed.exploration.shapes.network import Port, Use
 from cpembed.exploration.shapes.shape import Shape, instruction_of
 from cpembed.exploration.shapes.tensor_layout import TensorLayout, tensor_layout
-from cpembed.selection.candidate import Candidate, derive_candidate
-from cpembed.selection.overheads import overheads
 from cpembed.time_limit import Clock
 from cpembed.transform.program import DerivedProgram, PackedOperand
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cluster import Task, Workers
 from cpembed.driver.bench_layers import layer_workload, named_suite
 from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
 from cpembed.embedding.constraint_set import ConstraintSet
@@ -29,6 +28,7 @@ from cpembed.exploration.shapes.median import best_sets
 from cpembed.exploration.shapes.shape import template, tile_bytes
 from cpembed.graph.graph import Graph
 from cpembed.ir.computation import Computation
+from cpembed.runtime.cluster import Task, Workers
 from cpembed.time_limit import Clock
 from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import Epilogue, channel_axes, channel_numbers
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType
 from cpembed.ir.computation import Computation, changed_accesses
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
 from cpembed.ir.reference import reference
-from cpembed.kernel.epilogue import Epilogue, channel_axes, channel_numbers
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen.epilogue import channel_axes, channel_numbers
 from cpembed.graph.kinds import Product
 from cpembed.graph.passes.rewriting import Array
-from cpembed.kernel.epilogue import channel_axes, channel_numbers
 
 Floats = NDArray[np.float64]
 

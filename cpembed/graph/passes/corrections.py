@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import SCALE, channel_axes, channel_numbers
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Elementwise, Input, Kind, Product, Reshape, Scalar
 from cpembed.graph.passes.channels import reduced
@@ -17,7 +18,6 @@ from cpembed.graph.passes.requantization import requantized
 from cpembed.graph.passes.rewriting import Array, Rewriting
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
-from cpembed.kernel.epilogue import SCALE, channel_axes, channel_numbers
 
 _EXACT_FLOAT32 = 1 << 24
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import BYTES
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
     Elementwise,
@@ -22,7 +23,6 @@ from cpembed.graph.passes.quantization import range_of
 from cpembed.graph.passes.rewriting import Array, Rewriting
 from cpembed.graph.passes.shifts import DISTANCE, moved_inputs, moves_elements, shifted
 from cpembed.ir.dtypes import is_integer
-from cpembed.kernel.epilogue import BYTES
 
 
 def element_types(graph: Graph, first: str, second: str) -> Graph:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Product, Quantize
 from cpembed.graph.passes.chains import RELU, UNLIMITED, Chain, chains
@@ -14,7 +15,6 @@ from cpembed.graph.passes.channels import weights_times
 from cpembed.graph.passes.expressions import both_inputs, limits
 from cpembed.graph.passes.rewriting import Array, Rewriting, only_reader
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.kernel.epilogue import Epilogue, Residual
 
 
 def float_epilogues(graph: Graph) -> Graph:

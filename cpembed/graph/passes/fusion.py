@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import BYTES
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Quantize, Scalar
 from cpembed.graph.kinds.elementwise import BOOLEAN, computing_dtype
@@ -15,7 +16,6 @@ from cpembed.graph.passes.magnitudes import magnitudes, of_expression
 from cpembed.graph.passes.quantization import float32, is_plain, range_of
 from cpembed.graph.passes.requantization import clipped, moved
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
-from cpembed.kernel.epilogue import BYTES
 
 MOST_INPUTS = 16
 MOST_OPERATIONS = 96

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpembed.codegen.epilogue import BYTES, Epilogue
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Product
 from cpembed.graph.kinds.quantization import along
@@ -27,7 +28,6 @@ from cpembed.graph.passes.quantization import (
     stored_limits,
 )
 from cpembed.graph.passes.rewriting import Array, Rewriting, producer_of
-from cpembed.kernel.epilogue import BYTES, Epilogue
 
 _LARGEST_SUM = 2**31 - 1
 _LARGEST_BIAS = 2**30

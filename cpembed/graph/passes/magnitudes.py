@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from cpembed.codegen.epilogue import BIAS
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import (
     Apply,
@@ -26,7 +27,6 @@ from cpembed.graph.kinds import (
     Slice,
     Transpose,
 )
-from cpembed.kernel.epilogue import BIAS
 
 _LARGEST = float(np.finfo(np.float32).max) / 2
 """What is below it is finite, however it was rounded."""

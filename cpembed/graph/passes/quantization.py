@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpembed.codegen.epilogue import BYTES
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Quantize
 from cpembed.graph.passes.rewriting import Array, producer_of
 from cpembed.ir.dtypes import dtype_info
-from cpembed.kernel.epilogue import BYTES
 
 LARGEST_SCALE = 2.0**48
 """With two such, products of bytes and sums of 2^15 of them are finite in float32, as the sums of

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from cpembed.codegen.epilogue import BYTES, Epilogue, Residual, saturated_range
 from cpembed.graph.kinds import Scalar
 from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.quantization import float32
 from cpembed.ir.dtypes import is_integer
-from cpembed.kernel.epilogue import BYTES, Epilogue, Residual, saturated_range
 
 
 def requantized(

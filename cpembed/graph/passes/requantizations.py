@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import BYTES, SCALE
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product, Quantize
 from cpembed.graph.passes.chains import before_limits
@@ -20,7 +21,6 @@ from cpembed.graph.passes.quantization import (
 )
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of, until_unchanged
 from cpembed.graph.passes.shifts import storing_as
-from cpembed.kernel.epilogue import BYTES, SCALE
 
 LARGEST_RATIO = 2.0
 """Of a result's scale to that in which it is stored anew: a tensor that loses its negative half has

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Product, Quantize
 from cpembed.graph.passes.chains import before_limits
@@ -18,7 +19,6 @@ from cpembed.graph.passes.quantization import (
 )
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
 from cpembed.graph.passes.shifts import storing_as
-from cpembed.kernel.epilogue import Epilogue, Residual
 
 
 def residuals(graph: Graph) -> Graph:

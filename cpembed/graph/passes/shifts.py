@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from cpembed.codegen.epilogue import BYTES, Epilogue
 from cpembed.graph.kinds import (
     Apply,
     Concat,
@@ -29,7 +30,6 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.passes.expressions import apply, is_whole, substituted
-from cpembed.kernel.epilogue import BYTES, Epilogue
 
 T = TypeVar("T")
 

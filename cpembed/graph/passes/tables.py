@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import BYTES
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Elementwise, Quantize, Table
 from cpembed.graph.passes.quantization import is_plain, range_of
 from cpembed.graph.passes.rewriting import Array, Rewriting
-from cpembed.kernel.epilogue import BYTES
 
 
 def tables(graph: Graph) -> Graph:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import BIAS, Epilogue, channel_axes, channel_numbers
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product
 from cpembed.graph.passes.channels import reduced
 from cpembed.graph.passes.corrections import at_one_point, corrections, wrapped
 from cpembed.graph.passes.rewriting import Array, Rewriting
 from cpembed.ir.dtypes import is_integer
-from cpembed.kernel.epilogue import BIAS, Epilogue, channel_axes, channel_numbers
 
 
 def without_zero_points(graph: Graph) -> Graph:

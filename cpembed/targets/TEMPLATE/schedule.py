@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from random import Random
 
 from cpembed.errors import LoweringError
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.TEMPLATE.lower import Tile, Walk
-from cpembed.tuning.space import Scored, Space
 
 _ENUMERATED = 6
 """Loops of which every order is tried; with more, those in the program's order stay outside."""

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.codegen.epilogue import Storing
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import spec_error
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Storing
-from cpembed.measure.runner import Quantiles, Timing
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.runner import Quantiles, Timing
 from cpembed.targets.base import Array, Details, Execution, Row, Target
 from cpembed.targets.TEMPLATE.execute import Unit
 from cpembed.targets.TEMPLATE.lower import Walk, lower

@@ -9,9 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.runtime import ObjectFile, bits, compile_object
-from cpembed.kernel.script import storage_dtype
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import ObjectFile, bits, compile_object
+from cpembed.codegen.script import storage_dtype
 from cpembed.targets.arm.emulator import emulate
 from cpembed.targets.arm.image import START, Array, image, places_of
 
@@ -46,7 +46,7 @@ class EmulatedProcessor:
         return 1
 
     def compile_plan(self, plan: KernelPlan) -> Function:
-        """As :func:`cpembed.kernel.runtime.compile_plan`."""
+        """As :func:`cpembed.codegen.runtime.compile_plan`."""
         started = replace(plan, functions=plan.functions + START)
         return Function(compile_object(started, TRIPLE), plan.backend)
 

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from cpembed.errors import BackendUnavailable, CrashError, InvariantError
-from cpembed.worker import LIMIT_VARIABLE, time_limit
+from cpembed.steps import LIMIT_VARIABLE, time_limit
 
 _NAMES = ("qemu-aarch64", "qemu-aarch64-static")
 """As Debian's packages qemu-user and qemu-user-static have it."""
@@ -40,7 +40,7 @@ def emulate(executable: bytes, doing: str) -> bytes:
 
     ``doing`` is for the line about a crash. Raises :class:`BackendUnavailable` without qemu,
     :class:`CrashError` where the program is ended by a signal or takes longer than
-    :func:`~cpembed.worker.time_limit`, :class:`InvariantError` where a kernel refused its
+    :func:`~cpembed.steps.time_limit`, :class:`InvariantError` where a kernel refused its
     arguments.
     """
     found = emulator()

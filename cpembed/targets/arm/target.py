@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 
+from cpembed.codegen.compiled import CompiledKernel, Processor
+from cpembed.codegen.host_cpu import cpu_features
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.compiled import CompiledKernel, Processor
-from cpembed.kernel.host_cpu import cpu_features
-from cpembed.measure.runner import Timing
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.arm.dot_products import DOT_PRODUCTS, LANES
 from cpembed.targets.arm.emulated import TRIPLE, EmulatedProcessor
 from cpembed.targets.arm.emulator import emulator, missing

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from cpembed.codegen import portable, runtime
+from cpembed.codegen.compiled import CompiledKernel, MoveThreads, Processor
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.nest import Nest
+from cpembed.codegen.plan import KernelPlan, Knobs
+from cpembed.codegen.program_nest import first_factor, in_order
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel import portable, runtime
-from cpembed.kernel.compiled import CompiledKernel, MoveThreads, Processor
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.nest import Nest
-from cpembed.kernel.plan import KernelPlan, Knobs
-from cpembed.kernel.program_nest import first_factor, in_order
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.layout_cost import cache_affine, threads_worth
 from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules

@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from cpembed.codegen.runtime import thread_count
+from cpembed.codegen.system import cpu_model
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
-from cpembed.kernel.runtime import thread_count
-from cpembed.kernel.system import cpu_model
 from cpembed.stores import Count, Natural, NotARow, Positive, Time, decoded, say
 from cpembed.targets.cpu.figures import published
 
@@ -48,7 +48,7 @@ class Calibration:
     """
 
     cpu: str
-    """The model, as :func:`~cpembed.kernel.system.cpu_model` names it."""
+    """The model, as :func:`~cpembed.codegen.system.cpu_model` names it."""
     threads: Count
     cache_bytes: tuple[Natural, Natural, Natural]
     """L1 data, L2, L3 as the system gives them; 0 where unknown."""

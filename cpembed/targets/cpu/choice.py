@@ -11,15 +11,15 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
+from cpembed.codegen.nest import Nest
+from cpembed.codegen.packing import packed_before
+from cpembed.codegen.per_thread_packing import PerThreadPacking
+from cpembed.codegen.plan import Knobs
+from cpembed.codegen.program_nest import first_factor, in_order
+from cpembed.codegen.runtime import thread_count
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import Weights
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.nest import Nest
-from cpembed.kernel.packing import packed_before
-from cpembed.kernel.per_thread_packing import PerThreadPacking
-from cpembed.kernel.plan import Knobs
-from cpembed.kernel.program_nest import first_factor, in_order
-from cpembed.kernel.runtime import thread_count
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import Estimated
 from cpembed.targets.cpu.calibration import Calibration

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.measure.interleaved import Interleaved, Work, time_interleaved
-from cpembed.measure.runner import Quantiles, Sampler, quantiles
+from cpembed.runtime.measurement.interleaved import Interleaved, Work, time_interleaved
+from cpembed.runtime.measurement.runner import Quantiles, Sampler, quantiles
 from cpembed.targets.cpu.choice import Objective
 
 ROUND_MS = 0.5

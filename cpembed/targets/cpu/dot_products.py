@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cpembed.codegen.emit import kernel_plan
+from cpembed.codegen.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
+from cpembed.codegen.nest import Nest
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.prefetch import Prefetch
+from cpembed.codegen.script import HEADER, read, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import is_signed, size_bytes
-from cpembed.kernel.emit import kernel_plan
-from cpembed.kernel.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
-from cpembed.kernel.nest import Nest
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.prefetch import Prefetch
-from cpembed.kernel.script import HEADER, read, storage_dtype
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.targets.cpu.figures import figures

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cpembed.codegen.halo import executed_share, stepped_share
+from cpembed.codegen.nest import Nest
+from cpembed.codegen.traffic import USED_SHARE, Reuse
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.halo import executed_share, stepped_share
-from cpembed.kernel.nest import Nest
-from cpembed.kernel.traffic import USED_SHARE, Reuse
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.figures import figures
 

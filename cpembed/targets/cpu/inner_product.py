@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partial
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.loop_order import order_reductions
+from cpembed.codegen.nest import KernelOperand, Nest, Peeling
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.program_nest import kernel_nest, lane_name
+from cpembed.codegen.tiling import split_axes
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.loop_order import order_reductions
-from cpembed.kernel.nest import KernelOperand, Nest, Peeling
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.program_nest import kernel_nest, lane_name
-from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model
 from cpembed.targets.cpu.figures import figures

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+from cpembed.codegen.layout_transform import Direction, blocks_of, plan_transform
+from cpembed.codegen.nest import Nest
+from cpembed.codegen.per_thread_packing import PerThreadPacking
+from cpembed.codegen.traffic import USED_SHARE
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.layout_transform import Direction, blocks_of, plan_transform
-from cpembed.kernel.nest import Nest
-from cpembed.kernel.per_thread_packing import PerThreadPacking
-from cpembed.kernel.traffic import USED_SHARE
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.figures import figures
 from cpembed.transform.program import PackedOperand

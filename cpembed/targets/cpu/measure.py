@@ -17,18 +17,19 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from cpembed import worker
+from cpembed.codegen.compiled import CompiledKernel, in_turn
+from cpembed.codegen.packing import packed_before
+from cpembed.codegen.plan import Knobs
+from cpembed.cost.candidate import Candidate
 from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.compiled import CompiledKernel, in_turn
-from cpembed.kernel.packing import packed_before
-from cpembed.kernel.plan import Knobs
-from cpembed.measure.runner import Sampler, wall_clock
-from cpembed.measure.verification import Expected
-from cpembed.selection.candidate import Candidate
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.runner import Sampler, wall_clock
+from cpembed.runtime.measurement.verification import Expected
+from cpembed.steps import step
 from cpembed.targets.cpu.build import build
 from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.comparison import (
@@ -41,7 +42,6 @@ from cpembed.targets.cpu.comparison import (
     Timed,
 )
 from cpembed.targets.registry import open_target
-from cpembed.worker import step
 
 ROUNDS, FINAL_ROUNDS = 40, 80
 """Of a kernel that is not rejected, and at the end of a search; of kernels that a turn holds."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.kernel.compiled import (
+from cpembed.codegen.compiled import (
     PACKING,
     Array,
     Compiled,
@@ -21,22 +21,22 @@ from cpembed.kernel.compiled import (
     Processor,
     in_turn,
 )
-from cpembed.kernel.layout_transform import Direction
-from cpembed.kernel.method_layouts import padded_image, result, weights, window_matrix
-from cpembed.kernel.packing import packing_source
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.recorded import RecordedCalls, Recorder
-from cpembed.kernel.tile_transforms import (
+from cpembed.codegen.layout_transform import Direction
+from cpembed.codegen.method_layouts import padded_image, result, weights, window_matrix
+from cpembed.codegen.packing import packing_source
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.recorded import RecordedCalls, Recorder
+from cpembed.codegen.tile_transforms import (
     Blocks,
     image_transform,
     output_transform,
     weights_transform,
 )
-from cpembed.measure.runner import Timing, time_work
-from cpembed.methods.im2col import Im2col
-from cpembed.methods.rewritten import M, Rewritten, U, V
-from cpembed.methods.winograd import Winograd
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.runner import Timing, time_work
+from cpembed.transform.methods.im2col import Im2col
+from cpembed.transform.methods.rewritten import M, Rewritten, U, V
+from cpembed.transform.methods.winograd import Winograd
 from cpembed.transform.program import PackedOperand
 
 Call = Callable[[], Any]

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.method_layouts import padded_image, result, window_matrix
+from cpembed.codegen.recorded import RecordedCalls
+from cpembed.codegen.tile_transforms import Blocks
+from cpembed.codegen.traffic import USED_SHARE
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.method_layouts import padded_image, result, window_matrix
-from cpembed.kernel.recorded import RecordedCalls
-from cpembed.kernel.tile_transforms import Blocks
-from cpembed.kernel.traffic import USED_SHARE
-from cpembed.methods.cook_toom import Matrix
-from cpembed.methods.im2col import Im2col
-from cpembed.methods.rewritten import M, Rewritten, V
-from cpembed.methods.straight_line import straight_line
-from cpembed.methods.winograd import Winograd
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.layout_cost import transform_us
 from cpembed.targets.cpu.method_kernel import MethodKernel
 from cpembed.targets.methods import MethodPlan, Methods
+from cpembed.transform.methods.cook_toom import Matrix
+from cpembed.transform.methods.im2col import Im2col
+from cpembed.transform.methods.rewritten import M, Rewritten, V
+from cpembed.transform.methods.straight_line import straight_line
+from cpembed.transform.methods.winograd import Winograd
 from cpembed.transform.program import PackedOperand
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partial
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.loop_order import order_reductions
+from cpembed.codegen.nest import Nest, Peeling
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.program_nest import kernel_nest
+from cpembed.codegen.tiling import split_axes
 from cpembed.errors import LoweringError
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.loop_order import order_reductions
-from cpembed.kernel.nest import Nest, Peeling
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.program_nest import kernel_nest
-from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model
 from cpembed.targets.cpu.figures import figures
@@ -50,7 +50,7 @@ def lane_nest(
     unpadded: bool = False,
 ) -> Nest:
     """Lanes in digits; raises :class:`LoweringError` where the layout does not suit the
-    instruction; ``unpadded`` as in :func:`~cpembed.kernel.program_nest.kernel_nest`."""
+    instruction; ``unpadded`` as in :func:`~cpembed.codegen.program_nest.kernel_nest`."""
     nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
     dot.check(nest)
     _check_lanes(dot, nest, lane_roles(program))

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import get_args
 
+from cpembed.codegen.halo import reads_no_padding
+from cpembed.codegen.loop_order import order_tasks
+from cpembed.codegen.nest import Nest, Pass, TileLoop
+from cpembed.codegen.per_thread_packing import PerThreadPacking, pack_per_thread, plan_packing
+from cpembed.codegen.plan import Knobs, LoopOrder
+from cpembed.codegen.prefetch import Prefetch, prefetch_a, prefetch_b, prefetch_c
+from cpembed.codegen.remainder import shorten_remainder
+from cpembed.codegen.split_k import loop_to_split, split_k
+from cpembed.codegen.tiling import cache_tile, drop_unit_loops, register_tile
+from cpembed.codegen.traffic import USED_SHARE, Reuse, touched_lines
 from cpembed.errors import LoweringError
-from cpembed.kernel.halo import reads_no_padding
-from cpembed.kernel.loop_order import order_tasks
-from cpembed.kernel.nest import Nest, Pass, TileLoop
-from cpembed.kernel.per_thread_packing import PerThreadPacking, pack_per_thread, plan_packing
-from cpembed.kernel.plan import Knobs, LoopOrder
-from cpembed.kernel.prefetch import Prefetch, prefetch_a, prefetch_b, prefetch_c
-from cpembed.kernel.remainder import shorten_remainder
-from cpembed.kernel.split_k import loop_to_split, split_k
-from cpembed.kernel.tiling import cache_tile, drop_unit_loops, register_tile
-from cpembed.kernel.traffic import USED_SHARE, Reuse, touched_lines
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep, Estimate, adding_us, estimate
 from cpembed.targets.cpu.figures import figures
@@ -38,7 +38,7 @@ class RegisterModel:
     with lanes in digits; ``largest`` bounds either side; ``product`` is the one whose time it
     takes. ``rows`` and ``columns`` are the loops whose points make a block, by falling distance in
     memory. ``streams``: loads can leave the nearest cache as it is
-    (:attr:`~cpembed.kernel.plan.Knobs.non_temporal`).
+    (:attr:`~cpembed.codegen.plan.Knobs.non_temporal`).
     """
 
     fits: Callable[[int, int], bool]

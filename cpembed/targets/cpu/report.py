@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cpembed.codegen.plan import Knobs
 from cpembed.embedding.embedding import Embedding
-from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.trials import CpuTrial
 from cpembed.wording import duration

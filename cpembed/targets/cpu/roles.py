@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cpembed.codegen.nest import Nest, TileLoop
+from cpembed.codegen.program_nest import lane_name
+from cpembed.codegen.tiling import can_tile
 from cpembed.errors import LoweringError
-from cpembed.kernel.nest import Nest, TileLoop
-from cpembed.kernel.program_nest import lane_name
-from cpembed.kernel.tiling import can_tile
 from cpembed.transform.program import DerivedProgram, Loop
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
 
-from cpembed.kernel.nest import TileLoop
-from cpembed.kernel.plan import Knobs, LoopOrder
+from cpembed.codegen.nest import TileLoop
+from cpembed.codegen.plan import Knobs, LoopOrder
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.cpu.choice import PRODUCTS, Objective, moved, whole_call
 from cpembed.targets.cpu.estimate import Estimate
 from cpembed.targets.cpu.register_blocks import Schedules, apply_knobs
 from cpembed.targets.cpu.trials import schedule_key
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.space import Scored, Space
 
 _WITH_MOVES = 24
 """Schedules, the fastest without moves, that are compared with them where few are asked for: the

@@ -9,22 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cpembed import worker
+from cpembed.codegen import runtime
+from cpembed.codegen.compiled import CompiledKernel, Processor, described
+from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, Storing
+from cpembed.codegen.packing import packed_before
+from cpembed.codegen.plan import Knobs
+from cpembed.codegen.recorded import Recorder
+from cpembed.cost.candidate import Candidate
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
 from cpembed.files import make_folder, write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel import runtime
-from cpembed.kernel.compiled import CompiledKernel, Processor, described
-from cpembed.kernel.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, Storing
-from cpembed.kernel.packing import packed_before
-from cpembed.kernel.plan import Knobs
-from cpembed.kernel.recorded import Recorder
-from cpembed.measure.runner import Timing, measure
-from cpembed.selection.candidate import Candidate
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.runner import Timing, measure
+from cpembed.runtime.tuning.session import CandidatePool, Task
 from cpembed.targets.base import Array, Execution, Row, Target
 from cpembed.targets.choice import Choice, built_first, compared, storing
 from cpembed.targets.cpu import report
@@ -39,7 +40,6 @@ from cpembed.targets.cpu.trials import CpuTrial, key_of, schedule_json
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.cpu.variants import require_variant, with_variants
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.session import CandidatePool, Task
 
 
 class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):

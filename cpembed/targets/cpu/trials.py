@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
+from cpembed.codegen.plan import Knobs
+from cpembed.codegen.runtime import thread_count
+from cpembed.codegen.system import cpu_model
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.plan import Knobs
-from cpembed.kernel.runtime import thread_count
-from cpembed.kernel.system import cpu_model
-from cpembed.measure.environment import versions
-from cpembed.measure.runner import Quantiles
+from cpembed.runtime.measurement.environment import versions
+from cpembed.runtime.measurement.runner import Quantiles
+from cpembed.runtime.tuning.database import Trial, problem_key, sources_digest
 from cpembed.stores import LARGEST, Natural, Positive, Time
 from cpembed.targets.cpu.choice import Objective
-from cpembed.tuning.database import Trial, problem_key, sources_digest
 from cpembed.wording import duration
 
 _PACKAGE = Path(__file__).resolve().parents[2]

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from cpembed.codegen.plan import Knobs
 from cpembed.errors import CrashError
-from cpembed.kernel.plan import Knobs
+from cpembed.runtime.tuning.database import store_of
+from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
+from cpembed.runtime.tuning.space import Proposal
 from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.comparison import Failed, Moves, Timed
 from cpembed.targets.cpu.trials import CpuTrial, key_of
-from cpembed.tuning.database import store_of
-from cpembed.tuning.session import CandidatePool, Task, Tuning
-from cpembed.tuning.space import Proposal
 
 FINALISTS = 4
 """The best schedules, which are timed again beside each other when a search is over."""

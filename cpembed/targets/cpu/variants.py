@@ -16,6 +16,10 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from cpembed.codegen.packing import packed_before
+from cpembed.cost.candidate import Candidate, derive_candidate
+from cpembed.cost.overheads import overheads
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import problem_of
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -24,17 +28,13 @@ from cpembed.errors import InvariantError, TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.packing import packed_before
-from cpembed.selection.candidate import Candidate, derive_candidate
-from cpembed.selection.overheads import overheads
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.tuning.records import WIDEST
 from cpembed.targets.cpu.choice import moved
 from cpembed.targets.cpu.exchanged import over_output
 from cpembed.targets.cpu.rows import over_rows
 from cpembed.targets.cpu.windows import over_windows
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import require
-from cpembed.tuning.records import WIDEST
 
 OVER_ROWS, OVER_WINDOWS, EXCHANGED = "over rows", "over windows", "factors exchanged"
 """What a variant's embedding has that the one of its rank has not."""

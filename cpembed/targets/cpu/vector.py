@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from cpembed.codegen.emit import kernel_plan
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.instruction import InstructionText, StoreText
+from cpembed.codegen.nest import Nest, Peeling, TileLoop
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.program_nest import kernel_nest, lane_name
+from cpembed.codegen.tiling import can_tile, split_axes
 from cpembed.errors import LoweringError
-from cpembed.kernel.emit import kernel_plan
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.instruction import InstructionText, StoreText
-from cpembed.kernel.nest import Nest, Peeling, TileLoop
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.program_nest import kernel_nest, lane_name
-from cpembed.kernel.tiling import can_tile, split_axes
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.dot_products import Registers
@@ -144,7 +144,7 @@ def lane_nest(
     program: DerivedProgram, epilogue: Epilogue | None = None, *, unpadded: bool = False
 ) -> Nest:
     """Lanes in digits; raises :class:`LoweringError` where the layout does not suit vectors;
-    ``unpadded`` as in :func:`~cpembed.kernel.program_nest.kernel_nest`."""
+    ``unpadded`` as in :func:`~cpembed.codegen.program_nest.kernel_nest`."""
     lane = _lane(program)
     nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
     extent = program.extents[program.instruction.computation.axes[0].name]

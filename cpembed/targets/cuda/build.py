@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.codegen import runtime
 from cpembed.errors import LoweringError
-from cpembed.kernel import runtime
+from cpembed.steps import step
 from cpembed.targets.cuda import emit, results
 from cpembed.targets.cuda.defects import PASS_OPTIONS, text_for_cuda
 from cpembed.targets.cuda.device import function
@@ -18,7 +19,6 @@ from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.packing import THREADS, packing_blocks, packing_kernel
 from cpembed.targets.cuda.schedule import MOST_THREADS, Plan
 from cpembed.targets.cuda.writer import PARAMETERS
-from cpembed.worker import step
 
 
 @dataclass(frozen=True)

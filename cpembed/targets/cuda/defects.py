@@ -10,7 +10,7 @@
 - Barriers are put around accesses of shared memory that are seen, which fails inside conditions:
   its pointers are made by ``address_of`` (:func:`cpembed.targets.cuda.writer.in_shared`).
 - A pointer to an element of ``bfloat16`` has a type that the text does not define: such elements
-  travel as their bits (:func:`cpembed.kernel.script.storage_dtype`).
+  travel as their bits (:func:`cpembed.codegen.script.storage_dtype`).
 - A fused multiply-add has no CUDA code: :func:`text_for_cuda` names CUDA's own function. A lowering
   registered for the target would reach every kernel of the process: where TVM finds one, it forms
   fused multiply-adds of vectors too.

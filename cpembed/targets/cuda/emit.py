@@ -8,8 +8,8 @@ of a warp calls: what lies outside is an argument.
 
 from __future__ import annotations
 
+from cpembed.codegen.script import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.script import HEADER, buffer, storage_dtype
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import Stored, TiledProduct
 from cpembed.targets.cuda.results import write_results

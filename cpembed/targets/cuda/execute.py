@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen import runtime
+from cpembed.codegen.epilogue import RESIDUAL
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.kernel import runtime
-from cpembed.kernel.epilogue import RESIDUAL
 from cpembed.targets.cuda.build import CudaText
 from cpembed.targets.cuda.executor import Counters, Order, compile_text
 from cpembed.targets.cuda.executor.compiler import compiler

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.program_nest import vector_operand
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.program_nest import vector_operand
 from cpembed.targets.cuda.instructions import TensorCoreInstruction, instruction_of
 from cpembed.targets.cuda.vectors import vector_length
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from cpembed.codegen.script import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.script import HEADER, buffer, storage_dtype
 from cpembed.targets.cuda.lower import Stored
 from cpembed.targets.cuda.text import quotient, remainder, written
 from cpembed.targets.cuda.writer import Writer, at, chosen

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen import runtime
+from cpembed.codegen.script import storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.kernel import runtime
-from cpembed.kernel.script import storage_dtype
 from cpembed.targets.cuda.build import parameter_names
 from cpembed.targets.cuda.defects import PASS_OPTIONS
 from cpembed.targets.cuda.execute import flat, unwritten

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from cpembed.codegen.epilogue import channel_axes
+from cpembed.codegen.script import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.epilogue import channel_axes
-from cpembed.kernel.script import HEADER, buffer, storage_dtype
 from cpembed.targets.cuda.fragments import position
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import TiledProduct

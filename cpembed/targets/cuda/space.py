@@ -9,12 +9,12 @@ from functools import cached_property
 from random import Random
 
 from cpembed.errors import LoweringError
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.cuda.gpu import Gpu
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.model import estimate
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.work import work_of
-from cpembed.tuning.space import Scored, Space
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 ROW_TILES = (1, 2, 4)

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cpembed.codegen.tensorir import FunctionCalls
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.tensorir import FunctionCalls
-from cpembed.measure.runner import Timing
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.base import Array, Details, Execution, Row, Target
 from cpembed.targets.cuda.build import cuda_text
 from cpembed.targets.cuda.execute import CudaKernels, missing

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.kernel import runtime
-from cpembed.kernel.epilogue import RESIDUAL
-from cpembed.kernel.recorded import Memory
-from cpembed.kernel.script import storage_dtype
-from cpembed.kernel.tensorir import FunctionCall, FunctionCalls
+from cpembed.codegen import runtime
+from cpembed.codegen.epilogue import RESIDUAL
+from cpembed.codegen.recorded import Memory
+from cpembed.codegen.script import storage_dtype
+from cpembed.codegen.tensorir import FunctionCall, FunctionCalls
 from cpembed.targets.cuda.build import functions, prim_func
 from cpembed.targets.cuda.defects import PASS_OPTIONS
 from cpembed.targets.cuda.emit import Writer

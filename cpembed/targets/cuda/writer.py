@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cpembed.kernel.epilogue import BIAS, SCALE
-from cpembed.kernel.script import Script, buffer
+from cpembed.codegen.epilogue import BIAS, SCALE
+from cpembed.codegen.script import Script, buffer
 from cpembed.targets.cuda.lower import Stored, TiledProduct
 from cpembed.targets.cuda.text import written
 

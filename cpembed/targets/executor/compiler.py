@@ -19,9 +19,9 @@ from pathlib import Path
 
 import platformdirs
 
+from cpembed.codegen.host_cpu import reported_features
 from cpembed.errors import LoweringError
 from cpembed.host_compiler import compiler_command
-from cpembed.kernel.host_cpu import reported_features
 from cpembed.sealing import SealedFolder
 
 NATIVE = Path(__file__).parent / "native"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cpembed.methods.straight_line import Step, straight_line
 from cpembed.targets.scratchpad.parts import Dimension, Part, Transform
 from cpembed.targets.scratchpad.text import Lines, boxes_text
+from cpembed.transform.methods.straight_line import Step, straight_line
 
 KIND = "float"
 

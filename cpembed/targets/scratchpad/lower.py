@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from cpembed.codegen.packing import packed_before
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Cast, Expression, Operation
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.packing import packed_before
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.transform.program import DerivedProgram
 

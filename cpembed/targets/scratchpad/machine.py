@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cpembed.cost.machine.estimate import machine_of
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.machine import Hierarchy, Mesh, Overlapping
 from cpembed.hw.schema import spec_error
-from cpembed.machine.estimate import machine_of
 from cpembed.targets.scratchpad.requirements import Lanes, lanes_of
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from cpembed.errors import LoweringError
-from cpembed.methods.cook_toom import Matrix
-from cpembed.methods.im2col import Im2col
-from cpembed.methods.rewritten import Rewritten
-from cpembed.methods.winograd import Tiling, Winograd
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.parts import ELEMENT, Dimension, Loop, Part, Transform, blocked
+from cpembed.transform.methods.cook_toom import Matrix
+from cpembed.transform.methods.im2col import Im2col
+from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.winograd import Tiling, Winograd
 
 
 def parts_of(method: Rewritten, machine: ScratchpadMachine) -> tuple[Part | None, Part | None]:

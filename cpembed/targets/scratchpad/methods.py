@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.measure.runner import Timing
-from cpembed.methods.rewritten import Rewritten, U, V
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.methods import MethodPlan, Methods
 from cpembed.targets.scratchpad.emit_part import part_text
 from cpembed.targets.scratchpad.execute import Array, ScratchpadProgram, shape_of
@@ -22,6 +21,7 @@ from cpembed.targets.scratchpad.executor import Counters, compile_text
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.method_parts import parts_of
 from cpembed.targets.scratchpad.parts import Part
+from cpembed.transform.methods.rewritten import Rewritten, U, V
 from cpembed.transform.program import DerivedProgram
 
 

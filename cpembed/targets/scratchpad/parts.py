@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpembed.errors import LoweringError
-from cpembed.methods.cook_toom import Matrix
-from cpembed.methods.straight_line import straight_line
 from cpembed.targets.scratchpad.boxes import Box, BoxDimension
 from cpembed.targets.scratchpad.lower import Operand
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.model import pattern
 from cpembed.targets.scratchpad.requirements import LANES_BYTES
+from cpembed.transform.methods.cook_toom import Matrix
+from cpembed.transform.methods.straight_line import straight_line
 
 ELEMENT = "float32"
 _BYTES = 4

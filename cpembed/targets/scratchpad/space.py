@@ -22,6 +22,7 @@ from random import Random
 import numpy as np
 
 from cpembed.errors import LoweringError
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.scratchpad.boxes import Form
 from cpembed.targets.scratchpad.lower import Axis, BoxProduct
 from cpembed.targets.scratchpad.model import Numbers, Times, Work
@@ -33,7 +34,6 @@ from cpembed.targets.scratchpad.schedule import (
     check_form,
     loop_orders,
 )
-from cpembed.tuning.space import Scored, Space
 
 MOST = 200_000
 """Combinations of sizes that are estimated; with more, sizes are left out evenly."""

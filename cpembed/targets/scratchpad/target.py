@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cpembed.codegen.epilogue import Storing
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Storing
-from cpembed.measure.runner import Timing
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.base import Array, Details, Execution, Row, Target
 from cpembed.targets.scratchpad.execute import ScratchpadProgram, missing, program
 from cpembed.targets.scratchpad.executor import Counters

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cpembed.cost.machine.technology import Sram, Technology, Unit
 from cpembed.errors import SpecError
-from cpembed.machine.technology import Sram, Technology, Unit
 from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
 from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.program import MODULES, VtaProgram, columns_of

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.runtime import Function, compile_plan
-from cpembed.kernel.script import HEADER
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import Function, compile_plan
+from cpembed.codegen.script import HEADER
 
 _PADDING = ("pads_before", "skipped", "pads_after")
 """Phases of ``ZeroPadding``, in order; of a module, the cycles that are left of each."""

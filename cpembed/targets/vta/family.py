@@ -20,6 +20,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.cost.candidate import derive_candidate
+from cpembed.cost.machine.technology import technologies, technology
+from cpembed.cost.search import find_best
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
@@ -28,10 +31,8 @@ from cpembed.errors import LoweringError, SpecError, TransformError
 from cpembed.files import write_whole
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.machine.technology import technologies, technology
 from cpembed.provenance import Provenance
-from cpembed.selection.candidate import derive_candidate
-from cpembed.selection.search import find_best
+from cpembed.runtime.tuning.records import WIDEST
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
 from cpembed.targets.vta.bounds import Floor, Floors
 from cpembed.targets.vta.encoding import formats_of
@@ -56,7 +57,6 @@ from cpembed.targets.vta.tiles import TileNest
 from cpembed.targets.vta.timing import MemorySystem, time_program
 from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace
 from cpembed.transform.proof import require
-from cpembed.tuning.records import WIDEST
 from cpembed.workloads.suites import Layer
 
 SIZED = (Memory.INP, Memory.WGT, Memory.ACC)

@@ -20,14 +20,14 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from cpembed.codegen import runtime
+from cpembed.codegen.layout_transform import Direction
+from cpembed.codegen.packing import packed_before, packing_source
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import aligned
 from cpembed.errors import WorkloadError
-from cpembed.kernel import runtime
-from cpembed.kernel.layout_transform import Direction
-from cpembed.kernel.packing import packed_before, packing_source
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.runtime import aligned
-from cpembed.measure.runner import Timing, time_work
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.runner import Timing, time_work
 from cpembed.targets.cpu.calibration import calibration
 from cpembed.targets.cpu.layout_cost import threads_worth
 from cpembed.targets.vta.emit import Addresses, emit
@@ -293,7 +293,7 @@ class HostPacking:
             Inputs by name, in their original layouts.
         packed_ahead
             Names of the inputs that are packed ahead, and not timed; by default the second input,
-            as in :func:`~cpembed.measure.runner.measure`.
+            as in :func:`~cpembed.runtime.measurement.runner.measure`.
         rounds
             Number of rounds of each measurement.
         round_ms

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen.epilogue import MAX_SHIFT, Epilogue, Storing
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.kernel.epilogue import MAX_SHIFT, Epilogue, Storing
 from cpembed.targets.vta.isa import AluOp
 
 Array = NDArray[Any]

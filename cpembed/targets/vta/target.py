@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cpembed.codegen.epilogue import MAX_SHIFT, Storing
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import InvariantError, ProgramError
@@ -17,10 +18,11 @@ from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import spec_error
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import MAX_SHIFT, Storing
-from cpembed.measure.runner import Quantiles, Timing
-from cpembed.measure.verification import Expected, Verification, compare_integers
 from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.runner import Quantiles, Timing
+from cpembed.runtime.measurement.verification import Expected, Verification, compare_integers
+from cpembed.runtime.tuning.space import Proposal
+from cpembed.steps import step
 from cpembed.targets.base import Array, Execution, Row, Target
 from cpembed.targets.vta import report
 from cpembed.targets.vta.bounds import bounds
@@ -37,8 +39,6 @@ from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 from cpembed.targets.vta.timing import Timing as SimulatedTiming
 from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace, VtaTrial, key_of, result_form
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.space import Proposal
-from cpembed.worker import step
 
 SIMULATOR = "vta.simulator"
 """Name of the simulator that executes programs, in results."""

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen.runtime import aligned, shared
 from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.machine import MemoryInterface
-from cpembed.kernel.runtime import aligned, shared
 from cpembed.targets.vta.assembly.disassembler import instruction_text
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode

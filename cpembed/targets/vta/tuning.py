@@ -14,7 +14,9 @@ import numpy as np
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.measure.environment import versions
+from cpembed.runtime.measurement.environment import versions
+from cpembed.runtime.tuning.database import Trial, problem_key, sources_digest
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.stores import Count, Positive
 from cpembed.targets.vta.bounds import Bounds, bounds
 from cpembed.targets.vta.estimate import estimate_schedule, ranked_schedules
@@ -25,8 +27,6 @@ from cpembed.targets.vta.tail import Tail, check_tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest, with_bias
 from cpembed.targets.vta.timing import MemorySystem
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.database import Trial, problem_key, sources_digest
-from cpembed.tuning.space import Scored, Space
 
 MIN_SLOTS, MAX_SLOTS = 2, 8
 """Minimum and maximum number of an operand's regions in SRAM at a time, with two threads. With one

@@ -6,16 +6,16 @@ import math
 from collections.abc import Set
 from functools import partial
 
+from cpembed.codegen.emit import kernel_plan
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.instruction import INIT, STORE, UPDATE, InstructionText
+from cpembed.codegen.nest import KernelOperand, Nest
+from cpembed.codegen.pipelined_epilogue import staged
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.program_nest import kernel_nest
+from cpembed.codegen.tiling import split_axes
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.emit import kernel_plan
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.instruction import INIT, STORE, UPDATE, InstructionText
-from cpembed.kernel.nest import KernelOperand, Nest
-from cpembed.kernel.pipelined_epilogue import staged
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.program_nest import kernel_nest
-from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.targets.cpu.figures import figures

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cpembed.codegen.instruction import Intrinsic
+from cpembed.codegen.nest import KernelOperand, Nest
+from cpembed.codegen.nest_text import element, loop_headers, update_statement, write_block
+from cpembed.codegen.pipelined_epilogue import staged
+from cpembed.codegen.script import HEADER, Script, storage_dtype, zero
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.instruction import Intrinsic
-from cpembed.kernel.nest import KernelOperand, Nest
-from cpembed.kernel.nest_text import element, loop_headers, update_statement, write_block
-from cpembed.kernel.pipelined_epilogue import staged
-from cpembed.kernel.script import HEADER, Script, storage_dtype, zero
 from cpembed.targets.x86.tiles import TileGrid
 from cpembed.transform.program import Loop
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
-from cpembed import worker
+from cpembed.codegen.runtime import thread_count
+from cpembed.codegen.system import cache_bytes, cpu_model
 from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.runtime import thread_count
-from cpembed.kernel.system import cache_bytes, cpu_model
-from cpembed.measure.interleaved import BUSY
-from cpembed.measure.load import Elsewhere
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.interleaved import BUSY
+from cpembed.runtime.measurement.load import Elsewhere
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.x86.features import lacking
 from cpembed.targets.x86.microbenchmarks import (

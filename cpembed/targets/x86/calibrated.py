@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cpembed.kernel.runtime import thread_count
+from cpembed.codegen.runtime import thread_count
 from cpembed.targets.cpu.calibration import (
     OPERATIONS,
     Calibration,

@@ -14,9 +14,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cpembed.ir.dtypes import is_integer
-from cpembed.ir.index import IndexExpr
-from cpembed.kernel.epilogue import (
+from cpembed.codegen.epilogue import (
     BIAS,
     SCALE,
     Epilogue,
@@ -24,9 +22,11 @@ from cpembed.kernel.epilogue import (
     float32,
     saturated_range,
 )
-from cpembed.kernel.nest import KernelOperand, Nest
-from cpembed.kernel.nest_text import VECTOR_PARAMETERS
-from cpembed.kernel.script import Script
+from cpembed.codegen.nest import KernelOperand, Nest
+from cpembed.codegen.nest_text import VECTOR_PARAMETERS
+from cpembed.codegen.script import Script
+from cpembed.ir.dtypes import is_integer
+from cpembed.ir.index import IndexExpr
 from cpembed.targets.x86.features import lacking
 
 _LANES = 16

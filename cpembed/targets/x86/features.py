@@ -11,9 +11,9 @@ import platform
 from collections.abc import Sequence
 from functools import cache
 
+from cpembed.codegen.host_cpu import cpu_features, listed
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.host_cpu import cpu_features, listed
 
 ASSUME_VARIABLE = "CPEMBED_ASSUME_CPU_FEATURES"
 """A testing aid: comma-separated features to take as present, permission included, because

@@ -11,13 +11,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from cpembed.kernel import runtime
+from cpembed.codegen import runtime
+from cpembed.steps import step
 from cpembed.targets.x86 import microkernels
 from cpembed.targets.x86.dot_products import DOT_PRODUCTS
 from cpembed.targets.x86.microkernels import BLOCK, BLOCK_LINES, COUNTS, STAMPS, WORDS, Lines
 from cpembed.targets.x86.probes import Probe
 from cpembed.targets.x86.tiles import MAX_ROWS, TileGrid
-from cpembed.worker import step
 
 LEVELS = ("L1", "L2", "L3", "memory")
 CLOCK = "clock"

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.kernel import runtime
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.script import HEADER, Script, storage_dtype
+from cpembed.codegen import runtime
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.script import HEADER, Script, storage_dtype
 from cpembed.targets.cpu.dot_products import DotProduct
 from cpembed.targets.x86.amx import ATTRIBUTES, OPTIONS
 from cpembed.targets.x86.amx_intrinsics import call

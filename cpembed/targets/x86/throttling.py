@@ -11,8 +11,8 @@ import math
 import time
 from functools import cache
 
+from cpembed.codegen.runtime import compile_plan, thread_count
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.runtime import compile_plan, thread_count
 from cpembed.targets.cpu.calibration import OPERATIONS, load_calibration
 from cpembed.targets.x86 import microkernels
 from cpembed.targets.x86.calibrate import FEATURES, product_of

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.errors import LoweringError
-from cpembed.kernel.nest import KernelOperand, Nest
 from cpembed.targets.cpu.roles import LaneRoles, digits
 from cpembed.transform.program import Loop
 

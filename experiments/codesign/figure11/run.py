@@ -19,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from cpembed.cost.search import find_best
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
-from cpembed.selection.search import find_best
 from cpembed.targets.vta.bounds import Bounds, bounds
 from cpembed.targets.vta.tuning import Nest
 from cpembed.workloads.einsum import gemm

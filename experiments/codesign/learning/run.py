@@ -18,12 +18,12 @@ from pathlib import Path
 
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
+from cpembed.runtime.tuning.search import Search
+from cpembed.runtime.tuning.space import Design, distinct
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.timing import time_program
 from cpembed.targets.vta.tuning import Nest, VtaSpace
-from cpembed.tuning.search import Search
-from cpembed.tuning.space import Design, distinct
 from cpembed.workloads.suites import layer
 from experiments.codesign.common import default_spec, workload_of
 from experiments.codesign.learning.qlearning import (

@@ -22,10 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cpembed.cluster import Task, Workers, open_workers
 from cpembed.exploration.exact import ExactSearch
 from cpembed.exploration.explore import open_exploration
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.runtime.cluster import Task, Workers, open_workers
 from cpembed.targets.family import Value
 from cpembed.targets.vta.family import target_of
 from cpembed.workloads.suites import Layer, suite

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cpembed.codegen.compiled import CompiledKernel
 from cpembed.driver import bench_maker
 from cpembed.driver.bench import Bench, open_bench, select_layers
 from cpembed.driver.bench_layers import NamedSuite
@@ -20,12 +21,11 @@ from cpembed.driver.bench_rows import BenchRow, RunRow
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.measure import environment
-from cpembed.measure.runner import Quantiles
 from cpembed.provenance import Provenance
 from cpembed.report.bench import report
 from cpembed.resources import constraint_files, hardware_spec_files
+from cpembed.runtime.measurement import environment
+from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import Layer, suite

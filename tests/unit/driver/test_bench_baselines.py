@@ -16,8 +16,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cpembed.baselines.base import Arrays, Contender, NotCovered, Subject
-from cpembed.baselines.comparison import compare_interleaved
+from cpembed.codegen.epilogue import Epilogue, channel_numbers
+from cpembed.codegen.runtime import thread_count
 from cpembed.driver import bench as bench_module
 from cpembed.driver import bench_baselines, bench_maker
 from cpembed.driver.bench import Bench, open_bench
@@ -27,12 +27,12 @@ from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.ir.reference import reference
-from cpembed.kernel.epilogue import Epilogue, channel_numbers
-from cpembed.kernel.runtime import thread_count
-from cpembed.measure import interleaved, load
-from cpembed.measure.runner import Quantiles
 from cpembed.report.bench import report
 from cpembed.report.bench_plot import plot_svg
+from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Subject
+from cpembed.runtime.baselines.comparison import compare_interleaved
+from cpembed.runtime.measurement import interleaved, load
+from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.targets.cpu.calibration import (
     DIRECTORY_VARIABLE,
     default_calibration,
@@ -41,7 +41,7 @@ from cpembed.targets.cpu.calibration import (
 from cpembed.targets.registry import open_target
 from cpembed.targets.x86 import target as x86
 from cpembed.targets.x86.baselines import openers
-from tests.unit.baselines.fakes import FakeBaseline, FakeForm
+from tests.unit.runtime.baselines.fakes import FakeBaseline, FakeForm
 
 TARGET = "avx512_vnni"
 

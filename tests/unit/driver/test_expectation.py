@@ -13,10 +13,10 @@ from cpembed.driver import run
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.driver.solve import solve
-from cpembed.measure.runner import Quantiles, Timing
-from cpembed.measure.verification import Verification
 from cpembed.provenance import Provenance
 from cpembed.report.run import report
+from cpembed.runtime.measurement.runner import Quantiles, Timing
+from cpembed.runtime.measurement.verification import Verification
 from cpembed.targets.base import Details
 from cpembed.targets.choice import choices
 from cpembed.targets.cpu import target as module

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.cost.use_bound import utilisation_bound
 from cpembed.driver import presets
 from cpembed.driver.advice import undeclared_stride
 from cpembed.driver.explain import Explanation, explain
@@ -28,7 +29,6 @@ from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import WorkloadError
 from cpembed.report.solve import set_words
-from cpembed.selection.use_bound import utilisation_bound
 from cpembed.targets.choice import choices
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import suite

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from cpembed.codegen.epilogue import Storing
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.errors import SpecError, WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Storing
 from cpembed.provenance import Provenance
 from cpembed.targets.registry import open_target
 from cpembed.targets.vta.report import VtaDetails

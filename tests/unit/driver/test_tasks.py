@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpembed.cluster import Outcome, Task, Workers
 from cpembed.driver import bench_maker
 from cpembed.driver.bench import Bench, open_bench
 from cpembed.driver.named import workload
 from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.errors import BackendUnavailable, CrashError, InvariantError
-from cpembed.measure import runner
-from cpembed.tuning.database import DIRECTORY_VARIABLE
-from cpembed.worker.parent import IN_PROCESS_VARIABLE
+from cpembed.runtime.cluster import Outcome, Task, Workers
+from cpembed.runtime.measurement import runner
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
+from cpembed.runtime.worker.parent import IN_PROCESS_VARIABLE
 
 TARGET = "vta_1x16x16"
 

@@ -14,11 +14,11 @@ from cpembed.driver.run_result import RunResult
 from cpembed.driver.tune import TuneResult, tune
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.computation import Computation
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
+from cpembed.runtime.tuning.space import Proposal
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.tuning import VtaTrial
-from cpembed.tuning.database import DIRECTORY_VARIABLE
-from cpembed.tuning.space import Proposal
 
 TARGET = "vta_1x16x16"
 

@@ -19,7 +19,10 @@ from cpembed.driver.solve import solve
 from cpembed.driver.tune import OpenTuning, TuneResult, open_tuning, tune
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError, WorkloadError
-from cpembed.measure.runner import Quantiles
+from cpembed.runtime.measurement.runner import Quantiles
+from cpembed.runtime.tuning.database import stored
+from cpembed.runtime.tuning.records import Lookup, Record, best_record
+from cpembed.runtime.tuning.session import CandidatePool, Task
 from cpembed.targets.choice import choices
 from cpembed.targets.cpu import trials as cpu_trials
 from cpembed.targets.cpu.choice import Objective
@@ -29,9 +32,6 @@ from cpembed.targets.cpu.tuning import FINALISTS, CpuTuning
 from cpembed.targets.cpu.variants import OVER_ROWS
 from cpembed.targets.registry import open_target
 from cpembed.targets.x86.target import X86Target
-from cpembed.tuning.database import stored
-from cpembed.tuning.records import Lookup, Record, best_record
-from cpembed.tuning.session import CandidatePool, Task
 from tests.unit.targets.cpu.tuning import (
     TARGET,
     CpuProposal,

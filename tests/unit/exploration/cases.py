@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpembed.cluster import Workers, open_workers
 from cpembed.exploration.costing import Costing, LayerWork
 from cpembed.exploration.exact import ExactSearch
 from cpembed.exploration.objectives import read_limits, read_objectives
 from cpembed.exploration.points import EvaluatedPoint, Vector, front_of
 from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Space, read_space
+from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.targets import families
 from cpembed.targets.family import Family
 from cpembed.workloads.suites import Layer

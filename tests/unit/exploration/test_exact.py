@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from cpembed.cluster import open_workers
 from cpembed.errors import InvariantError, SpecError
 from cpembed.exploration.costing import Costing
 from cpembed.exploration.exact import ExactSearch
 from cpembed.exploration.objectives import OBJECTIVES, Machine, read_objectives
 from cpembed.exploration.space import read_space
+from cpembed.runtime.cluster import open_workers
 from cpembed.targets.family import Costs, Point
 from tests.unit.exploration.cases import exact, front, run, space, works
 from tests.unit.exploration.synthetic import SyntheticFamily

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cluster import open_workers
 from cpembed.errors import SpecError
 from cpembed.exploration.explore import open_exploration
-from cpembed.measure.environment import source_digest
+from cpembed.runtime.cluster import open_workers
+from cpembed.runtime.measurement.environment import source_digest
 from cpembed.targets.families import open_family
 
 HEAD = 'name = "small"\ndescription = "a few machines"\n'

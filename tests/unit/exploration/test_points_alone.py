@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.cluster import open_workers
 from cpembed.exploration.explore import Exploration, open_exploration
 from cpembed.exploration.objectives import read_objectives
+from cpembed.runtime.cluster import open_workers
 
 Values = Mapping[str, Sequence[Any]]
 OBJECTIVES = ("cycles", "energy", "area")

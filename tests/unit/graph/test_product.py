@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.ir.parser import parse_computation
-from cpembed.kernel.epilogue import Epilogue, Residual
 
 
 def test_a_requantized_product_with_a_residual() -> None:

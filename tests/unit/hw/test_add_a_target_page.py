@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.cost.machine.estimate import Estimate
 from cpembed.driver.estimate import estimate
 from cpembed.driver.named import workload
 from cpembed.errors import SpecError
@@ -20,7 +21,6 @@ from cpembed.hw.specification import (
     MeshTable,
 )
 from cpembed.ir.dtypes import DTYPES
-from cpembed.machine.estimate import Estimate
 from cpembed.wording import duration
 
 PAGE = (Path(__file__).parents[3] / "docs" / "add-a-target.md").read_text(encoding="utf-8")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Concat, Elementwise, Input, Pool, Product, TensorType
-from cpembed.kernel.epilogue import Epilogue, Residual
 from cpembed.network.cache import Cache
 from cpembed.network.options import MOST_COMBINATIONS, Ports, Ways, agrees, ports_of
 from cpembed.network.products import Products

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.ir.parser import parse_computation
-from cpembed.kernel.epilogue import Epilogue, Residual
 from cpembed.network.splitting import without_residuals
 
 BYTES = Epilogue("uint8", scale=True, bias=True, zero_point=7)

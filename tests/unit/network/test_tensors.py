@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.driver.named import workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pool, Product, Reshape, Softmax, TensorType
-from cpembed.kernel.epilogue import Epilogue, Residual
 from cpembed.network.build import uniquely_named
 from cpembed.network.layout import Layout
 from cpembed.network.tensors import Layouts, residual_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.tuning.database import DIRECTORY_VARIABLE
-from cpembed.worker import LIMIT_VARIABLE
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
+from cpembed.steps import LIMIT_VARIABLE
 from tests.cli.calling import Called, Caller, in_a_process
 from tests.cli.schema import NUMBER, QUANTILES, RUN, TUNED, Map, assert_matches
 from tests.unit.plugins.conftest import Install
@@ -158,8 +158,8 @@ def test_its_machine_is_estimated(done: Callable[..., Called]) -> None:
 def test_the_tvm_plug_in_takes_it() -> None:
     from tvm.relax import op
 
-    import cpembed.tvm
-    from tests.unit.tvm.modules import module_of, random, run
+    import cpembed.integrations.tvm
+    from tests.unit.integrations.tvm.modules import module_of, random, run
 
     shapes = (5, 9), (9, 6)
     module = module_of(
@@ -167,7 +167,7 @@ def test_the_tvm_plug_in_takes_it() -> None:
         x=(shapes[0], "int8"),
         w=(shapes[1], "int8"),
     )
-    offload = cpembed.tvm.offload("works")
+    offload = cpembed.integrations.tvm.offload("works")
     changed = offload(module)
     assert [entry.reason for entry in offload.report.operators] == [None]
     arrays = [random(number, shape) for number, shape in enumerate(shapes)]

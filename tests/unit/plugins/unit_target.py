@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from cpembed.codegen import portable
+from cpembed.codegen.compiled import CompiledKernel
 from cpembed.errors import LoweringError
-from cpembed.kernel import portable
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.measure.runner import Timing, measure
+from cpembed.runtime.measurement.runner import Timing, measure
+from cpembed.runtime.tuning.plain import PlainTrial
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Execution, Target
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.plain import PlainTrial
-from cpembed.tuning.space import Scored, Space
 
 LLVM = {
     "works": "ret i32 0",

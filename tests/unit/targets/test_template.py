@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpembed.codegen.epilogue import Storing
 from cpembed.driver.named import workload
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
@@ -17,7 +18,6 @@ from cpembed.driver.tune import TuneResult, tune
 from cpembed.errors import LoweringError, SpecError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.epilogue import Storing
 from cpembed.targets import TEMPLATE
 from cpembed.targets.registry import open_target
 from cpembed.targets.TEMPLATE.schedule import Order

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpembed.cost.candidate import Candidate, derive_candidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import TransformError
@@ -17,7 +18,6 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.targets.cpu.variants import in_place, in_windows
 from cpembed.transform.program import DerivedProgram, Overlap
 from cpembed.transform.proof import prove

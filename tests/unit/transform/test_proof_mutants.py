@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.interpreter import Array, interpret_all
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import prove
 from tests.cases import make_case

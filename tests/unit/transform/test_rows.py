@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import InvariantError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.variants import in_rows, require_variant
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import prove

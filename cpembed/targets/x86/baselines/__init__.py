@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from cpembed.baselines.base import Baseline
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.epilogue import Epilogue
+from cpembed.runtime.baselines.base import Baseline
 
 Opener = Callable[[HardwareSpec, Epilogue | None], Baseline]
 """Loads a baseline for a target, and for what is stored (None: the sums, in the type that the

@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 import platformdirs
 
-from cpembed.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
+from cpembed.codegen import runtime
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.script import HEADER
+from cpembed.codegen.system import cpu_model
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel import runtime
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.script import HEADER
-from cpembed.kernel.system import cpu_model
-from cpembed.measure.environment import versions
-from cpembed.measure.interleaved import OUR_POOL
+from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
+from cpembed.runtime.measurement.environment import versions
+from cpembed.runtime.measurement.interleaved import OUR_POOL
 from cpembed.stores import LARGEST, Natural, NotARow, decoded, say
 from cpembed.targets.x86.baselines.problems import (
     BatchedProduct,

@@ -20,11 +20,11 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from cpembed.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.runtime import thread_count
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.runtime import thread_count
+from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
 from cpembed.targets.x86.baselines.onednn_forms import Form, forms_of
 from cpembed.targets.x86.baselines.onednn_log import logged, per_call
 from cpembed.targets.x86.features import lacking
@@ -144,7 +144,7 @@ class OneDnn:
 
 @dataclass(frozen=True)
 class _Call:
-    """A :class:`~cpembed.baselines.base.Contender`."""
+    """A :class:`~cpembed.runtime.baselines.base.Contender`."""
 
     _form: Form
     _profile: Callable[[bool], None]

@@ -19,9 +19,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.baselines.base import Arrays, NotCovered, Subject
+from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue
 from cpembed.ir.dtypes import dtype_info
-from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue
+from cpembed.runtime.baselines.base import Arrays, NotCovered, Subject
 from cpembed.targets.x86.baselines.problems import BatchedProduct, Convolution, Product, problem_of
 
 _INTEGER = ("uint8", "int8", "int32")

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
-from cpembed.baselines.base import Primitives
 from cpembed.errors import InvariantError
+from cpembed.runtime.baselines.base import Primitives
 
 _STDOUT = 1
 

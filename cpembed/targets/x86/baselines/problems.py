@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.baselines.base import Arrays, NotCovered, Subject
 from cpembed.ir.computation import Computation
+from cpembed.runtime.baselines.base import Arrays, NotCovered, Subject
 from cpembed.workloads.convolutions import block_of
 
 Array = NDArray[Any]

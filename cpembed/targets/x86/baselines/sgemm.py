@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.runtime import thread_count
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.runtime import thread_count
+from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
 from cpembed.targets.x86.baselines.problems import BatchedProduct, Product, problem_of
 
 _SET_THREADS = tuple(
@@ -39,8 +39,8 @@ _SET_THREADS = tuple(
 
 @dataclass(frozen=True)
 class _Call:
-    """A :class:`~cpembed.baselines.base.Contender`; ``finish`` makes an array of what it returns,
-    in the shape of the workload's output."""
+    """A :class:`~cpembed.runtime.baselines.base.Contender`; ``finish`` makes an array of what it
+    returns, in the shape of the workload's output."""
 
     form: str
     run: Callable[[], Any]

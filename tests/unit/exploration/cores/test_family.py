@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.cost.machine.technology import technology
 from cpembed.driver.estimate import estimate
 from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
@@ -16,7 +17,6 @@ from cpembed.exploration.cores.software import CoreAnalysis, survey
 from cpembed.exploration.space import read_space
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.parser import parse_computation
-from cpembed.machine.technology import technology
 from cpembed.provenance import Provenance
 from cpembed.targets.family import Activity, Costs, Point, Value
 from cpembed.workloads.suites import Layer

@@ -10,12 +10,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from cpembed.cost.machine.search import best_tilings
+from cpembed.cost.machine.times import cycles
 from cpembed.errors import TransformError
 from cpembed.exploration.cores import software
 from cpembed.exploration.cores.description import DOUBLE, SINGLE, Core
 from cpembed.ir.computation import Computation
-from cpembed.machine.search import best_tilings
-from cpembed.machine.times import cycles
 from cpembed.targets.family import Value
 from tests.unit.exploration.cores.points import CONV, FAMILY, layer, point
 

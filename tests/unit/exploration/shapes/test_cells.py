@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.cluster import open_workers
 from cpembed.driver.matching import typed_for
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
@@ -32,6 +31,7 @@ from cpembed.exploration.shapes.question import Model, Question
 from cpembed.exploration.shapes.result import ShapeResult
 from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.ir.computation import Computation
+from cpembed.runtime.cluster import open_workers
 from tests.random_workloads import sum_of_products
 from tests.unit.exploration.shapes.layers import random_shape, small_layer, solved
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.cluster import open_workers
 from cpembed.driver.bench_layers import model_layers
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
@@ -39,6 +38,7 @@ from cpembed.graph.kinds import (
     TensorType,
 )
 from cpembed.network.assignment import Node, Option, Problem, Tensor, assign
+from cpembed.runtime.cluster import open_workers
 from cpembed.time_limit import Clock
 
 Key = tuple[TensorLayout, bool]

@@ -11,13 +11,13 @@ pytest.importorskip("onnx")
 
 from onnx.reference import ReferenceEvaluator
 
+from cpembed.codegen.runtime import compile_plan, from_array
 from cpembed.frontends.onnx import load
 from cpembed.graph.graph import evaluate
 from cpembed.graph.passes import prepare
-from cpembed.kernel.runtime import compile_plan, from_array
-from cpembed.network.generated import generated_plan
+from cpembed.network.operators import generated_plan
 from tests.unit.frontends.onnx.referee import single
-from tests.unit.network.generated.running import placed
+from tests.unit.network.operators.running import placed
 
 SCALES = (1e-45, -1e-40, 1e-40, 1.1754944e-38, 1e-30, 0.05, 1.0, -2.0, 1e30, 3.4e38)
 ENDS = (0.0, -0.0, 1e-45, -1e-45, 1e-38, 3.4e38, -3.4e38, np.inf, -np.inf, 0.5, -2.5, 1.0, -1.0)

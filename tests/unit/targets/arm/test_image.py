@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed import worker
+from cpembed import steps
+from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import CrashError, InvariantError, LoweringError
-from cpembed.kernel.plan import KernelPlan
+from cpembed.runtime import worker
+from cpembed.steps import step
 from cpembed.targets.arm.emulated import EmulatedProcessor
-from cpembed.worker import step
 from tests.unit.targets.arm.emulation import needs_emulator
 
 SIZE = 77
@@ -163,7 +164,7 @@ def hang() -> None:
 @needs_emulator
 def test_a_hang_is_ended_with_its_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = "5.0625"
-    monkeypatch.setenv(worker.LIMIT_VARIABLE, limit)
+    monkeypatch.setenv(steps.LIMIT_VARIABLE, limit)
     monkeypatch.delenv("CPEMBED_IN_PROCESS", raising=False)
     with pytest.raises(CrashError, match="running without an end took too long"):
         worker.call(hang)
@@ -180,7 +181,7 @@ def emulators_with(limit: str) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if b"qemu-aarch64" in (process / "cmdline").read_bytes() and (
-                f"{worker.LIMIT_VARIABLE}={limit}".encode() in (process / "environ").read_bytes()
+                f"{steps.LIMIT_VARIABLE}={limit}".encode() in (process / "environ").read_bytes()
             ):
                 found.append(process.name)
         except OSError:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from cpembed.codegen.packing import packed_before
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import CrashError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.packing import packed_before
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from tests.running import check_schedules

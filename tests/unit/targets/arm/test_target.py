@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from cpembed.codegen import runtime
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.driver.tune import tune
 from cpembed.errors import BackendUnavailable
-from cpembed.kernel import runtime
 from cpembed.provenance import Provenance
 from cpembed.targets.arm import emulator, target
 from cpembed.targets.arm.target import ArmTarget

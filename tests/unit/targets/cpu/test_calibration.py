@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.codegen.system import cache_bytes, cpu_model
 from cpembed.errors import CpembedError, DamagedStore
-from cpembed.kernel.system import cache_bytes, cpu_model
 from cpembed.targets.cpu import calibration as module
 from cpembed.targets.cpu.calibration import (
     OPERATIONS,

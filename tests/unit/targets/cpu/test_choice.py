@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
+from cpembed.codegen.per_thread_packing import plan_packing
+from cpembed.codegen.plan import Knobs
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, LoweringError
-from cpembed.kernel.per_thread_packing import plan_packing
-from cpembed.kernel.plan import Knobs
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.choice import ModelChoice, compared
 from cpembed.targets.cpu.build import Lowered, schedule_space
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.choice import EQUAL, Objective, moves_us
 from cpembed.targets.cpu.layout_cost import element_cost
 from cpembed.targets.registry import open_target
-from cpembed.tuning.space import Scored, Space
 from tests.unit.targets.cpu.tuning import GEMM, LAYER, TARGET, Modelled, candidates, machine
 
 SPEC = hardware_spec(TARGET)

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.plan import Knobs
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu import inner_product as dot_rows
 from cpembed.targets.cpu import outer_product as dot_columns
 from cpembed.targets.cpu.build import BackEnd, Lowered
 from cpembed.targets.cpu.dot_products import DotProduct, Registers
 from cpembed.transform.program import DerivedProgram
 from tests.running import verify
-from tests.unit.kernel.handwritten import conv2d_program, gemm_program
+from tests.unit.codegen.handwritten import conv2d_program, gemm_program
 
 SHAPES = [(16, 1, 2), (32, 1, 4), (16, 2, 8), (16, 1, 4)]
 """Bytes of a register, rows, depth."""

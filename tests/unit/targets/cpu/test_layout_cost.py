@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpembed.codegen import runtime
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.layout_transform import plan_transform
+from cpembed.codegen.plan import KernelPlan, Knobs
+from cpembed.codegen.program_nest import in_order
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel import runtime
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.layout_transform import plan_transform
-from cpembed.kernel.plan import KernelPlan, Knobs
-from cpembed.kernel.program_nest import in_order
 from cpembed.targets.cpu import build as kernel
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import default_calibration

@@ -10,8 +10,9 @@ import pytest
 
 from cpembed.driver.named import hardware_spec
 from cpembed.errors import InvariantError, LoweringError
-from cpembed.measure.interleaved import Interleaved, Work
-from cpembed.measure.verification import Verification
+from cpembed.runtime.measurement.interleaved import Interleaved, Work
+from cpembed.runtime.measurement.verification import Verification
+from cpembed.runtime.tuning.space import Proposal
 from cpembed.targets.cpu import build as kernel
 from cpembed.targets.cpu import comparison as cpu_contest
 from cpembed.targets.cpu import measure as cpu_measure
@@ -19,7 +20,6 @@ from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.comparison import FIRST_ROUNDS, Failed, Timed
 from cpembed.targets.cpu.measure import PAUSES, ROUNDS, KernelMeasurer
 from cpembed.targets.x86.target import X86Target
-from cpembed.tuning.space import Proposal
 from tests.unit.targets.cpu.tuning import (
     TARGET,
     CpuDesign,

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from cpembed.runtime.tuning.search import FIRST, Search
 from cpembed.targets.cpu.target import CpuTarget
-from cpembed.tuning.search import FIRST, Search
 from tests.unit.targets.cpu.tuning import LAYER, CpuProposal, designs, kernels, proposal
 
 LARGE = "gemm m=2048 n=2048 k=1024"

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from cpembed.codegen.plan import Knobs
 from cpembed.errors import LoweringError
-from cpembed.kernel.plan import Knobs
+from cpembed.runtime.tuning.search import Search
+from cpembed.runtime.tuning.space import distinct
 from cpembed.targets.cpu.register_blocks import apply_knobs
-from cpembed.tuning.search import Search
-from cpembed.tuning.space import distinct
 from tests.unit.targets.cpu.tuning import (
     LAYER,
     CpuDesign,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.roles import lane_roles, useful_depth
 from cpembed.targets.x86.amx import plan

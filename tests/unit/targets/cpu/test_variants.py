@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from cpembed.codegen.plan import Knobs
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.embedding.checks import check_embedding
@@ -14,8 +16,6 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.plan import Knobs
-from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.build import schedule_space
 from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.cpu.variants import (

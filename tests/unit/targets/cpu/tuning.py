@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from cpembed.codegen.plan import Knobs
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
-from cpembed.kernel.plan import Knobs
-from cpembed.measure.runner import Quantiles
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.runtime.measurement.runner import Quantiles
+from cpembed.runtime.tuning.space import Design, Proposal, distinct
 from cpembed.targets.choice import compared
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.comparison import Failed, Moves, Timed
 from cpembed.targets.cpu.space import CpuSpace
 from cpembed.targets.x86.target import X86Target
-from cpembed.tuning.space import Design, Proposal, distinct
 
 TARGET = "amx_int8"
 LAYER = "conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 pad=1"

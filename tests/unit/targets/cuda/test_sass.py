@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.epilogue import Epilogue
 from cpembed.targets.cuda.build import cuda_text
 from cpembed.targets.cuda.execute import CudaKernels, missing
 from cpembed.targets.cuda.lower import lower

@@ -12,12 +12,12 @@ from dataclasses import replace
 import pytest
 
 from cpembed.errors import LoweringError
+from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.scratchpad.execute import program
 from cpembed.targets.scratchpad.executor import Counters
 from cpembed.targets.scratchpad.lower import BoxProduct
 from cpembed.targets.scratchpad.schedule import PLACED_BYTES, Plan, Schedule, check, loop_orders
 from cpembed.targets.scratchpad.space import KEPT, ScratchpadSpace
-from cpembed.tuning.space import Scored
 from tests.unit.targets.scratchpad.counting import executions, moved_boxes, moved_elements
 from tests.unit.targets.scratchpad.executor.running import needs_compiler
 from tests.unit.targets.scratchpad.plans import (

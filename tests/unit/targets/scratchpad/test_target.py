@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpembed.codegen.epilogue import Storing
 from cpembed.driver.named import workload
 from cpembed.driver.run import run
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
-from cpembed.kernel.epilogue import Storing
 from cpembed.provenance import Provenance
 from cpembed.targets.scratchpad.execute import ScratchpadProgram, program, tiled
 from cpembed.targets.scratchpad.executor import HEADER

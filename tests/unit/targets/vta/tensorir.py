@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 
+from cpembed.codegen import runtime
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.script import HEADER, Script, buffer
 from cpembed.ir.computation import AxisKind
-from cpembed.kernel import runtime
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.script import HEADER, Script, buffer
 from cpembed.targets.vta.emit import Addresses, Emitted, Emitter
 from cpembed.targets.vta.schedule import Schedule, check_schedule, paired_loop
 from cpembed.targets.vta.tail import Tail

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.cost.candidate import derive_candidate
 from cpembed.driver.run import run
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.selection.candidate import derive_candidate
 from cpembed.targets.family import Activity, Choice, Value
 from cpembed.targets.vta.family import SIZED, Software, VtaAnalysis, VtaFamily, schedule_candidates
 from cpembed.targets.vta.isa import Memory, VtaConfig

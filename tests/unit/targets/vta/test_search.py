@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from cpembed.runtime.tuning.search import Search, screened
+from cpembed.runtime.tuning.space import Proposal, Scored
 from cpembed.targets.vta.estimate import default_schedule
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tuning import canonical
-from cpembed.tuning.search import Search, screened
-from cpembed.tuning.space import Proposal, Scored
 from tests.unit.targets.vta.tuning import designs, machine, measure, nest_of, target
 
 

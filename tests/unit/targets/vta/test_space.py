@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
+from cpembed.runtime.tuning.search import screened
+from cpembed.runtime.tuning.space import distinct
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.schedule import Schedule, check_schedule
 from cpembed.targets.vta.timing import time_program
 from cpembed.targets.vta.tuning import canonical, neighbour
-from cpembed.tuning.search import screened
-from cpembed.tuning.space import distinct
 from tests.unit.targets.vta.lowering import schedules
 from tests.unit.targets.vta.tuning import (
     LOW_CHANNEL,

@@ -7,11 +7,11 @@ from functools import cache
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.computation import Computation
+from cpembed.runtime.tuning.space import Design, Proposal
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.tiles import TileNest
 from cpembed.targets.vta.tuning import Machine, VtaSpace, VtaTrial
-from cpembed.tuning.space import Design, Proposal
 
 TARGET = "vta_1x16x16"
 LAYER = "conv2d n=1 c=32 h=8 w=6 k=32 r=3 s=3 pad=1"

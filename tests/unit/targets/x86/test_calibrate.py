@@ -161,7 +161,7 @@ def test_every_figure_has_its_probe(
     products: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probes of a CPU, without compiling them."""
-    monkeypatch.setattr("cpembed.kernel.runtime.compile_plan", lambda plan: lambda *buffers: None)
+    monkeypatch.setattr("cpembed.codegen.runtime.compile_plan", lambda plan: lambda *buffers: None)
     counted: list[tuple[int, int]] = []
     microbenchmarks = Microbenchmarks(products, (48 * 1024, 2**21, 2**25), 3)
     probes = microbenchmarks.probes(lambda *what: counted.append(what))
@@ -200,7 +200,7 @@ def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.Mo
             raise CrashError.of("measuring vdpbf16ps", -signal.SIGILL, "")
         return "measured"
 
-    monkeypatch.setattr("cpembed.worker.call", call)
+    monkeypatch.setattr("cpembed.runtime.worker.call", call)
     assert measure_calibration() == "measured"
     (reason,) = asked[-1].values()
     assert (len(asked), list(asked[-1])) == (2, ["vdpbf16ps"])
@@ -211,6 +211,6 @@ def test_what_is_no_instructions_fault_is_an_error(monkeypatch: pytest.MonkeyPat
     def call(*arguments: object, progress: object) -> None:
         raise CrashError.of("compiling a kernel of x86.calibration", -signal.SIGABRT, "")
 
-    monkeypatch.setattr("cpembed.worker.call", call)
+    monkeypatch.setattr("cpembed.runtime.worker.call", call)
     with pytest.raises(CrashError, match="SIGABRT"):
         measure_calibration()

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, saturated_range
+from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, saturated_range
-from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.build import build
 from cpembed.targets.x86 import features
 from cpembed.targets.x86.features import missing_features

@@ -7,19 +7,19 @@ from typing import get_args
 
 import pytest
 
+from cpembed.codegen.plan import Knobs, LoopOrder
+from cpembed.codegen.program_nest import kernel_nest
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.plan import Knobs, LoopOrder
-from cpembed.kernel.program_nest import kernel_nest
 from cpembed.targets.cpu import dot_products
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.x86 import amx, features
 from cpembed.targets.x86.tiles import TILES, TileGrid, fits
 from cpembed.transform.program import DerivedProgram
 from tests.running import verify
-from tests.unit.kernel.handwritten import expr, gemm_program
+from tests.unit.codegen.handwritten import expr, gemm_program
 
 VNNI = load_hardware_spec("avx512_vnni")
 AMX = load_hardware_spec("amx_int8")

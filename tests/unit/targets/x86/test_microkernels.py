@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.kernel import runtime
+from cpembed.codegen import runtime
 from cpembed.targets.x86 import microkernels as micro
 from cpembed.targets.x86.calibrate import FEATURES
 from cpembed.targets.x86.features import lacking

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.codegen.runtime import thread_count
+from cpembed.codegen.system import cpu_model
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.runtime import thread_count
-from cpembed.kernel.system import cpu_model
 from cpembed.targets.cpu.calibration import (
     DIRECTORY_VARIABLE,
     OPERATIONS,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.kernel import runtime
+from cpembed.codegen import runtime
 from cpembed.targets.cuda.build import cuda_target
 from cpembed.targets.cuda.executor import Launch, Order, compile_text
 from tests.unit.targets.cuda.executor.running import Array, needs_compiler

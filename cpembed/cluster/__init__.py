@@ -1,9 +1,0 @@
-"""Independent tasks in this process, in several, or on the machines of a Dask cluster."""
-
-from __future__ import annotations
-
-from cpembed.cluster.base import Outcome, Task, Workers
-from cpembed.cluster.connection import Tls
-from cpembed.cluster.opening import open_workers
-
-__all__ = ["Outcome", "Task", "Tls", "Workers", "open_workers"]

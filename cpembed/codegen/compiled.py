@@ -1,0 +1,315 @@
+"""A compiled contraction with the packing of its operands: its stages, whole calls, timed calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from cpembed.codegen import runtime
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue
+from cpembed.codegen.layout_transform import Direction
+from cpembed.codegen.packing import packing_source
+from cpembed.codegen.placement import Placement
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.program_nest import in_order, vector_operand
+from cpembed.errors import WorkloadError
+from cpembed.ir.dtypes import numpy_dtype, require_values
+from cpembed.transform.program import DerivedProgram, PackedOperand, pack
+
+Array = NDArray[Any]
+
+PACKING = "packing"
+"""The back end of plans that pack or unpack: ``main(source, target)``."""
+
+MoveThreads = Callable[[PackedOperand], int]
+"""On how many threads an operand is packed or unpacked."""
+
+
+class Compiled(Protocol):
+    """A kernel that can be called, on flat buffers of its processor."""
+
+    def __call__(self, *buffers: Any) -> None: ...
+
+    def bound(self, *buffers: Any) -> Callable[[], Any]:
+        """The call on these buffers, to be timed."""
+        ...
+
+    def assembly(self) -> str:
+        """Its machine code."""
+        ...
+
+
+class Processor(Protocol):
+    """What kernels are compiled for and called on: this machine's
+    (:mod:`cpembed.codegen.runtime`), or another one that something executes. Buffers are flat and
+    opaque."""
+
+    def thread_count(self) -> int: ...
+
+    def compile_plan(self, plan: KernelPlan) -> Compiled: ...
+
+    def from_array(self, array: Array) -> Any: ...
+
+    def empty(self, elements: int, dtype: str) -> Any: ...
+
+    def to_array(self, buffer: Any, shape: Sequence[int]) -> Array: ...
+
+
+class CompiledKernel:
+    """A contraction with the packing of its operands.
+
+    :meth:`run` does everything on arrays in the original layouts; :meth:`pack`, :meth:`execute`
+    and :meth:`unpack` are its three stages, on packed buffers that stay opaque.
+    """
+
+    def __init__(
+        self,
+        program: DerivedProgram,
+        plan: KernelPlan,
+        fallback: str | None = None,
+        epilogue: Epilogue | None = None,
+        whole: Callable[[], KernelPlan] | None = None,
+        move_threads: MoveThreads | None = None,
+        processor: Processor = runtime,
+    ) -> None:
+        """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
+        of the plan, where it has one; ``whole``: plans the same kernel on its first factor as it
+        comes, whose packing, if any, is inside; ``move_threads``: by default as many as there
+        are; ``processor``: what it is compiled for and called on."""
+        self.fallback = fallback
+        self.program = program
+        self.backend = plan.backend
+        *factors, self._output = in_order(program)
+        self._factors = tuple(factors)
+        self.processor = processor
+        self._move_threads: MoveThreads = move_threads or (lambda _: processor.thread_count())
+        self.epilogue = epilogue
+        if epilogue is not None:
+            self._output = replace(self._output, dtype=epilogue.dtype)
+        self.plan = plan
+        self._contract = self.processor.compile_plan(plan)
+        self._movers: dict[str, Compiled] = {}
+        self._whole = whole
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What :meth:`run` wants: workload operands, and the vectors of the epilogue."""
+        others = () if self.epilogue is None else self.epilogue.parameters
+        return (*(operand.name for operand in self._factors), *others)
+
+    def run(self, inputs: Mapping[str, Array]) -> Array:
+        """Pack, execute and unpack: arrays in the original layouts, by workload operand."""
+        packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
+        return self.unpack(self.execute(packed))
+
+    def pack(self, name: str, array: Array) -> Any:
+        """The packed buffer of an input."""
+        original = self.original(name, array)
+        if self.is_packed_in_place(name):
+            return original
+        if self.epilogue is not None and name in self.epilogue.vectors:
+            # Too small to compile a kernel for.
+            return self.processor.from_array(pack(self.operand(name), array))
+        packed = self.empty(name)
+        self.pack_into(name, original, packed)
+        return packed
+
+    def pack_into(self, name: str, original: Any, packed: Any) -> None:
+        """Pack one buffer into another; nothing happens where both layouts are the same memory."""
+        if not self.is_packed_in_place(name):
+            self._mover(name)(original, packed)
+
+    def execute(self, packed: Mapping[str, Any], output: Any | None = None) -> Any:
+        """The contraction alone; returns the packed output buffer."""
+        target = self.empty(self._output.name) if output is None else output
+        self._contract(*(packed[name] for name in self.input_names), target)
+        return target
+
+    def bound(self, packed: Mapping[str, Any], output: Any) -> Callable[[], Any]:
+        """:meth:`execute` on these buffers, to be timed: nothing is looked up in a call."""
+        return self._contract.bound(*(packed[name] for name in self.input_names), output)
+
+    def bound_whole(
+        self,
+        inputs: Mapping[str, Array],
+        packed: Mapping[str, Any],
+        ahead: Collection[str],
+        output: Any,
+    ) -> Callable[[], Any]:
+        """One call from the inputs' own layouts, but for those in ``ahead``, to the output's own.
+
+        ``packed`` and ``output`` are as for :meth:`bound`. What is packed inside the kernel does
+        not come by way of ``packed``.
+        """
+        calls = self.bound_calls(self.originals(inputs, ahead), packed, output)
+        return calls[0] if len(calls) == 1 else in_turn(calls)
+
+    def originals(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> dict[str, Any]:
+        """Buffers of the factors that a whole call packs, as they come: all but those in ``ahead``
+        and those whose layouts are the same memory."""
+        names = (operand.name for operand in self._factors)
+        return {
+            name: self.original(name, inputs[name])
+            for name in names
+            if name not in ahead and not self.is_packed_in_place(name)
+        }
+
+    def bound_calls(
+        self, originals: Mapping[str, Any], packed: Mapping[str, Any], output: Any
+    ) -> list[Callable[[], Any]]:
+        """The calls of :meth:`bound_whole` in their order, bound in it."""
+        first, *others = self.input_names
+        inside = self._on_original if first in originals else None
+        if inside is None:
+            calls = [*self.bound_packing(originals, packed), self.bound(packed, output)]
+        else:
+            contract, copies = inside
+            own = [self.processor.empty(copies, self._factors[0].dtype)] if copies else []
+            rest = {name: buffer for name, buffer in originals.items() if name != first}
+            taken = originals[first], *(packed[name] for name in others)
+            calls = [*self.bound_packing(rest, packed), contract.bound(*taken, output, *own)]
+        return calls + self.bound_unpacking(output)
+
+    @property
+    def has_inner_packing(self) -> bool:
+        """Whether :meth:`bound_whole` may run other code than :meth:`bound`."""
+        return self._whole is not None and not self.is_packed_in_place(self._factors[0].name)
+
+    def run_whole(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> Array:
+        """:meth:`run` by way of :meth:`bound_whole`."""
+        packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
+        output = self.empty(self._output.name)
+        self.bound_whole(inputs, packed, ahead, output)()
+        return self.unpack(output)
+
+    @cached_property
+    def _on_original(self) -> tuple[Compiled, int] | None:
+        """The kernel on the first factor as it comes, and the elements of the copies that it packs;
+        None where that is packed before. Compiled on first use."""
+        if not self.has_inner_packing or self._whole is None:
+            return None
+        plan = self._whole()
+        inside = plan.copies or plan.original
+        return (self.processor.compile_plan(plan), plan.copies) if inside else None
+
+    def bound_packing(
+        self, originals: Mapping[str, Any], packed: Mapping[str, Any]
+    ) -> list[Callable[[], Any]]:
+        """Calls to be timed that pack :meth:`originals`."""
+        return [
+            self._mover(name).bound(original, packed[name]) for name, original in originals.items()
+        ]
+
+    def bound_unpacking(self, packed: Any) -> list[Callable[[], Any]]:
+        """The call to be timed that unpacks the output; none where its layouts are the same
+        memory."""
+        name = self._output.name
+        if self.is_packed_in_place(name):
+            return []
+        return [self._mover(name).bound(packed, self.original(name))]
+
+    def unpack(self, packed: Any) -> Array:
+        """The output in its original layout."""
+        name, shape = self._output.name, self._output.original_shape
+        place = self._placement(name)
+        if place is not None:
+            whole = self.processor.to_array(packed, (place.elements,))
+            return place.view(whole, shape).copy()
+        original = packed
+        if not self.is_packed_in_place(name):
+            original = self.original(name)
+            self._mover(name)(packed, original)
+        return self.processor.to_array(original, shape)
+
+    def original(self, name: str, array: Array | None = None) -> Any:
+        """A buffer in an operand's original layout, or where it is placed, with an array's contents
+        or zeroed."""
+        operand, place = self.operand(name), self._placement(name)
+        if array is None:
+            elements = place.elements if place else math.prod(operand.original_shape)
+            return self.processor.empty(elements, operand.dtype)
+        if array.shape != operand.original_shape or array.dtype != numpy_dtype(operand.dtype):
+            raise WorkloadError(
+                f"operand {name} is {array.dtype} {array.shape}, "
+                f"the kernel takes {operand.dtype} {operand.original_shape}"
+            )
+        require_values(name, operand.dtype, array)
+        return self.processor.from_array(place.placed(array) if place else array)
+
+    def empty(self, name: str) -> Any:
+        """A buffer for an operand's packed layout, zeroed."""
+        operand, place = self.operand(name), self._placement(name)
+        return self.processor.empty(place.elements if place else operand.elements, operand.dtype)
+
+    def is_packed_in_place(self, name: str) -> bool:
+        """Whether the original memory is the packed one: packing moves nothing."""
+        placed = name == RESIDUAL or self._placement(name) is not None
+        return placed or self.operand(name).is_identity
+
+    def assembly(self) -> str:
+        """Machine code of the contraction."""
+        return self._contract.assembly()
+
+    def operand(self, name: str) -> PackedOperand:
+        """An operand, the output of the type that is stored, or what the epilogue takes: a vector
+        has an element for each channel; a residual is not packed."""
+        if name == self._output.name:
+            return self._output
+        epilogue = self.epilogue
+        if epilogue is None or name not in epilogue.parameters:
+            return self.program.operand(name)
+        if epilogue.residual is not None and name == RESIDUAL:
+            return replace(self._output, name=name, dtype=epilogue.residual.dtype)
+        dtype = epilogue.vector_dtype(name, self.program.unfused.output.dtype)
+        return vector_operand(self.program, name, dtype)
+
+    def _placement(self, name: str) -> Placement | None:
+        """Where the output or the residual lies in a larger buffer."""
+        if self.epilogue is None or name not in (self._output.name, RESIDUAL):
+            return None
+        placed = self.epilogue.residual if name == RESIDUAL else self.epilogue
+        return None if placed is None else placed.placement
+
+    def _mover(self, name: str) -> Compiled:
+        """The packing kernel of an input or the unpacking kernel of the output, compiled on first
+        use: a search over schedules builds many contractions on the same packed operands."""
+        if name not in self._movers:
+            operand = self.operand(name)
+            direction = Direction.UNPACK if operand is self._output else Direction.PACK
+            source = packing_source(operand, self._move_threads(operand), direction)
+            self._movers[name] = self.processor.compile_plan(KernelPlan(PACKING, source))
+        return self._movers[name]
+
+
+def described(kernel: CompiledKernel, target: str) -> dict[str, Any]:
+    """What the buffers of a kernel are, as a document."""
+    program = kernel.program
+    return {
+        "target": target,
+        "workload": str(program.unfused),
+        "extents": program.unfused.extents,
+        "operands": {
+            operand.name: {
+                "dtype": operand.dtype,
+                "original": list(operand.original_shape),
+                "packed": list(operand.shape),
+                "in_place": operand.is_identity,
+            }
+            for operand in program.operands
+        },
+    }
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """All calls, one after the other, as one."""
+
+    def everything() -> None:
+        for call in calls:
+            call()
+
+    return everything

@@ -1,0 +1,134 @@
+"""Blocks of a transposition in vector registers: rows are read whole and written whole.
+
+Element by element, one side of a transposition is a load or a store for each element. A block of R
+rows by L columns is read as R vectors; each of log2(R) perfect shuffles interleaves the rows of the
+first half with those of the second, after which every column's R elements are neighbours (Stone
+1971, "Parallel processing with the perfect shuffle"). Interleaving stays within groups of 16
+elements, for bytes a 128-bit lane, where shuffles are cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cpembed.codegen.script import Script, storage_dtype
+from cpembed.ir.dtypes import size_bytes
+
+_GROUP = 16
+_VECTOR_BYTES = 64
+_ROWS = 16
+_SMALLEST = 4
+"""A block has at least so many rows and columns."""
+
+Element = Callable[[str, str], str]
+"""From a row and a column to the index of an element."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of ``rows`` by ``columns``; the last ones of a side move back to end with it."""
+
+    rows: int
+    columns: int
+
+    @staticmethod
+    def of(rows: int, columns: int, dtype: str) -> Blocks | None:
+        """The largest blocks that fit; None where they would be too small."""
+        most = _VECTOR_BYTES // size_bytes(dtype)
+        found = Blocks(_power_of_two(min(rows, _ROWS)), _power_of_two(min(columns, most)))
+        return found if min(found.rows, found.columns) >= _SMALLEST else None
+
+    @property
+    def group(self) -> int:
+        return min(self.columns, _GROUP)
+
+
+def write_transposition(
+    script: Script,
+    blocks: Blocks,
+    dtype: str,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    source: tuple[str, Element],
+    target: tuple[str, Element],
+) -> None:
+    """Statements that copy rows ``[first, end)`` and columns likewise from a buffer where columns
+    are contiguous to one where rows are; each is given by its name and its index."""
+    starts = (_starts(rows, blocks.rows, "rb"), _starts(columns, blocks.columns, "cb"))
+    with script.nested(*(f"for {name} in T.serial({count}):" for name, count, _ in starts)):
+        (_, _, row), (_, _, column) = starts
+        stage, size = "stage0", blocks.rows * blocks.columns
+        vector = storage_dtype(dtype)
+        with script.nested('with T.sblock("block"):'):
+            script.line(f"T.reads({source[0]}[0])")
+            script.line(f"T.writes({target[0]}[0])")
+            depth = blocks.rows.bit_length() - 1
+            for number in range(depth + 1):
+                script.line(
+                    f'stage{number} = T.sblock_alloc_buffer(({size},), "{vector}", scope="local")'
+                )
+            for number in range(blocks.rows):
+                element = source[1](f"({row} + {number})", column)
+                script.line(
+                    f"{_ramp(stage, number * blocks.columns, blocks.columns)} = "
+                    f"{source[0]}[T.Ramp({element}, 1, {blocks.columns})]"
+                )
+            for number in range(depth):
+                _interleave(script, blocks, number)
+            _store(script, blocks, f"stage{depth}", row, column, target)
+
+
+def _interleave(script: Script, blocks: Blocks, number: int) -> None:
+    """One stage: rows i and i + R/2 become rows 2i and 2i + 1."""
+    length, group = blocks.columns, blocks.group
+    half = group // 2
+    places: list[list[int]] = []
+    for part in range(2):
+        taken: list[int] = []
+        for first in range(part * half, length, group):
+            for at in range(first, first + half):
+                taken += [at, length + at]
+        places.append(taken)
+    for row in range(blocks.rows // 2):
+        pair = ", ".join(
+            _ramp(f"stage{number}", which * length, length)
+            for which in (row, row + blocks.rows // 2)
+        )
+        for part, taken in enumerate(places):
+            place = _ramp(f"stage{number + 1}", (2 * row + part) * length, length)
+            script.line(f"{place} = T.Shuffle([{pair}], {taken})")
+
+
+def _store(
+    script: Script, blocks: Blocks, stage: str, row: str, column: str, target: tuple[str, Element]
+) -> None:
+    """Group by group, the stage's rows one after the other hold the columns one after the other."""
+    rows, length, group = blocks.rows, blocks.columns, blocks.group
+    piece = min(rows, group)
+    for first in range(0, length, group):
+        for at in range(group):
+            for part in range(0, rows, piece):
+                row_of_stage, inside = divmod(at * rows + part, group)
+                found = _ramp(stage, row_of_stage * length + first + inside, piece)
+                element = target[1](f"({row} + {part})", f"({column} + {first + at})")
+                script.line(f"{target[0]}[T.Ramp({element}, 1, {piece})] = {found}")
+
+
+def _starts(bounds: tuple[int, int], size: int, name: str) -> tuple[str, int, str]:
+    """A loop over blocks: its name, its count, and where each begins."""
+    first, end = bounds
+    count = -(-(end - first) // size)
+    start = f"{name} * {size} + {first}" if first else f"{name} * {size}"
+    if (end - first) % size:
+        start = f"T.min({start}, {end - size})"
+    return name, count, f"({start})"
+
+
+def _ramp(buffer: str, first: int, lanes: int) -> str:
+    return f"{buffer}[T.Ramp({first}, 1, {lanes})]"
+
+
+def _power_of_two(limit: int) -> int:
+    """The largest that is not above a positive limit; 0 for none."""
+    return 1 << (limit.bit_length() - 1) if limit > 0 else 0

@@ -1,0 +1,236 @@
+"""How often tiles are moved, counted tile by tile.
+
+The loops of a nest are cut stage by stage, from main memory inwards. A tile that does not divide
+the one around it leaves a part of a tile, so that a loop has tiles of a few sizes, each so many
+times; they are counted exactly. A tile of an operand is moved when another one was there before:
+an innermost loop that does not move the operand leaves it where it is.
+
+Where units share a loop its tiles are dealt out in blocks of consecutive ones, as equal as can be:
+the first unit never has less to do than another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.cost.machine.nest import Floats, TileOperand
+
+Integers = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tiles of a level inside those around them, one row for each tiling.
+
+    ``sizes`` are those of the tiles, ``parts`` the numbers of blocks into which the tiles of a loop
+    are dealt to the units of ``level`` (none where there is one unit), ``ranks`` the places of the
+    loops over tiles, 0 for the innermost.
+    """
+
+    level: int
+    sizes: Mapping[str, Floats]
+    parts: Mapping[str, Floats]
+    ranks: Mapping[str, Floats]
+
+
+Scopes = tuple[float, ...]
+"""Which units are counted, each by a level: of stages at this level and farther out the first unit
+alone, of those farther in all. 0 is the first unit of the whole machine, infinity all units."""
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """Tiles of the same size in the same place: ``count[scope, entry]`` of them, of ``size``, in
+    the tiling ``row``; ``last`` is the innermost stage that has several of them around the
+    entry, -1 where none has."""
+
+    row: Integers
+    size: Floats
+    count: Floats
+    last: Integers
+
+    def split(self, piece: Floats, first: NDArray[np.bool_], stage: int | None) -> _Classes:
+        """Cut into pieces; scopes of ``first`` count the first one alone. ``stage``: pieces follow
+        each other in time, else they are dealt to units."""
+        full = np.floor(self.size / piece)
+        rest = self.size - full * piece
+        last = self.last
+        if stage is not None:
+            last = np.where(full + (rest > 0) > 1, stage, last)
+        counted = np.where(first[:, None], np.minimum(full, 1.0), full) * self.count
+        left = np.where(first[:, None] & (full > 0), 0.0, self.count)
+        whole, parts = np.flatnonzero(full > 0), np.flatnonzero(rest > 0)
+        if not len(parts):
+            return _Classes(self.row, np.broadcast_to(piece, self.size.shape), counted, last)
+        return _Classes(
+            np.concatenate([self.row[whole], self.row[parts]]),
+            np.concatenate([piece[whole], rest[parts]]),
+            np.concatenate([counted[:, whole], left[:, parts]], axis=1),
+            np.concatenate([last[whole], last[parts]]),
+        )
+
+    def by_row(self) -> _Classes:
+        order = np.argsort(self.row, kind="stable")
+        return _Classes(self.row[order], self.size[order], self.count[:, order], self.last[order])
+
+    def totals(self, rows: int, weights: Floats | None = None) -> Floats:
+        """``[scope, row]``: tiles, or the sum of ``weights`` of them."""
+        each = self.count if weights is None else self.count * weights
+        return np.stack([np.bincount(self.row, scope, rows) for scope in each]).astype(np.float64)
+
+
+class LoopCuts:
+    """A loop of ``extent`` iterations, cut by ``stages`` in each of ``rows`` tilings."""
+
+    def __init__(
+        self, name: str, extent: int, stages: Sequence[Stage], scopes: Scopes, rows: int
+    ) -> None:
+        self.name, self.extent, self.rows = name, extent, rows
+        self.scopes = scopes
+        begin = _Classes(
+            np.arange(rows),
+            np.full(rows, float(extent)),
+            np.ones((len(scopes), rows)),
+            np.full(rows, -1),
+        )
+        self._prefixes = [begin]
+        self._stages = stages
+        for number in range(len(stages)):
+            self._prefixes.append(self._cut(self._prefixes[-1], number, first=False))
+
+    @cached_property
+    def classes(self) -> _Classes:
+        """The innermost tiles, ordered by row."""
+        return self._prefixes[-1].by_row()
+
+    @cached_property
+    def first(self) -> _Classes:
+        """The first tiles alone."""
+        return self._first_after(0).by_row()
+
+    def _first_after(self, depth: int) -> _Classes:
+        """All tiles of the first stages, each with the first one of the stages inside."""
+        classes = self._prefixes[depth]
+        for number in range(depth, len(self._stages)):
+            classes = self._cut(classes, number, first=True)
+        return classes
+
+    @cached_property
+    def visits(self) -> Floats:
+        """``[depth, scope, row]``: iterations over tiles of the first ``depth`` stages, each with
+        the first tile of the stages inside, on all units that are counted."""
+        depths = range(len(self._prefixes))
+        return np.stack([self._first_after(depth).totals(self.rows) for depth in depths])
+
+    @cached_property
+    def iterations(self) -> Floats:
+        """``[scope, row]``: of the loop itself."""
+        classes = self._prefixes[-1]
+        return classes.totals(self.rows, classes.size)
+
+    def _cut(self, classes: _Classes, number: int, *, first: bool) -> _Classes:
+        stage = self._stages[number]
+        piece = stage.sizes[self.name][classes.row]
+        parts = stage.parts.get(self.name)
+        if parts is not None:
+            tiles = np.ceil(classes.size / piece)
+            block = np.ceil(tiles / parts[classes.row]) * piece
+            alone = np.array([stage.level >= scope for scope in self.scopes])
+            classes = classes.split(block, alone, None)
+            piece = stage.sizes[self.name][classes.row]
+        return classes.split(piece, np.full(len(self.scopes), first), number)
+
+
+class OperandTiles:
+    """The innermost tiles of an operand: combinations of tiles of the loops that move it; or the
+    ``first`` one of each unit alone."""
+
+    def __init__(
+        self,
+        operand: TileOperand,
+        cuts: Mapping[str, LoopCuts],
+        scopes: Scopes,
+        rows: int,
+        *,
+        first: bool = False,
+    ) -> None:
+        self.operand, self.rows, self._cuts = operand, rows, cuts
+        self.row: Integers = np.arange(rows)
+        self.count = np.ones((len(scopes), rows))
+        self.sizes: dict[str, Floats] = {}
+        self._last: dict[str, Integers] = {}
+        for name in sorted(operand.loops):
+            self._join(name, cuts[name].first if first else cuts[name].classes)
+        still = [name for name in cuts if name not in operand.loops]
+        self._still = {name: cuts[name] for name in still}
+
+    def _join(self, name: str, classes: _Classes) -> None:
+        each = np.bincount(classes.row, minlength=self.rows)
+        starts = np.cumsum(each) - each
+        repeat = each[self.row]
+        mine = np.repeat(np.arange(len(self.row)), repeat)
+        within = np.arange(len(mine)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+        theirs = starts[self.row[mine]] + within
+        self.row = self.row[mine]
+        self.count = self.count[:, mine] * classes.count[:, theirs]
+        self.sizes = {other: sizes[mine] for other, sizes in self.sizes.items()}
+        self.sizes[name] = classes.size[theirs]
+        self._last = {other: last[mine] for other, last in self._last.items()}
+        self._last[name] = classes.last[theirs]
+
+    @cached_property
+    def _innermost(self) -> Integers:
+        """The innermost stage in which some loop goes on to another tile of the operand."""
+        found = np.full(len(self.row), -1)
+        for last in self._last.values():
+            found = np.maximum(found, last)
+        return found
+
+    def moves(self, ranks: Sequence[Mapping[str, Floats]]) -> Floats:
+        """``[scope, entry]``: how often tiles are moved, where the loops of each stage have these
+        places."""
+        stage = self._innermost
+        first = np.full(len(self.row), math.inf)
+        for name, last in self._last.items():
+            places = _at(ranks, name, stage, self.row)
+            first = np.where(last == stage, np.minimum(first, places), first)
+        moved = self.count
+        for name, cut in self._still.items():
+            # It is moved again with each iteration outside the innermost loop that moves it.
+            outside = _at(ranks, name, stage, self.row) > first
+            depth = np.where(stage < 0, 0, stage + outside)
+            moved = moved * cut.visits[depth, :, self.row].T
+        return moved
+
+    @cached_property
+    def every(self) -> Floats:
+        """As :meth:`moves`, where each iteration moves the tile again."""
+        return self._times(-1)
+
+    @cached_property
+    def distinct(self) -> Floats:
+        """As :meth:`moves`, of the first time alone."""
+        return self._times(0)
+
+    def _times(self, depth: int) -> Floats:
+        moved = self.count
+        for cut in self._still.values():
+            moved = moved * cut.visits[depth][:, self.row]
+        return moved
+
+    def totals(self, values: Floats) -> Floats:
+        """``[scope, row]``: sums over the entries of a row."""
+        sums = [np.bincount(self.row, scope, self.rows) for scope in values]
+        return np.stack(sums).astype(np.float64)
+
+
+def _at(ranks: Sequence[Mapping[str, Floats]], name: str, stage: Integers, row: Integers) -> Floats:
+    """The place of a loop in the stage of each entry."""
+    table = np.stack([rank[name] for rank in ranks])
+    return table[np.maximum(stage, 0), row]

@@ -1,0 +1,1 @@
+"""Worker processes and clusters, measuring, comparing and tuning; knows no machine."""

@@ -1,0 +1,158 @@
+"""Timing of compiled kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.packing import packed_before
+from cpembed.provenance import Provenance
+from cpembed.stores import Positive
+
+NOISE = 1.5
+"""Rounds of equal work whose p90 is above this multiple of their p10 were disturbed: what varies is
+the machine, and the median may be anywhere between."""
+
+ATTEMPTS = 5
+"""Disturbed rounds are repeated; the steadiest of so many attempts counts."""
+
+
+Sampler = Callable[[int], float]
+"""Microseconds a call, over so many calls."""
+
+
+class Quantiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Microseconds, or a ratio of such, over the rounds of a measurement."""
+
+    median: Positive
+    p10: Positive
+    p90: Positive
+
+    @property
+    def spread(self) -> float:
+        return self.p90 / self.p10
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.spread > NOISE
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one execution in microseconds, each by ``provenance``; those of packing and
+    unpacking are always measured on this machine.
+
+    ``latency_us`` is the contraction alone, on packed operands; None where its numbers were
+    emulated. ``cycles``, at ``clock_mhz``, are those of a simulated machine. ``packing_us`` covers
+    the inputs not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us``
+    are medians, 0 where the layouts are the same memory, None where they were not timed.
+    ``whole_us`` is one call that does all of it, each thread packing its own share inside the
+    kernel where that is possible; None where there is no such call. ``macs`` are those of the
+    workload, padding not counted. ``noisy``: one of the times still varied by more than
+    :data:`NOISE` at the last of :data:`ATTEMPTS`.
+    """
+
+    provenance: Provenance
+    macs: int
+    latency_us: Quantiles | None
+    packing_us: float | None = None
+    unpacking_us: float | None = None
+    packed_ahead: tuple[str, ...] = ()
+    noisy: bool = False
+    whole_us: Quantiles | None = None
+    cycles: int | None = None
+    clock_mhz: float | None = None
+
+    @property
+    def gops(self) -> float | None:
+        """Two operations a multiply-accumulate over the median latency."""
+        return None if self.latency_us is None else 2 * self.macs / (self.latency_us.median * 1e3)
+
+
+def measure(
+    kernel: CompiledKernel,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    packed_ahead: Collection[str] | None = None,
+    rounds: int = 15,
+    round_ms: float = 10.0,
+) -> Timing:
+    """Time the contraction, the packing of the inputs and the unpacking of the output.
+
+    ``packed_ahead`` names the inputs that are packed once and not timed; by default the second one
+    (W, B). Each of the ``rounds`` repeats the work for about ``round_ms``.
+    """
+    names = kernel.input_names
+    workload = kernel.program.workload
+    if packed_ahead is None:
+        packed_ahead = packed_before(workload)
+    ahead = tuple(name for name in names if name in packed_ahead)
+    packed = {name: kernel.pack(name, inputs[name]) for name in names}
+    output = kernel.execute(packed)
+    latency = time_work(kernel.bound(packed, output), rounds, round_ms)
+
+    originals = kernel.originals(inputs, ahead)
+    packing, unpacking = (
+        [time_work(call, rounds, round_ms) for call in calls]
+        for calls in (kernel.bound_packing(originals, packed), kernel.bound_unpacking(output))
+    )
+    whole = latency
+    if packing or unpacking:
+        whole = time_work(kernel.bound_whole(inputs, packed, ahead, output), rounds, round_ms)
+    return Timing(
+        Provenance.MEASURED,
+        workload.macs,
+        latency,
+        whole_us=whole,
+        packing_us=sum(times.median for times in packing),
+        unpacking_us=sum(times.median for times in unpacking),
+        packed_ahead=ahead,
+        noisy=any(times.is_noisy for times in (latency, whole, *packing, *unpacking)),
+    )
+
+
+def time_work(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
+    """Microseconds a call, over rounds of equally many calls; the steadiest attempt."""
+    sample = wall_clock(work)
+    steadiest = _attempt(sample, rounds, round_ms)
+    for _ in range(ATTEMPTS - 1):
+        if not steadiest.is_noisy:
+            break
+        again = _attempt(sample, rounds, round_ms)
+        steadiest = min(steadiest, again, key=lambda times: times.spread)
+    return steadiest
+
+
+def wall_clock(work: Callable[[], Any]) -> Sampler:
+    """The mean over a block of calls, by this process's clock."""
+
+    def sample(calls: int) -> float:
+        started = time.perf_counter()
+        for _ in range(calls):
+            work()
+        return (time.perf_counter() - started) / calls * 1e6
+
+    return sample
+
+
+def calls_in(sample: Sampler, round_ms: float) -> int:
+    """How many calls fill a round, at least one; one call before the one that is looked at."""
+    sample(1)
+    return max(1, int(round_ms * 1e3 / max(sample(1), 0.1)))
+
+
+def quantiles(samples: Sequence[float]) -> Quantiles:
+    p10, median, p90 = (float(q) for q in np.quantile(samples, (0.1, 0.5, 0.9)))
+    return Quantiles(median, p10, p90)
+
+
+def _attempt(sample: Sampler, rounds: int, round_ms: float) -> Quantiles:
+    repeats = calls_in(sample, round_ms)
+    return quantiles([sample(repeats) for _ in range(rounds)])

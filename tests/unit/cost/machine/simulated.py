@@ -1,0 +1,293 @@
+"""Small nests and machines, and a simulator of what memories hold while a nest runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cpembed.cost.machine.nest import TileNest, TileOperand
+from cpembed.hw.machine import ComputeUnit, Evidence, Hierarchy, Memory, Overlapping
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.program import Loop
+
+S, R = AxisKind.SPATIAL, AxisKind.REDUCTION
+
+
+def operand(
+    name: str, indices: Sequence[Sequence[tuple[str, int]]], extents: Mapping[str, int], size: int
+) -> TileOperand:
+    """Dimensions as sums of (loop, factor); the operand is the output where its name is C."""
+    dimensions = tuple(
+        (
+            IndexExpr.of([IndexTerm(loop, factor) for loop, factor in index]),
+            1 + sum(factor * (extents[loop] - 1) for loop, factor in index),
+        )
+        for index in indices
+    )
+    loops = frozenset(loop for index in indices for loop, _ in index if extents[loop] > 1)
+    return TileOperand(name, name.lower(), size, size, dimensions, loops, name == "C")
+
+
+def nest(
+    extents: Mapping[str, int],
+    reductions: str,
+    operands: Mapping[str, Sequence[Sequence[tuple[str, int]]]],
+) -> TileNest:
+    loops = tuple(
+        Loop(name, extent, R if name in reductions else S)
+        for name, extent in extents.items()
+        if extent > 1
+    )
+    single = {name: 1 for name, extent in extents.items() if extent == 1}
+    made = [
+        operand(name, indices, extents, 4 if name == "C" else 1)
+        for name, indices in operands.items()
+    ]
+    return TileNest(loops, single, tuple(made))
+
+
+def gemm(x: int, y: int, z: int) -> TileNest:
+    one = {name: [(name, 1)] for name in "xyz"}
+    operands = {
+        "A": [one["x"], one["z"]],
+        "B": [one["z"], one["y"]],
+        "C": [one["x"], one["y"]],
+    }
+    return nest({"x": x, "y": y, "z": z}, "z", operands)
+
+
+def conv(k: int, p: int, c: int, r: int) -> TileNest:
+    operands = {
+        "A": [[("c", 1)], [("p", 1), ("r", 1)]],
+        "B": [[("k", 1)], [("c", 1)], [("r", 1)]],
+        "C": [[("k", 1)], [("p", 1)]],
+    }
+    return nest({"k": k, "p": p, "c": c, "r": r}, "cr", operands)
+
+
+def machine(
+    *capacities: int, units: Sequence[int] = (), overlap: Overlapping = Overlapping.HARDWARE
+) -> Hierarchy:
+    """Buffers a, b and c of the first capacity each, then shared memories, then main memory."""
+    count = [*units, *[1] * (len(capacities) - len(units))]
+    names = [f"m{level}" for level in range(1, len(capacities))] + ["dram"]
+    memories = {
+        leaf: Memory(
+            name=leaf,
+            level=0,
+            parent=names[0],
+            units=count[0],
+            capacity_bytes=capacities[0],
+            overlap=overlap,
+        )
+        for leaf in "abc"
+    }
+    for level, capacity in enumerate(capacities[1:], 1):
+        memories[names[level - 1]] = Memory(
+            name=names[level - 1],
+            level=level,
+            parent=names[level],
+            units=count[level],
+            capacity_bytes=capacity,
+            read_bytes=4.0,
+            write_bytes=2.0,
+            overlap=overlap,
+        )
+    memories["dram"] = Memory(name="dram", level=len(capacities), read_bytes=2.0, write_bytes=1.0)
+    return Hierarchy(
+        name="m",
+        clock_mhz=100.0,
+        compute=ComputeUnit(1.0, 1.0),
+        memories=memories,
+        evidence=Evidence.ASSUMED,
+        source="a test",
+    )
+
+
+Unit = tuple[int, ...]
+"""A place in the tree of units: at each level, from main memory inwards, which one."""
+
+
+@dataclass
+class Counted:
+    """Bytes by memory and unit, transfers, tiles, and executions by unit of the innermost level."""
+
+    read: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
+    write: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
+    moves: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
+    calls: Counter[Unit] = field(default_factory=Counter[Unit])
+
+    def below(self, counts: Counter[tuple[str, Unit]], memory: str, unit: Unit) -> int:
+        """Of all units of a memory in a part of the tree."""
+        return sum(
+            count
+            for (name, place), count in counts.items()
+            if name == memory and place[: len(unit)] == unit
+        )
+
+
+Ranges = Mapping[str, range]
+
+
+@dataclass(frozen=True)
+class Level:
+    """How a level is cut: tile sizes, the order of the loops (innermost first), and into how many
+    blocks of consecutive tiles loops are dealt to units."""
+
+    tile: Mapping[str, int]
+    order: Sequence[str]
+    parts: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def simulate(given: TileNest, hierarchy: Hierarchy, levels: Sequence[Level]) -> Counted:
+    """Run a nest: every unit of a memory holds a tile of each operand, moves it when another one is
+    needed, and drops it when the tile of the operand around it is replaced. ``levels`` has the
+    innermost first."""
+    counted = Counted()
+    held: dict[tuple[str, str, Unit], tuple[tuple[range, ...], ...]] = {}
+    seen: set[tuple[str, str, Unit, tuple[tuple[range, ...], ...]]] = set()
+
+    def need(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
+        for operand in given.operands:
+            wanted = tuple(tuple(r[name] for name in sorted(operand.loops)) for r in path)
+            for memory in hierarchy.path(operand.scope):
+                if memory.level != level or memory.parent is None:
+                    continue
+                key = (memory.name, operand.name, unit)
+                if held.get(key) == wanted:
+                    continue
+                held[key] = wanted
+                place = (memory.name, unit)
+                size = touched(operand, given, path[-1]) * operand.element_bytes
+                again = (*key, wanted) in seen
+                seen.add((*key, wanted))
+                if operand.is_output:
+                    counted.write[place] += size
+                    counted.moves[place] += 1
+                if again or not operand.is_output:
+                    counted.read[place] += size
+                    counted.moves[place] += 1
+
+    def drop(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
+        """What units inside hold of other tiles than this one."""
+        for operand in given.operands:
+            around = tuple(tuple(r[name] for name in sorted(operand.loops)) for r in path)
+            for key in list(held):
+                inside = key[2][: len(unit)] == unit and len(key[2]) > len(unit)
+                if key[1] == operand.name and inside and held[key][: len(around)] != around:
+                    del held[key]
+
+    def run(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
+        """The last of ``path`` is the tile of the level outside ``level``."""
+        if level < 0:
+            counted.calls[unit] += math.prod(len(r) for r in path[-1].values())
+            return
+        drop(level, path, unit)
+        how = levels[level]
+        blocks: list[list[range]] = []
+        for loop in given.loops:
+            around, size = path[-1][loop.name], how.tile[loop.name]
+            tiles = -(-len(around) // size)
+            block = -(-tiles // how.parts.get(loop.name, 1)) * size
+            blocks.append(cut_range(around, block))
+        names = [loop.name for loop in given.loops]
+        shared = [how.parts.get(name, 1) for name in names]
+        for places in itertools.product(*(range(len(block)) for block in blocks)):
+            number = 0
+            for place, of in zip(places, shared, strict=True):
+                number = number * of + place
+            child = (*unit, number)
+            own = {n: block[p] for n, block, p in zip(names, blocks, places, strict=True)}
+            for inner in cut_ranges(own, how.tile, how.order):
+                need(level, (*path, inner), child)
+                run(level - 1, (*path, inner), child)
+
+    run(len(levels) - 1, ({loop.name: range(loop.extent) for loop in given.loops},), ())
+    return counted
+
+
+def cut_range(around: range, size: int) -> list[range]:
+    return [
+        range(start, min(start + size, around.stop))
+        for start in range(around.start, around.stop, size)
+    ]
+
+
+def cut_ranges(ranges: Ranges, tile: Mapping[str, int], order: Sequence[str]) -> Iterator[Ranges]:
+    outermost_first = list(reversed(order))
+    parts = [cut_range(ranges[name], tile[name]) for name in outermost_first]
+    for chosen in itertools.product(*parts):
+        yield dict(zip(outermost_first, chosen, strict=True))
+
+
+def touched(operand: TileOperand, given: TileNest, ranges: Ranges) -> int:
+    """Elements, counted one by one."""
+    loops = sorted(operand.loops)
+    fixed = dict.fromkeys(given.axes, 0)
+    points = itertools.product(*(ranges[name] for name in loops))
+    return len(
+        {
+            tuple(
+                index.evaluate({**fixed, **dict(zip(loops, point, strict=True))})
+                for index, _ in operand.dimensions
+            )
+            for point in points
+        }
+    )
+
+
+def cycles(counted: Counted, given: TileNest, hierarchy: Hierarchy) -> float:
+    """Where all transfers go beside computing: of the first units, which have the most to do."""
+    total = max(counted.calls.values()) * hierarchy.compute.cycles
+    total += hierarchy.compute.latency_cycles
+    for memory in hierarchy.memories.values():
+        below = [m.name for m in hierarchy.memories.values() if m.parent == memory.name]
+        first = (0,) * (len(hierarchy.levels) - 1 - memory.level)
+        total = max(
+            total,
+            sum(counted.below(counted.read, name, first) for name in below) / memory.read_bytes,
+            sum(counted.below(counted.write, name, first) for name in below) / memory.write_bytes,
+        )
+    return total
+
+
+def all_tilings(given: TileNest, hierarchy: Hierarchy) -> Iterator[list[dict[str, int]]]:
+    """Every choice of tiles of any size that fit, the innermost first."""
+
+    def inside(level: int, around: Mapping[str, int]) -> Iterator[list[dict[str, int]]]:
+        if level < 0:
+            yield []
+            return
+        sizes = (range(1, around[loop.name] + 1) for loop in given.loops)
+        for chosen in itertools.product(*sizes):
+            tile = {loop.name: size for loop, size in zip(given.loops, chosen, strict=True)}
+            if fits(given, hierarchy, level, tile):
+                for inner in inside(level - 1, tile):
+                    yield [*inner, tile]
+
+    yield from inside(len(hierarchy.levels) - 2, {loop.name: loop.extent for loop in given.loops})
+
+
+def all_parts(given: TileNest, units: int) -> Iterator[dict[str, int]]:
+    """Every way to deal parallel loops to units at most."""
+    names = [loop.name for loop in given.loops if loop.kind is S]
+    for numbers in itertools.product(range(1, units + 1), repeat=len(names)):
+        if math.prod(numbers) <= units:
+            yield dict(zip(names, numbers, strict=True))
+
+
+def fits(given: TileNest, hierarchy: Hierarchy, level: int, tile: Mapping[str, int]) -> bool:
+    ranges = {name: range(size) for name, size in tile.items()}
+    for memory in hierarchy.levels[level]:
+        used = sum(
+            touched(o, given, ranges) * o.element_bytes
+            for o in given.operands
+            if memory in hierarchy.path(o.scope)
+        )
+        if used > (memory.capacity_bytes or math.inf):
+            return False
+    return True

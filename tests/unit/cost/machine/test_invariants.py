@@ -1,0 +1,132 @@
+"""What holds of every estimate, on random machines and programs: what has to be moved is moved,
+more work never takes less time, and more of a machine never takes more."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpembed.cost.machine.nest import TileNest
+from cpembed.cost.machine.search import best_tilings
+from cpembed.cost.machine.times import compute_time, cycles, memory_times
+from cpembed.hw.machine import ComputeUnit, Hierarchy, Overlapping, TransferUnit
+from tests.unit.cost.machine.simulated import conv, gemm, machine
+
+ROWS = 100_000
+"""Enough for every tiling of a small nest."""
+
+
+def random_machine(rng: random.Random, room: int) -> Hierarchy:
+    deep = rng.random() < 0.3
+    capacities = [rng.randint(12, room), *([rng.randint(3 * room, 6 * room)] if deep else [])]
+    units = rng.choice([(1, 1), (2, 1), (3, 1), (4, 2)] if deep else [(1,), (2,), (3,)])
+    made = machine(*capacities, units=units, overlap=rng.choice(list(Overlapping)))
+    memories = dict(made.memories)
+    for name, memory in memories.items():
+        outer = memory.parent is None
+        memories[name] = replace(
+            memory,
+            read_bytes=rng.choice((0.5, 1.0, 3.0)) if memory.level else memory.read_bytes,
+            write_bytes=rng.choice((0.5, 1.0, 3.0)) if memory.level else memory.write_bytes,
+            half_duplex=rng.random() < 0.3,
+            latency_cycles=rng.choice((0.0, 5.0)) if outer else 0.0,
+            granule_bytes=1 if outer else rng.choice((1, 1, 3)),
+            transfer_unit=rng.choice((TransferUnit.REGION, TransferUnit.TILE))
+            if not memory.level
+            else TransferUnit.REGION,
+        )
+    compute = ComputeUnit(rng.choice((0.5, 1.0, 4.0)), rng.choice((0.0, 1.0, 6.0)))
+    return replace(made, memories=memories, compute=compute)
+
+
+def random_extents(rng: random.Random, given: Hierarchy) -> tuple[str, list[int]]:
+    """Smaller ones for two levels, of which there are many more tilings."""
+    kind = rng.choice(("gemm", "conv"))
+    deep = len(given.levels) > 2
+    most = ((3, 2, 2) if deep else (5, 5, 5)) if kind == "gemm" else (2, 3, 1, 2)
+    return kind, [rng.randint(1, size if deep else size + 1) for size in most]
+
+
+def made(kind: str, extents: list[int]) -> TileNest:
+    return gemm(*extents) if kind == "gemm" else conv(*extents)
+
+
+def least(nest: TileNest, given: Hierarchy) -> float:
+    found = best_tilings(nest, given, ROWS)
+    assert found.exact
+    return float(cycles(found.tilings, nest, given)[0])
+
+
+def changed(given: Hierarchy, rng: random.Random) -> Hierarchy:
+    """More of something: units, capacity, bandwidth."""
+    what = rng.choice(("units", "capacity", "bandwidth"))
+    memories = dict(given.memories)
+    if what == "units":
+        level = rng.randrange(len(given.levels) - 1)
+        for name, memory in memories.items():
+            if memory.level <= level:
+                memories[name] = replace(memory, units=2 * memory.units)
+        return replace(given, memories=memories)
+    outer = what != "capacity"
+    name = rng.choice([n for n, m in memories.items() if (m.parent is None) == outer])
+    memory = memories[name]
+    if what == "capacity":
+        more = replace(memory, capacity_bytes=(memory.capacity_bytes or 0) + rng.randint(1, 9))
+    else:
+        more = replace(
+            memory,
+            read_bytes=memory.read_bytes * rng.choice((1, 1.5)),
+            write_bytes=memory.write_bytes * rng.choice((1, 1.5, 2)),
+        )
+    return replace(given, memories={**memories, name: more})
+
+
+def seeds(quick: int, slow: int) -> list[object]:
+    every = [pytest.param(n, marks=pytest.mark.slow) for n in range(quick, slow)]
+    return [*range(quick), *every]
+
+
+@pytest.mark.parametrize("seed", seeds(12, 300))
+def test_what_has_to_be_moved_is_moved(seed: int) -> None:
+    """Each input is read once at least and the output written, at every level; of the model's own
+    choice, many tilings of which leave units idle or parts of tiles."""
+    rng = random.Random(seed)
+    given = random_machine(rng, 40)
+    nest = made(*random_extents(rng, given))
+    for rows in (ROWS, 16):
+        found = best_tilings(nest, given, rows).tilings
+        computing = compute_time(found, nest, given).longest
+        full = {loop.name: np.full(1, float(loop.extent)) for loop in nest.loops} | nest.fixed
+        for time in memory_times(found, nest, given, computing):
+            read = sum(float(o.elements(full)[0]) * o.element_bytes for o in nest.operands[:2])
+            written = float(nest.operands[2].elements(full)[0]) * nest.operands[2].element_bytes
+            assert time.read_bytes[0] >= read
+            assert time.written_bytes[0] >= written
+        share = float(found.share[0])
+        assert 1 / given.levels[0][0].units - 1e-9 <= share <= 1
+        busy = found.busy[0][0]
+        assert busy <= given.levels[0][0].units
+        assert share * busy >= 1 - 1e-9
+
+
+@pytest.mark.parametrize("seed", seeds(12, 300))
+def test_more_work_never_takes_less_time(seed: int) -> None:
+    rng = random.Random(seed)
+    given = random_machine(rng, 30)
+    kind, extents = random_extents(rng, given)
+    more = list(extents)
+    more[rng.randrange(len(more))] += 1
+    assert least(made(kind, extents), given) <= least(made(kind, more), given) + 1e-6
+
+
+@pytest.mark.parametrize("seed", seeds(12, 300))
+def test_more_of_a_machine_never_takes_more_time(seed: int) -> None:
+    rng = random.Random(seed)
+    given = random_machine(rng, 30)
+    nest = made(*random_extents(rng, given))
+    assert math.isfinite(least(nest, given))
+    assert least(nest, changed(given, rng)) <= least(nest, given) + 1e-6
