@@ -17,9 +17,8 @@ from cpembed.driver.options import SolveOptions
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
-from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
 from cpembed.embedding.constraints.base import slides
-from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.resources import hardware_spec_files
@@ -85,7 +84,7 @@ def undeclared_stride(solved: SolveResult) -> str | None:
     if not solved.complete or before >= WELL_USED or solved.total_seconds > _SHORT:
         return None
     instruction = solved.target.instruction
-    problem = pair_operands(fitting_order(solved.workload, instruction), instruction)
+    problem = solved.pairing.problem
     if not isinstance(problem, EmbeddingProblem):
         return None
     sliding = {
@@ -127,10 +126,10 @@ def better_order(solved: SolveResult) -> str | None:
         return None
     best = solved.embeddings[0]
     instruction = solved.target.instruction
-    problem = pair_operands_or_none(solved.workload, instruction)
-    if best.overheads.occupancy >= POOR or problem is None:
+    pairing = solved.pairing
+    if best.overheads.occupancy >= POOR or pairing.fits(solved.workload) is None:
         return None
-    orders = [commuted.workload for commuted in exchanged_problems(problem)]
+    orders = [commuted.workload for commuted in pairing.alternatives(factors=True)]
     typed = with_exchanged_types(solved.workload) if not orders else None
     options = SolveOptions(constraints=solved.constraints, top=1, timeout=_SHORT)
     for order in orders if typed is None else [typed]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status
@@ -59,6 +60,8 @@ class SolveResult:
     ----------
     workload, target, constraints, seed : Computation, HardwareSpec, ConstraintSet, int
         What was searched.
+    pairing : Pairing
+        Operands of the workload and the instruction, paired once for all that follows the search.
     status : Status
         ``optimal``, ``feasible``, ``infeasible`` or ``unknown``.
     complete : bool
@@ -95,6 +98,7 @@ class SolveResult:
     target: HardwareSpec
     constraints: ConstraintSet
     seed: int
+    pairing: Pairing = field(repr=False)
     status: Status
     complete: bool
     count: int

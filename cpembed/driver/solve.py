@@ -15,19 +15,19 @@ from typing import Any
 
 from cpembed.bulk import without_collection
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.cost.search import find_best
+from cpembed.cost.search import find_best_of
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import SearchOptions, SolveOptions, merged
 from cpembed.driver.presets import Reweigh, best_of, default_searches, with_bound
 from cpembed.driver.result import SolveResult
 from cpembed.embedding.checks import check_embedding
-from cpembed.embedding.commute import fitting_order, pair_operands_or_none
-from cpembed.embedding.conflict import Conflict, explain_infeasible
+from cpembed.embedding.commute import Pairing
+from cpembed.embedding.conflict import Conflict, explain_pairing
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.result import Formulation, silent
 from cpembed.errors import SpecError
-from cpembed.hw.instruction import HardwareSpec, Instruction
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.polyhedral import require_written
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
@@ -139,6 +139,8 @@ def searches(
         Called at each step with the stage and a count.
     """
     report = progress or silent
+    # One pairing for every set: each order of the operands is matched once.
+    pairing = Pairing(workload, spec.instruction)
     formulation = _formulation(options.search)
 
     def search(
@@ -148,7 +150,7 @@ def searches(
         if options.weights is not None:
             loaded = replace(loaded, weights=options.weights)
         limits = SearchLimits(seconds=options.timeout, seed=options.seed or 0)
-        problem = _Problem(workload, spec, loaded, limits, formulation, returned)
+        problem = _Problem(pairing, spec, loaded, limits, formulation, returned)
         return _search(problem, report)
 
     constraints = options.constraints or spec.constraints
@@ -166,7 +168,7 @@ def constraint_set(constraints: str | ConstraintSet) -> ConstraintSet:
 class _Problem:
     """One set's search."""
 
-    workload: Computation
+    pairing: Pairing
     spec: HardwareSpec
     constraints: ConstraintSet
     limits: SearchLimits
@@ -177,19 +179,17 @@ class _Problem:
 @without_collection()
 def _search(problem: _Problem, report: Progress) -> SolveResult:
     """Search, rank and prove the embeddings of one set."""
-    workload, constraints, limits = problem.workload, problem.constraints, problem.limits
-    instruction, top = problem.spec.instruction, problem.returned.count
+    pairing, constraints, limits = problem.pairing, problem.constraints, problem.limits
+    top, formulation = problem.returned.count, problem.formulation
     clock = Clock(limits.seconds)
-    require_written(workload)
-    best = find_best(workload, instruction, constraints, top, limits, report, problem.formulation)
+    require_written(pairing.workload)
+    best = find_best_of(pairing, constraints, top, limits, report, formulation)
     commuted = False
     infeasible = best.found.status is Status.INFEASIBLE and best.found.mismatch is None
     if infeasible and constraints.get("dataflow") and not constraints.exchanges_factors:
         with_commuted = constraints.with_exchanged_factors()
         remaining = limits.after(clock.passed)
-        retry = find_best(
-            workload, instruction, with_commuted, top, remaining, report, problem.formulation
-        )
+        retry = find_best_of(pairing, with_commuted, top, remaining, report, formulation)
         if retry.found.status is not Status.INFEASIBLE:
             best, commuted = retry, True
     search, ranking, top_proven = best.found, best.ranking, best.proven
@@ -210,8 +210,9 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     except OutOfTime:
         search, top_proven = search.cut(len(proven)), False
     return SolveResult(
-        workload=workload,
+        workload=pairing.workload,
         target=problem.spec,
+        pairing=pairing,
         constraints=constraints,
         seed=limits.seed,
         status=search.status,
@@ -226,19 +227,17 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
         conflict=None,
         irregular=len(search.irregular),
         top_proven=top_proven,
-        exchanged=commuted or _has_commuted_roles(workload, instruction, constraints),
+        exchanged=commuted or _has_commuted_roles(pairing, constraints),
         unsearched=search.unsearched,
         timeout=limits.seconds,
     )
 
 
-def _has_commuted_roles(
-    workload: Computation, instruction: Instruction, constraints: ConstraintSet
-) -> bool:
+def _has_commuted_roles(pairing: Pairing, constraints: ConstraintSet) -> bool:
     """Return True if labels or element types alone give the factors each other's roles."""
-    if constraints.exchanges_factors or pair_operands_or_none(workload, instruction) is not None:
+    if constraints.exchanges_factors or pairing.fits(pairing.workload) is not None:
         return False
-    return fitting_order(workload, instruction) != workload
+    return pairing.order != pairing.workload
 
 
 def explained(result: SolveResult, clock: Clock, progress: Progress | None = None) -> SolveResult:
@@ -259,11 +258,10 @@ def explained(result: SolveResult, clock: Clock, progress: Progress | None = Non
     left = clock.left()
     seconds = None if left is None else max(left, _EXPLANATION_SECONDS)
     limits = SearchLimits(seconds=seconds, seed=result.seed)
-    instruction = result.target.instruction
     try:
         conflict = within(
             clock.left(_PROOF_SECONDS),
-            lambda: explain_infeasible(result.workload, instruction, result.constraints, limits),
+            lambda: explain_pairing(result.pairing, result.constraints, limits),
         )
     except OutOfTime:
         messages = ("the time was over before a reason was found",)

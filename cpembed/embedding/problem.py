@@ -194,15 +194,43 @@ def pair_operands(
     return problem
 
 
+@dataclass(frozen=True)
+class MatchedStatements:
+    """Statements of a workload in the order of an instruction's, with their accesses paired.
+
+    ``occurrences`` has, per statement, the pairs of its reads in the order of the leaves, and that
+    of its store. Operands have the workload's own names, not yet those of ports.
+    """
+
+    statements: tuple[Assignment, ...]
+    occurrences: tuple[tuple[tuple[AccessPair, ...], AccessPair], ...]
+
+    @cached_property
+    def pairs(self) -> tuple[AccessPair, ...]:
+        """All pairs, the stores last."""
+        reads = itertools.chain.from_iterable(reads for reads, _ in self.occurrences)
+        return (*reads, *(store for _, store in self.occurrences))
+
+
 def match_graphs(
     workload: Computation, instruction: Instruction
 ) -> EmbeddingProblem | LabelMismatch:
-    """Match operation labels and operand roles, whatever the element types.
+    """Match operation labels and operand roles, whatever the element types."""
+    _check_reachable(instruction.in_ports)
+    matched = match_statements(workload, instruction)
+    if isinstance(matched, LabelMismatch):
+        return matched
+    return _problem(workload, matched, instruction.in_ports)
+
+
+def match_statements(
+    workload: Computation, instruction: Instruction
+) -> MatchedStatements | LabelMismatch:
+    """Match the expression trees of all statements, whatever the element types.
 
     Statements of one point have no order: the first permutation in which all match is taken.
     """
     ported = instruction.in_ports
-    _check_reachable(ported)
     count, available = len(ported.computation.statements), len(workload.statements)
     if count != available:
         return LabelMismatch(
@@ -211,10 +239,10 @@ def match_graphs(
         )
     mismatches: list[LabelMismatch] = []
     for order in itertools.permutations(workload.statements):
-        problem = _pair(workload, order, ported)
-        if isinstance(problem, EmbeddingProblem):
-            return problem
-        mismatches.append(problem)
+        matched = _match_in_order(order, ported)
+        if isinstance(matched, MatchedStatements):
+            return matched
+        mismatches.append(matched)
     # The order as written is the one that a person can compare.
     return mismatches[0]
 
@@ -223,11 +251,10 @@ def _results(count: int) -> str:
     return "one result" if count == 1 else f"{count} results"
 
 
-def _pair(
-    workload: Computation, statements: Sequence[Assignment], instruction: Instruction
-) -> EmbeddingProblem | LabelMismatch:
-    """Pair the workload's statements, in this order, with those of the instruction."""
-    occurrences: list[tuple[list[AccessPair], AccessPair]] = []
+def _match_in_order(
+    statements: tuple[Assignment, ...], instruction: Instruction
+) -> MatchedStatements | LabelMismatch:
+    occurrences: list[tuple[tuple[AccessPair, ...], AccessPair]] = []
     for pattern, statement in zip(instruction.computation.statements, statements, strict=True):
         if pattern.reduction != statement.reduction:
             return LabelMismatch(
@@ -238,17 +265,21 @@ def _pair(
         mismatch = _match(pattern.value, statement.value, instruction.name, reads)
         if mismatch is not None:
             return mismatch
-        occurrences.append((reads, AccessPair(pattern.store, statement.store)))
-    pairs = [pair for reads, _ in occurrences for pair in reads]
-    pairs += [store for _, store in occurrences]
-    mismatch = _mixed_roles(pairs, instruction)
-    if mismatch is not None:
-        return mismatch
+        occurrences.append((tuple(reads), AccessPair(pattern.store, statement.store)))
+    matched = MatchedStatements(statements, tuple(occurrences))
+    return _mixed_roles(matched.pairs, instruction) or matched
+
+
+def _problem(
+    workload: Computation, matched: MatchedStatements, instruction: Instruction
+) -> EmbeddingProblem:
+    """Name the ports of a match, and rewrite the workload on them."""
+    pairs = matched.pairs
     names = _port_names(workload, pairs)
     roles = {pair.instruction.operand: names[pair] for pair in pairs}
     renamed = tuple(
         _renamed(statement, reads, store, names)
-        for statement, (reads, store) in zip(statements, occurrences, strict=True)
+        for statement, (reads, store) in zip(matched.statements, matched.occurrences, strict=True)
     )
     ports = {names[pair]: pair.workload.operand for pair in pairs}
     accesses = (
