@@ -194,9 +194,9 @@ def _check_plot(baselines: tuple[str, ...]) -> None:
 
 
 def _announce(bench: Bench) -> None:
-    if bench.taken:
+    if bench.reused:
         message(
-            f"{bench.taken} of {len(bench.layers)} rows taken from {bench.store.path}; "
+            f"{bench.reused} of {len(bench.layers)} rows taken from {bench.store.path}; "
             "--fresh starts over"
         )
     if bench.missing:

@@ -104,7 +104,7 @@ def command(
         )
     if isinstance(result, SolveResult):
         return print_solved(result, as_json=as_json, verbose=verbose)
-    print_notes(result.chosen.solved)
+    print_notes(result.selection.solved)
     stood_in = "the library is portable code, and slow"
     code = say_missing(result.missing, options.backend, stood_in)
     if as_json:

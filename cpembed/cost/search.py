@@ -219,7 +219,7 @@ class LimitedSearch:
         self.ranker, self.limits, self.best = ranker, limits, best or BestSoFar()
         self.started = time.perf_counter()
         constraints = ranker.constraints
-        problems = ranker.pairing.problems(constraints.exchanges_factors)
+        problems = ranker.pairing.problems(constraints.commutes)
         self.searches: list[DigitSearch] = []
         if not isinstance(problems, LabelMismatch) and all(
             digit_model_obstacle(problem, constraints) is None for problem in problems

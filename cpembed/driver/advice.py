@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.named import with_exchanged_types
+from cpembed.driver.named import with_commuted_types
 from cpembed.driver.options import SolveOptions
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
 from cpembed.driver.result import SolveResult
@@ -121,7 +121,7 @@ def better_order(solved: SolveResult) -> str | None:
     None if the best candidate is good enough, or if the repeated search would take long. Where the
     element types keep the factors in their roles, the note names other types.
     """
-    commutes = solved.constraints.exchanges_factors
+    commutes = solved.constraints.commutes
     if commutes or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
         return None
     best = solved.embeddings[0]
@@ -130,7 +130,7 @@ def better_order(solved: SolveResult) -> str | None:
     if best.overheads.occupancy >= POOR or pairing.fits(solved.workload) is None:
         return None
     orders = [commuted.workload for commuted in pairing.alternatives(factors=True)]
-    typed = with_exchanged_types(solved.workload) if not orders else None
+    typed = with_commuted_types(solved.workload) if not orders else None
     options = SolveOptions(constraints=solved.constraints, top=1, timeout=_SHORT)
     for order in orders if typed is None else [typed]:
         try:

@@ -114,7 +114,7 @@ class Bench:
         File that completed rows are appended to.
     rows : dict of int to BenchRow
         Completed rows by the index of their layer; :meth:`run` adds the rest.
-    taken : int
+    reused : int
         Number of rows that an earlier run had left in the store.
     """
 
@@ -124,7 +124,7 @@ class Bench:
     missing: tuple[str, ...]
     store: ResultStore[BenchRow]
     rows: dict[int, BenchRow]
-    taken: int
+    reused: int
 
     @property
     def pending(self) -> tuple[Layer, ...]:
@@ -229,7 +229,7 @@ class Bench:
             "counted": COUNTED,
             "not_run": list(self.missing),
             **provenance(),
-            "taken_from_store": self.taken,
+            "taken_from_store": self.reused,
             "store": str(self.store.path),
         }
 
@@ -335,7 +335,7 @@ def open_bench(
         missing=missing,
         store=store,
         rows=rows,
-        taken=len(rows),
+        reused=len(rows),
     )
 
 

@@ -201,7 +201,7 @@ class RowMaker:
             draft.best = solved_row(result)
             return
         # `best` is always of the suite's target, even if an alternative ran.
-        draft.best = solved_row(result.solved if result.instead is None else result.instead.solved)
+        draft.best = solved_row(result.requested)
         draft.run = run_row(result)
         if self.baselines:
             baselines = self._compare(result, layer, report)

@@ -414,7 +414,7 @@ def run_row(result: RunResult) -> RunRow:
         missing=list(result.missing),
         noisy=times.noisy,
         peak_share=gops / peak if gops is not None and peak is not None else None,
-        instead=None if result.instead is None else result.solved.target.name,
+        instead=None if result.substitution is None else result.solved.target.name,
         chosen=_chosen_row(result),
         tuned=_tuned_row(result.choice.tuned),
         cycles=times.cycles,

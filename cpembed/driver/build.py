@@ -118,7 +118,7 @@ def build(
     program = worker.call(_compile, selection.plan, name, threads)
     if isinstance(program, str):
         portable = selection.plan.portable(program)
-        selection = Selection(selection.solved, portable, selection.instead)
+        selection = Selection(selection.solved, portable, selection.substitution)
         program = worker.call(_compile, selection.plan, name, threads)
     if isinstance(program, str):
         raise LoweringError(program)
@@ -209,7 +209,7 @@ def _write_library(
         verification = worker.call(_verify_emulated, plan, compiled.choice, workload)
         library = write_sources(program, folder, contents)
         return BuildResult(
-            chosen=selection,
+            selection=selection,
             choice=compiled.choice,
             name=program.name,
             folder=folder,
@@ -230,7 +230,7 @@ def _write_library(
     library = write_library(program, folder, contents, check=check if runs_here else None)
     verification, times = verified_times[0] if verified_times else (None, None)
     return BuildResult(
-        chosen=selection,
+        selection=selection,
         choice=compiled.choice,
         name=program.name,
         folder=folder,
@@ -349,7 +349,7 @@ def _save_program(selection: Selection, folder: Path, name: str, report: Progres
     write_whole(folder / "README.md", text)
     saved = _files_below(folder / name)
     return BuildResult(
-        chosen=selection,
+        selection=selection,
         choice=run.choice,
         name=name,
         folder=folder,

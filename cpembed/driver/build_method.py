@@ -105,7 +105,7 @@ def build_method(
     )
     verification, times = verified_times[0] if verified_times else (None, None)
     return BuildResult(
-        chosen=method.product,
+        selection=method.product,
         choice=method.product.choice,
         name=options.name,
         folder=options.folder,

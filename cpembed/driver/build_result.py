@@ -20,7 +20,7 @@ class BuildResult:
 
     Parameters
     ----------
-    chosen : Selection
+    selection : Selection
         Search and candidate that the files implement; of a method, those of its product.
     choice : Choice
         Candidate and schedule that were compiled.
@@ -46,7 +46,7 @@ class BuildResult:
         Method that computes a convolution; None for the implicit one.
     """
 
-    chosen: Selection
+    selection: Selection
     choice: Choice
     name: str
     folder: Path
@@ -61,17 +61,17 @@ class BuildResult:
     @property
     def workload(self) -> Computation:
         """Computation of the library."""
-        return self.chosen.solved.workload if self.method is None else self.method.workload
+        return self.selection.solved.workload if self.method is None else self.method.workload
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Reasons why the target's instruction is not used."""
-        return self.chosen.plan.missing
+        return self.selection.plan.missing
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``build --json``."""
-        selection, verification = self.chosen, self.verification
-        requested = selection.solved if selection.instead is None else selection.instead.solved
+        selection, verification = self.selection, self.verification
+        requested = selection.requested
         return {
             "workload": str(self.workload),
             "target": requested.target.name,

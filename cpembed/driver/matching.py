@@ -178,8 +178,8 @@ def _match_of_selection(
 ) -> Match:
     ranked = selection.candidate
     reason = None
-    if selection.instead is not None:
-        solved = selection.instead.solved
+    if selection.substitution is not None:
+        solved = selection.substitution.solved
         if solved.count:
             reason = f"faster by estimate than {spec.name}"
             if solved.utilisation:

@@ -97,7 +97,7 @@ def types_for_window(computation: Computation, constraints: ConstraintSet) -> Co
     A target's types go by position, which says nothing under a set that commutes the factors: the
     factor that is read through a window then gets the type of a convolution's image, the first.
     """
-    if len(computation.inputs) != 2 or not constraints.exchanges_factors:
+    if len(computation.inputs) != 2 or not constraints.commutes:
         return computation
     windows = {
         read.operand
@@ -106,10 +106,10 @@ def types_for_window(computation: Computation, constraints: ConstraintSet) -> Co
     }
     if windows != {computation.inputs[1].name}:
         return computation
-    return with_exchanged_types(computation) or computation
+    return with_commuted_types(computation) or computation
 
 
-def with_exchanged_types(computation: Computation) -> Computation | None:
+def with_commuted_types(computation: Computation) -> Computation | None:
     """Return the product with its two factors' element types exchanged; None if they are equal."""
     if len(computation.inputs) != 2 or len(computation.outputs) != 1:
         return None

@@ -163,7 +163,7 @@ def of_several_statements(request: Request, target: AnyTarget) -> SolveResult:
 def is_forced(solved: SolveResult) -> bool:
     """Return True if the instruction fits only under the wider preset or with commuted operands."""
     narrower = solved.narrower
-    return solved.exchanged or (narrower is not None and not narrower.utilisation)
+    return solved.commuted or (narrower is not None and not narrower.utilisation)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,9 @@ def _alternative(
     if own_cost is not None and _cost(best) * best.plan.target.equal >= own_cost:
         return None, tuple(stopped)
     estimated = None if own_cost is None else _cost(best)
-    return replace(best, instead=Substitution(solved, own_cost, estimated, unit)), tuple(stopped)
+    return replace(best, substitution=Substitution(solved, own_cost, estimated, unit)), tuple(
+        stopped
+    )
 
 
 def _cost(selection: Selection) -> float:

@@ -79,7 +79,7 @@ class Substitution:
     ----------
     solved : SolveResult
         Search of the target that was asked for.
-    asked : float, optional
+    requested_cost : float, optional
         Its estimate, packing and unpacking included; None if it has no embedding, or an estimate of
         another kind.
     estimated : float, optional
@@ -89,7 +89,7 @@ class Substitution:
     """
 
     solved: SolveResult
-    asked: float | None = None
+    requested_cost: float | None = None
     estimated: float | None = None
     unit: str = "us"
 
@@ -104,13 +104,18 @@ class Selection:
         Search that the candidate belongs to.
     plan : Plan
         What is built.
-    instead : Substitution, optional
+    substitution : Substitution, optional
         Why it runs on an alternative target; None if it is on the one that was asked for.
     """
 
     solved: SolveResult
     plan: Plan
-    instead: Substitution | None = None
+    substitution: Substitution | None = None
+
+    @property
+    def requested(self) -> SolveResult:
+        """Search of the requested target, even if an alternative runs."""
+        return self.solved if self.substitution is None else self.substitution.solved
 
     @property
     def choice(self) -> Choice:
@@ -129,9 +134,8 @@ class Selection:
 
     def to_json(self) -> dict[str, Any]:
         """Return why it runs, as a part of the document of ``explain --chosen --json``."""
-        asked = self.solved if self.instead is None else self.instead.solved
         document: dict[str, Any] = {
-            "target": asked.target.name,
+            "target": self.requested.target.name,
             "executed": self.solved.target.name,
             "missing": list(self.plan.missing),
             "tuned": None if self.tuned is None else self.tuned.to_json(),

@@ -133,7 +133,7 @@ def _bound_of(result: SolveResult) -> float | None:
     if not isinstance(problem, EmbeddingProblem):
         return None
     wider = load_constraint_set(WIDER)
-    may_commute = result.exchanged or not result.embeddings
+    may_commute = result.commuted or not result.embeddings
     alternatives = result.pairing.alternatives(factors=True) if may_commute else ()
     bounds = [utilisation_bound(each, wider) for each in (problem, *alternatives)]
     finite = [bound for bound in bounds if bound is not None]

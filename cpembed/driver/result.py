@@ -82,7 +82,7 @@ class SolveResult:
         Number of embeddings that are no axis maps and never have a program.
     top_proven : bool
         True if no embedding that is missing, found or not, is better than those returned.
-    exchanged : bool
+    commuted : bool
         True if the factors have each other's roles, because in their own nothing fits.
     narrower, wider : OtherSet, optional
         Presets that were searched before and after this one, or a bound on the wider one.
@@ -111,7 +111,7 @@ class SolveResult:
     conflict: Conflict | None
     irregular: int = 0
     top_proven: bool = True
-    exchanged: bool = False
+    commuted: bool = False
     narrower: OtherSet | None = None
     wider: OtherSet | None = None
     unsearched: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ class SolveResult:
 
     def sets_json(self) -> dict[str, Any]:
         """Return the members on commuted operands and on the other presets."""
-        document: dict[str, Any] = {"exchanged": True} if self.exchanged else {}
+        document: dict[str, Any] = {"exchanged": True} if self.commuted else {}
         for name, preset in (("narrower", self.narrower), ("wider", self.wider)):
             if preset is not None:
                 document[name] = preset.to_json()

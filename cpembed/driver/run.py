@@ -90,7 +90,9 @@ def run(
     if compared is not None and compared.rewritten is not None:
         return _by_method(compared, seed, files, report)
     executed = worker.call(execute, selection.solved, selection.plan, seed, files, progress=report)
-    return replace(executed, instead=selection.instead or executed.instead, method=compared)
+    return replace(
+        executed, substitution=selection.substitution or executed.substitution, method=compared
+    )
 
 
 def _by_method(compared: Compared, seed: int, files: Files, report: Progress) -> RunResult:

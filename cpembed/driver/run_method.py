@@ -142,7 +142,7 @@ def executed_method(compared: Compared, seed: int) -> RunResult:
         expectation=expected,
         seconds=seconds,
         artifact=artifact,
-        instead=method.product.instead,
+        substitution=method.product.substitution,
         method=compared,
         error=error,
     )

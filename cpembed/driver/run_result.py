@@ -142,7 +142,7 @@ class RunResult:
         Wall time by phase.
     artifact : Any
         Compiled kernel; None if another process ran it.
-    instead : Substitution, optional
+    substitution : Substitution, optional
         Reason why an alternative, that of ``solved``, ran instead of the requested target.
     method : Compared, optional
         Selected method of a convolution, with the estimates of all.
@@ -165,7 +165,7 @@ class RunResult:
     expectation: Expectation | None
     seconds: Mapping[str, float]
     artifact: Any = field(default=None, repr=False)
-    instead: Substitution | None = None
+    substitution: Substitution | None = None
     method: Compared | None = None
     error: MethodError | None = None
 
@@ -180,9 +180,9 @@ class RunResult:
         return self.solved.workload if method is None else method.workload
 
     @property
-    def requested(self) -> HardwareSpec:
-        """Requested target, even if an alternative ran."""
-        return (self.solved if self.instead is None else self.instead.solved).target
+    def requested(self) -> SolveResult:
+        """Search of the requested target, even if an alternative ran."""
+        return self.solved if self.substitution is None else self.substitution.solved
 
     @property
     def is_native(self) -> bool:

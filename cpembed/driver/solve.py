@@ -186,8 +186,8 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     best = find_best_of(pairing, constraints, top, limits, report, formulation)
     commuted = False
     infeasible = best.found.status is Status.INFEASIBLE and best.found.mismatch is None
-    if infeasible and constraints.get("dataflow") and not constraints.exchanges_factors:
-        with_commuted = constraints.with_exchanged_factors()
+    if infeasible and constraints.get("dataflow") and not constraints.commutes:
+        with_commuted = constraints.with_commuted_operands()
         remaining = limits.after(clock.passed)
         retry = find_best_of(pairing, with_commuted, top, remaining, report, formulation)
         if retry.found.status is not Status.INFEASIBLE:
@@ -227,7 +227,7 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
         conflict=None,
         irregular=len(search.irregular),
         top_proven=top_proven,
-        exchanged=commuted or _has_commuted_roles(pairing, constraints),
+        commuted=commuted or _has_commuted_roles(pairing, constraints),
         unsearched=search.unsearched,
         timeout=limits.seconds,
     )
@@ -235,7 +235,7 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
 
 def _has_commuted_roles(pairing: Pairing, constraints: ConstraintSet) -> bool:
     """Return True if labels or element types alone give the factors each other's roles."""
-    if constraints.exchanges_factors or pairing.fits(pairing.workload) is not None:
+    if constraints.commutes or pairing.fits(pairing.workload) is not None:
         return False
     return pairing.order != pairing.workload
 

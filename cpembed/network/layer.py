@@ -114,10 +114,10 @@ def _chosen(asked: Request) -> Selection | str:
 
 
 def _why(found: Selection) -> str:
-    instead = found.instead
-    if instead is None or instead.asked is None:
+    substitution = found.substitution
+    if substitution is None or substitution.requested_cost is None:
         return "no embedding"
-    return f"{instead.asked:.3g} us estimated"
+    return f"{substitution.requested_cost:.3g} us estimated"
 
 
 def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> Layer:

@@ -162,7 +162,7 @@ class _ProductStep:
             amount,
             chosen.choice.estimated,
             chosen.plan.target.unit,
-            None if chosen.instead is None else f"not on {self.target.spec.name}",
+            None if chosen.substitution is None else f"not on {self.target.spec.name}",
             "sums, stored anew by the host" if self.kind.epilogue is not None else "sums",
         )
         return step, self._stored(sums, given)

@@ -17,12 +17,12 @@ from cpembed.report.run import instead, schedule
 
 def report(result: BuildResult) -> Iterator[RenderableType]:
     """What was built, of what, and where it is."""
-    chosen, candidate = result.chosen, result.choice.candidate
+    chosen, candidate = result.selection, result.choice.candidate
     solved = chosen.solved
     method = result.method
     compared = None if method is None else Compared(method, {method.method.name: method.estimated})
     rows = asked_rows(result.workload, solved, compared)
-    rows += instead(chosen.instead)
+    rows += instead(chosen.substitution)
     rows.append(("embedding", words.mapping(candidate.embedding)))
     if chosen.plan.native:
         rows += schedule(chosen.plan.target, solved, result.choice, compared)
@@ -46,7 +46,7 @@ def _checked(result: BuildResult) -> list[tuple[str, str]]:
         accuracy = f"largest error {error:.3g}, within {within}"
     accuracy += f" (random data, {result.verification.data})"
     if not result.linked:
-        how = result.chosen.plan.target.provenance
+        how = result.selection.plan.target.provenance
         made = "; `make` links the library on its machine" if "Makefile" in result.files else ""
         return [("verified", f"yes, {how}, {accuracy}{made}")]
     rows = [("verified", f"yes, {accuracy}")]

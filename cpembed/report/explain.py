@@ -58,7 +58,7 @@ def _chosen(explanation: Explanation) -> list[tuple[str, str]]:
     # What describes kernels loads the compiler.
     from cpembed.report import run
 
-    rows = run.instead(chosen.instead)
+    rows = run.instead(chosen.substitution)
     if chosen.plan.missing:
         rows.append(("missing", f"{'; '.join(chosen.plan.missing)}: `run` takes portable code"))
     else:

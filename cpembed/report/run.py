@@ -28,7 +28,7 @@ def report(result: RunResult, *, verbose: bool = False) -> Iterator[RenderableTy
     """What ran and what was found; ``verbose`` with the solver's effort."""
     rows = _problem(result)
     rows += [("found", found(result.solved)), *searched(result.solved)] if verbose else []
-    rows += instead(result.instead)
+    rows += instead(result.substitution)
     rows.append(("back end", f"{result.backend}, {result.provenance}"))
     if result.is_native:
         rows += schedule(result.target, result.solved, result.choice, result.method)
@@ -60,9 +60,9 @@ def instead(why: Substitution | None) -> list[_Row]:
         return []
     search = why.solved
     reason = f"which cannot be embedded: proven under {search.constraints.name}"
-    if why.asked is not None:
+    if why.requested_cost is not None:
         used = search.embeddings[0].overheads.utilisation
-        slower = f"{figure(why.asked, why.unit)} by estimate"
+        slower = f"{figure(why.requested_cost, why.unit)} by estimate"
         reason = f"of which {used:.1%} would be useful: {slower}, packing and unpacking included"
     elif search.embeddings:
         used = search.embeddings[0].overheads.utilisation

@@ -136,7 +136,7 @@ def _header(result: SolveResult, verbose: bool, *more: tuple[str, str]) -> Rende
 def problem_rows(result: SolveResult) -> list[tuple[str, str]]:
     """What was asked, and under which set it was searched."""
     sets = [("constraints", set_words(result))]
-    if result.exchanged and result.embeddings:
+    if result.commuted and result.embeddings:
         sets.append(("factors", f"exchanged, as nothing fits in their order: {_roles(result)}"))
     return [*given_rows(result.workload, result.target), *sets]
 

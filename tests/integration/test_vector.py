@@ -165,12 +165,12 @@ def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
     assert result.verification.verified
     document = result.to_json()
     assert (document["target"], document["executed"]) == (target, other)
-    assert result.instead is not None
+    assert result.substitution is not None
     if target == "avx512_vnni":
         # Pixels could fill its lanes, the image as its second factor: slower, says the model.
-        assert result.instead.solved.exchanged
+        assert result.substitution.solved.commuted
         return
-    assert not result.instead.solved.count
+    assert not result.substitution.solved.count
     # Where the target's own instruction is asked for, or a set that may be what excludes it.
     for asked in ({"constraints": "strict"}, {"backend": "generic"}, {"rank": 1}):
         refused = run(given, target, **asked)  # type: ignore[arg-type]

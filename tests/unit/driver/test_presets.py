@@ -227,7 +227,7 @@ def test_products_commute(target: str, constraints: str | None) -> None:
     assert result.utilisation == GEMV[target]
     roles = result.embeddings[0].candidate.embedding.operands
     assert (roles["A"], roles["B"]) == ("B", "A")
-    assert result.exchanged
+    assert result.commuted
     assert result.to_json()["exchanged"] is True
     dtypes = {o.name: o.dtype for o in result.workload.operands}
     taken = result.target.instruction.dtypes
@@ -236,7 +236,7 @@ def test_products_commute(target: str, constraints: str | None) -> None:
 
 def test_factors_that_fit_as_they_stand_are_not_exchanged() -> None:
     result = solved("gemm m=16 n=16 k=64", "amx_int8")
-    assert not result.exchanged
+    assert not result.commuted
     assert "exchanged" not in result.to_json()
 
 
@@ -247,7 +247,7 @@ def test_types_that_are_given_decide_the_roles() -> None:
     assert result.status is Status.INFEASIBLE
     assert result.conflict is not None
     gemm = solved("gemm m=8 n=16 k=64 dtype=int8,uint8,int32", "avx512_vnni")
-    assert gemm.exchanged
+    assert gemm.commuted
     assert gemm.embeddings[0].candidate.embedding.operands["A"] == "B"
     with pytest.raises(WorkloadError, match="takes"):
         solved("gemm m=8 n=16 k=64 dtype=int16,int16,int32", "avx512_vnni")
