@@ -122,7 +122,7 @@ def expanded(only: str) -> list[int]:
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
-    from cpembed.driver.request import Request
+    from cpembed.driver.plan import Request
     from cpembed.ir.reference import random_inputs
     from cpembed.runtime.baselines.base import NotCovered, Subject
 
@@ -200,8 +200,7 @@ def choice_of(workload: Any, target: str, most: int | None) -> Row:
     """What is chosen untuned, beside each of the schedules of its candidates."""
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
-    from cpembed.driver.plan import Selection
-    from cpembed.driver.request import Request
+    from cpembed.driver.plan import Request, Selection
     from cpembed.ir.reference import random_inputs
     from cpembed.targets.choice import compared
 

@@ -89,8 +89,7 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     from cpembed.driver.methods import fastest
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
-    from cpembed.driver.plan import Selection
-    from cpembed.driver.request import Request
+    from cpembed.driver.plan import Request, Selection
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
     from cpembed.runtime.baselines.base import NotCovered, Subject
@@ -139,7 +138,7 @@ def prepared(
     import numpy as np
 
     from cpembed.driver.methods import choose_method
-    from cpembed.driver.run_method import built, judged
+    from cpembed.driver.run import built, judged
     from cpembed.errors import LoweringError, WorkloadError
     from cpembed.ir.reference import reference
     from cpembed.targets.choice import built_first

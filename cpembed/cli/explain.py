@@ -69,7 +69,7 @@ def command(
         raise click.UsageError(only, click.get_current_context())
     use_threads(threads)
     from cpembed.driver.explain import Explanation, explain, explain_chosen
-    from cpembed.driver.request import Request
+    from cpembed.driver.plan import Request
 
     resolved = subject(words, target, options)
     with ProgressLine() as progress:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cpembed.cli.options import Subject
     from cpembed.driver.estimate import EstimateResult
-    from cpembed.driver.pareto import ParetoResult
+    from cpembed.driver.solve import ParetoResult
 
 TOP = 5
 
@@ -84,8 +84,7 @@ def command(
         resolved = subject(words, target, options)
         return _estimated(resolved, as_json=as_json, verbose=verbose)
     from cpembed.cost.pareto import front
-    from cpembed.driver.pareto import ParetoResult
-    from cpembed.driver.solve import solve
+    from cpembed.driver.solve import ParetoResult, solve
 
     search = SolveOptions(top=count, **shared(options, SearchOptions))
     resolved = subject(words, target, search)

@@ -32,8 +32,7 @@ from cpembed.driver.build_result import BuildResult
 from cpembed.driver.methods import chosen_method
 from cpembed.driver.options import BuildOptions, merged
 from cpembed.driver.pipeline import Files, execute
-from cpembed.driver.plan import MethodChoice, Plan, Selection
-from cpembed.driver.request import AnyTarget, Request
+from cpembed.driver.plan import AnyTarget, MethodChoice, Plan, Request, Selection
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress
 from cpembed.embedding.result import silent

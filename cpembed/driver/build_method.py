@@ -16,7 +16,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.plan import MethodChoice
-from cpembed.driver.run_method import judged
+from cpembed.driver.run import judged
 from cpembed.driver.solve import Progress
 from cpembed.errors import LoweringError
 from cpembed.export.library import Contents, write_library

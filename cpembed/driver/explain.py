@@ -28,8 +28,7 @@ from cpembed.transform.program import DerivedProgram, PackedOperand, Rewrite
 
 if TYPE_CHECKING:
     from cpembed.driver.options import MethodName
-    from cpembed.driver.plan import Compared, Selection
-    from cpembed.driver.request import Request
+    from cpembed.driver.plan import Compared, Request, Selection
 
 
 @dataclass(frozen=True)

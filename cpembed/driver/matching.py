@@ -17,8 +17,7 @@ from cpembed.driver.across import Figure, Time
 from cpembed.driver.estimate import described_estimate
 from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, CrashError, InvariantError
 from cpembed.graph.graph import Graph

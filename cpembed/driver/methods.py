@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from cpembed.driver.options import MethodName
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Compared, MethodChoice, Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Compared, MethodChoice, Request, Selection
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.ir.computation import Computation

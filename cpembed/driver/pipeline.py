@@ -7,7 +7,7 @@
                      RunResult ◀─ time ◀─ verify ◀─ build ◀──────────── choose ◀────────────────┘
 
 resolve
-    Names become a workload and a target, which is opened once: ``request.py``.
+    Names become a workload and a target, which is opened once: ``plan.py``.
 search
     A constraint set gives every embedding, ranked by overheads; two presets are searched where no
     set is named: ``solve.py``, ``presets.py``.
@@ -46,9 +46,16 @@ from pathlib import Path
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.advice import POOR, pick
 from cpembed.driver.candidate_id import identified
-from cpembed.driver.plan import Plan, Selection, Substitution
+from cpembed.driver.plan import (
+    AnyTarget,
+    Plan,
+    Request,
+    Selection,
+    Substitution,
+    candidates_of,
+    search_for,
+)
 from cpembed.driver.presets import best_of
-from cpembed.driver.request import AnyTarget, Request, candidates_of, search_for
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.driver.solve import Progress, constraint_set, explained

@@ -10,10 +10,8 @@ import msgspec
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.plan import Compared, MethodError, Substitution
-from cpembed.driver.request import AnyTarget
+from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
 from cpembed.driver.result import SolveResult, workload_json
-from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.bulk import without_collection
+from cpembed.cost.pareto import front, objectives
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.cost.search import find_best_of
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.options import SearchOptions, SolveOptions, merged
+from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
 from cpembed.driver.presets import Reweigh, best_of, default_searches, with_bound
 from cpembed.driver.result import SolveResult
 from cpembed.embedding.checks import check_embedding
@@ -275,3 +276,52 @@ def _formulation(search: str | Formulation) -> Formulation:
     except ValueError:
         names = ", ".join(formulation.value for formulation in Formulation)
         raise SpecError(f"search {search!r} is unknown: choose one of {names}") from None
+
+
+@dataclass(frozen=True)
+class ParetoResult:
+    """The front of a search: ``solved.embeddings`` are its members, proven, with their ranks
+    among all candidates. It is the whole front where ``solved.complete``."""
+
+    solved: SolveResult
+
+    @property
+    def candidates(self) -> tuple[RankedCandidate, ...]:
+        return self.solved.embeddings
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``solve --pareto --json``: that of ``solve``, with the objectives."""
+        document: dict[str, Any] = {**self.solved.to_json(), "pareto": True}
+        for entry, item in zip(document["embeddings"], self.candidates, strict=True):
+            entry["objectives"] = objectives(item)._asdict()
+        return document
+
+
+def pareto(
+    workload: Computation,
+    target: str | HardwareSpec,
+    options: SearchOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> ParetoResult:
+    """Find the candidates that no other dominates in MACs, packing traffic and footprint.
+
+    Every embedding's program is derived, since its layouts decide; the members of the front are
+    proven.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : SearchOptions, optional
+        How to search; its fields may also be given as keywords.
+    progress : callable, optional
+        Called at each step with the stage and a count.
+    """
+    search = SolveOptions(
+        top=None, **shared(merged(SearchOptions, options, keywords), SearchOptions)
+    )
+    return ParetoResult(solve(workload, target, search, keep=front, progress=progress))

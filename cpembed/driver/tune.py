@@ -24,8 +24,7 @@ from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
 from cpembed.driver.pipeline import choose, of_several_statements
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import AnyTarget, Request
+from cpembed.driver.plan import AnyTarget, Request, Selection
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.driver.solve import Progress, solve
 from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError

@@ -15,8 +15,7 @@ from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.cost.candidate import Candidate
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec

@@ -35,7 +35,7 @@ from cpembed.driver.across import Figure, Line, line
 from cpembed.driver.matching import Match, match_in_worker, prepared_for
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from cpembed.codegen.epilogue import channel_numbers
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Plan, Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Plan, Request, Selection
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product, TensorType

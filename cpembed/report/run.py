@@ -8,8 +8,7 @@ from rich.console import RenderableType
 
 from cpembed import wording
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.plan import Compared, Substitution
-from cpembed.driver.request import AnyTarget
+from cpembed.driver.plan import AnyTarget, Compared, Substitution
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult
 from cpembed.provenance import Provenance

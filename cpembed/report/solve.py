@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from cpembed import wording
 from cpembed.cost.pareto import objectives
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.pareto import ParetoResult
 from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import ParetoResult
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation

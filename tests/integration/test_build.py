@@ -24,7 +24,7 @@ from cpembed.driver.build_result import BuildResult
 from cpembed.driver.named import workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.kernel import kernel_program

@@ -12,8 +12,7 @@ from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.driver.solve import solve
@@ -133,7 +132,7 @@ def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     found = run(given, VNNI, seed=1)
     assert isinstance(found, RunResult)
     assert found.solved.target.name == "avx512_vnni_dot"
-    assert found.requested.name == "avx512_vnni"
+    assert found.requested.target.name == "avx512_vnni"
     assert found.backend == "x86.vnni_rows"
     why = found.substitution
     assert why is not None

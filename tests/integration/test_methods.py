@@ -27,10 +27,8 @@ from cpembed.driver.methods import choose_method, fastest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import METHODS
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
-from cpembed.driver.run import run
-from cpembed.driver.run_method import judged
+from cpembed.driver.plan import Request, Selection
+from cpembed.driver.run import judged, run
 from cpembed.driver.run_result import RunResult
 from cpembed.errors import InvariantError, LoweringError, WorkloadError
 from cpembed.export.loader import Library

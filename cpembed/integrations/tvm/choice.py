@@ -10,7 +10,7 @@ from typing import Any
 
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.request import AnyTarget
+from cpembed.driver.plan import AnyTarget
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set

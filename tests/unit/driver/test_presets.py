@@ -17,9 +17,8 @@ from cpembed.driver.explain import Explanation, explain
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions, SearchOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
+from cpembed.driver.plan import Request, Selection
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
-from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult

@@ -13,8 +13,7 @@ import pytest
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.driver.solve import solve
 from cpembed.driver.tune import OpenTuning, TuneResult, open_tuning, tune
 from cpembed.embedding.constraint_set import load_constraint_set

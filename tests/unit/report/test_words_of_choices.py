@@ -9,8 +9,7 @@ import pytest
 from cpembed.driver.named import workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Compared, Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Compared, Request, Selection
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import Status
