@@ -198,7 +198,7 @@ class RunResult:
         times = self.timing
         document: dict[str, Any] = {
             "workload": workload_json(self.workload),
-            "target": self.requested.name,
+            "target": self.requested.target.name,
             "executed": self.solved.target.name,
             "constraints": self.solved.constraints.name,
             "embedding": self.candidate.embedding.identifier(),
