@@ -296,5 +296,5 @@ def test_what_takes_exchanged_factors_does_not_keep_another_target_from_running(
     found = choose(Request(layer, spec, KernelOptions(untuned=True)))
     assert isinstance(found, Selection)
     assert found.solved.target.name == other
-    assert found.instead is not None
+    assert found.substitution is not None
     assert found.instead.solved.target.name == target
