@@ -313,4 +313,4 @@ def test_control_c_in_a_terminal_keeps_what_is_complete(tmp_path: Path) -> None:
     assert b"rows are kept in" in b"".join(shown)
     assert b"Traceback" not in b"".join(shown)
     resumed = api.open_bench("deepbench", VTA[1], execute=False, results=tmp_path)
-    assert 5 <= resumed.taken < 108
+    assert 5 <= resumed.reused < 108

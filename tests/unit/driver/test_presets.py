@@ -297,4 +297,4 @@ def test_what_takes_exchanged_factors_does_not_keep_another_target_from_running(
     assert isinstance(found, Selection)
     assert found.solved.target.name == other
     assert found.substitution is not None
-    assert found.instead.solved.target.name == target
+    assert found.substitution.solved.target.name == target
