@@ -26,7 +26,7 @@ from cpembed.cli.output import ProgressLine, message, print_json, print_text
 from cpembed.driver.options import CandidateOptions, ExplainOptions, KernelOptions, shared
 
 if TYPE_CHECKING:
-    from cpembed.driver.explain import Explanation
+    from cpembed.driver.result import Explanation
 
 
 @click.command(cls=Subcommand)
@@ -68,8 +68,9 @@ def command(
         only = "--method, --untuned and --threads change what `run` chooses: add --chosen"
         raise click.UsageError(only, click.get_current_context())
     use_threads(threads)
-    from cpembed.driver.explain import Explanation, explain, explain_chosen
+    from cpembed.driver.explain import explain, explain_chosen
     from cpembed.driver.plan import Request
+    from cpembed.driver.result import Explanation
 
     resolved = subject(words, target, options)
     with ProgressLine() as progress:

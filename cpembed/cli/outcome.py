@@ -49,7 +49,6 @@ def print_result(
 ) -> int:
     """As :func:`print_solved`, of a result that is made from a search; ``report`` makes the text,
     and loads what that needs."""
-    from cpembed.driver.advice import pick
 
     code = _say(solved)
     if as_json:
@@ -57,7 +56,7 @@ def print_result(
     else:
         print_text(*report(result))
     if not code:
-        pick(solved, 1)
+        solved.of_rank(1)
     return code
 
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import with_commuted_types
-from cpembed.driver.options import SolveOptions
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
+from cpembed.driver.options import DEFAULT_CONSTRAINTS, SolveOptions
+from cpembed.driver.presets import WELL_USED
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraints.base import slides
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.errors import TransformError, WorkloadError
+from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.resources import hardware_spec_files
 
@@ -29,28 +28,6 @@ tried: there a factor of two is lost."""
 
 _SHORT = 0.5
 """Seconds within which a search must have ended to be repeated for advice, and that limit it."""
-
-
-def pick(solved: SolveResult, rank: int) -> RankedCandidate:
-    """Return the candidate of a rank from a result that holds at least the best ``rank``.
-
-    Raises :class:`TransformError` where no embedding that was found has a program,
-    :class:`WorkloadError` for a rank that does not exist.
-    """
-    if not solved.embeddings:
-        reason = solved.not_derivable[0] if solved.not_derivable else "they are not axis maps"
-        raise TransformError(
-            f"no program can be derived from the embeddings of {solved.constraints.name}: {reason};"
-            f" use --constraints {DEFAULT_CONSTRAINTS}"
-        )
-    if rank > len(solved.embeddings):
-        last = len(solved.embeddings)
-        allowed = "1" if last == 1 else f"1 to {last}"
-        raise WorkloadError(
-            f"there is no candidate of rank {rank}: {solved.target.name} has {allowed} in "
-            f"{solved.workload.name} under {solved.constraints.name}"
-        )
-    return solved.embeddings[rank - 1]
 
 
 def idle_padding(solved: SolveResult) -> str | None:

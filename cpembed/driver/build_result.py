@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpembed.display import Displayed
 from cpembed.driver.plan import MethodChoice, Selection
 from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation
@@ -14,8 +15,8 @@ from cpembed.runtime.measurement.verification import Verification
 from cpembed.targets.choice import Choice
 
 
-@dataclass(frozen=True)
-class BuildResult:
+@dataclass(frozen=True, repr=False)
+class BuildResult(Displayed):
     """Files that were written, with their verification.
 
     Parameters

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from cpembed.codegen.epilogue import Storing
     from cpembed.embedding.constraint_set import ConstraintSet, Weights
 
+DEFAULT_CONSTRAINTS = "in_place_padded"
+"""Narrow preset: any size fits, and no operand is copied beyond padding."""
+
+WIDER = "fused"
+"""Wider preset: an axis of the instruction may be fed from any axis, or from several fused into
+one."""
+
 BackendName = Literal["auto", "native", "generic"]
 MethodName = Literal["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]
 FormulationName = Literal["auto", "digits", "scalar", "portfolio"]

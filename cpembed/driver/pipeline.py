@@ -44,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.advice import POOR, pick
+from cpembed.driver.advice import POOR
 from cpembed.driver.candidate_id import identified
 from cpembed.driver.plan import (
     AnyTarget,
@@ -116,7 +116,7 @@ def choose(request: Request) -> Selection | SolveResult:
         return alternative or replace(solved, stopped_alternatives=stopped)
     if searched.candidate is None and solved.is_stopped:
         return solved
-    candidate = searched.candidate or pick(solved, options.rank or 1)
+    candidate = searched.candidate or solved.of_rank(options.rank or 1)
     plan = Plan(
         target=target,
         candidate=candidate,

@@ -14,18 +14,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from cpembed.cost.use_bound import utilisation_bound
-from cpembed.driver.options import SearchOptions
+from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, SearchOptions
 from cpembed.driver.result import OtherSet, SolveResult
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.time_limit import OutOfTime, within
-
-DEFAULT_CONSTRAINTS = "in_place_padded"
-"""Narrow preset: any size fits, and no operand is copied beyond padding."""
-
-WIDER = "fused"
-"""Wider preset: an axis of the instruction may be fed from any axis, or from several fused into
-one."""
 
 WELL_USED = 0.85
 """Threshold of the utilisation from which the wider preset is not searched.

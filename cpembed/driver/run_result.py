@@ -10,6 +10,7 @@ import msgspec
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.display import Displayed
 from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.ir.computation import Computation
@@ -103,8 +104,8 @@ class Expectation:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult(Displayed):
     """Verified execution with its times.
 
     Parameters

@@ -17,6 +17,7 @@ from cpembed.bulk import without_collection
 from cpembed.cost.pareto import front, objectives
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.cost.search import find_best_of
+from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
 from cpembed.driver.presets import Reweigh, best_of, default_searches, with_bound
@@ -75,8 +76,8 @@ def solve(
     """Find every embedding of the target's instruction in the workload, rank them, prove the best.
 
     Without a constraint set, the set that the target names is searched, else
-    :data:`~cpembed.driver.presets.DEFAULT_CONSTRAINTS`; where the best candidate of that wastes
-    much of the instruction, :data:`~cpembed.driver.presets.WIDER` is searched too, and the result
+    :data:`~cpembed.driver.options.DEFAULT_CONSTRAINTS`; where the best candidate of that wastes
+    much of the instruction, :data:`~cpembed.driver.options.WIDER` is searched too, and the result
     is that of the set with the better candidate. Where nothing fits with the factors of a product
     in the roles that their order gives them, they are tried in the other roles.
 
@@ -278,8 +279,8 @@ def _formulation(search: str | Formulation) -> Formulation:
         raise SpecError(f"search {search!r} is unknown: choose one of {names}") from None
 
 
-@dataclass(frozen=True)
-class ParetoResult:
+@dataclass(frozen=True, repr=False)
+class ParetoResult(Displayed):
     """The front of a search: ``solved.embeddings`` are its members, proven, with their ranks
     among all candidates. It is the whole front where ``solved.complete``."""
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
 from cpembed.driver.pipeline import choose, of_several_statements
@@ -47,8 +48,8 @@ OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, from 1, the trial, and the best trial so far."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TuneResult(Displayed):
     """Trials of a call, and the best schedule that is now stored.
 
     Parameters

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from cpembed.display import Displayed
 from cpembed.driver.across import Figure, Line, line
 from cpembed.driver.matching import Match, match_in_worker, prepared_for
 from cpembed.driver.named import hardware_specs
@@ -164,8 +165,8 @@ class TargetMatch:
         }
 
 
-@dataclass(frozen=True)
-class MatchResult:
+@dataclass(frozen=True, repr=False)
+class MatchResult(Displayed):
     """A network on each target, in the order asked; ``operators`` are those of the model."""
 
     network: str

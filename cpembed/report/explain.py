@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.driver.explain import Explanation, layout, original_layout
+from cpembed.driver.explain import ChosenExplanation
+from cpembed.driver.result import Explanation
 from cpembed.report import nest, words
 from cpembed.report.blocks import bullets, header, heading, indented, table
 from cpembed.report.methods import asked_rows
 from cpembed.report.rewrites import step_words
 from cpembed.report.solve import found, searched
+from cpembed.transform.replay import layout, original_layout
 
 
 def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[RenderableType]:
@@ -23,7 +25,8 @@ def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Rende
         explanation.candidate,
         explanation.program,
     )
-    rows = asked_rows(explanation.workload, solved, explanation.method)
+    method = explanation.method if isinstance(explanation, ChosenExplanation) else None
+    rows = asked_rows(explanation.workload, solved, method)
     place = words.place(candidate.rank, candidate.constraints, solved.constraints.name)
     yield header(
         [
@@ -52,9 +55,9 @@ def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Rende
 
 def _chosen(explanation: Explanation) -> list[tuple[str, str]]:
     """Why `run` runs it, where that was asked for."""
-    chosen = explanation.chosen
-    if chosen is None:
+    if not isinstance(explanation, ChosenExplanation):
         return []
+    chosen = explanation.selection
     # What describes kernels loads the compiler.
     from cpembed.report import run
 

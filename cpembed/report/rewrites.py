@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cpembed.driver.explain import Step
+from cpembed.transform.replay import Step
 from cpembed.transform.rewrites import Split
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cpembed.driver.bench import Bench, open_bench
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS
+from cpembed.driver.options import DEFAULT_CONSTRAINTS
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.report import bench as bench_report

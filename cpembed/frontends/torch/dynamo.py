@@ -150,7 +150,7 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
     from cpembed.network import build
 
     target = options.target or best_target()
-    return build.compile_graph(graph, target, threads=options.threads)
+    return build.compile_model(graph, target, threads=options.threads or 0)
 
 
 class Compiled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cpembed import wording
-from cpembed.driver.explain import Explanation
+from cpembed.driver.result import Explanation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.report.drawing.canvas import LINE, Canvas, width_of
 

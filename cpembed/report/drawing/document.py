@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from cpembed.driver.explain import Explanation
+from cpembed.driver.result import Explanation
 from cpembed.report import nest
 from cpembed.report.drawing.axes import draw_axes
 from cpembed.report.drawing.canvas import DEFINITIONS, LINE, STYLE, Canvas, page_colours

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
-from cpembed.driver.explain import Explanation, Layout, Step, original_layout
+from cpembed.driver.result import Explanation
 from cpembed.report import words
 from cpembed.report.drawing.axes import lane_numbers
 from cpembed.report.drawing.canvas import LINE, Canvas, strip, width_of
 from cpembed.report.nest import shortened
 from cpembed.report.rewrites import step_words
+from cpembed.transform.replay import Layout, Step, original_layout
 
 _HIGH = 38.0
 _BETWEEN = 22.0

@@ -13,13 +13,12 @@ import pytest
 from cpembed.cost.use_bound import utilisation_bound
 from cpembed.driver import presets
 from cpembed.driver.advice import undeclared_stride
-from cpembed.driver.explain import Explanation, explain
+from cpembed.driver.explain import explain
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.options import KernelOptions, SearchOptions
+from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, KernelOptions, SearchOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
-from cpembed.driver.result import SolveResult
+from cpembed.driver.result import Explanation, SolveResult
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.driver.solve import TopCandidates, searches, solve

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.options import SearchOptions
-from cpembed.driver.presets import WIDER
+from cpembed.driver.options import WIDER, SearchOptions
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import TopCandidates, searches, solve
 from cpembed.embedding.constraint_set import Weights

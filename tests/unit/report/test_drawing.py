@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cpembed.driver.explain import Explanation, explain
+from cpembed.driver.explain import explain
 from cpembed.driver.named import workload
+from cpembed.driver.result import Explanation
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
 from cpembed.report.drawing import document
