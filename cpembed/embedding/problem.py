@@ -24,6 +24,10 @@ from cpembed.ir.index import IndexExpr
 from cpembed.ir.neutral import is_neutral
 
 
+_KEPT_INDICES = 64
+"""Maximum number of index arrays that a problem keeps; an instruction has a few operands."""
+
+
 @dataclass(frozen=True)
 class AccessPair:
     """One edge family of the dataflow: the instruction's access and the workload's counterpart."""
@@ -145,12 +149,25 @@ class EmbeddingProblem:
         self, pair: AccessPair, extents: Mapping[str, int] | None = None
     ) -> tuple[NDArray[np.int64], ...]:
         """Index arrays of the instruction element that each instruction point accesses."""
-        grid = point_grid(self.instruction, extents)
-        shape = next(iter(grid.values())).shape
-        return tuple(
-            np.broadcast_to(np.asarray(index.evaluate(grid), np.int64), shape)
-            for index in pair.instruction.index
-        )
+        sizes = extents or self.instruction.extents
+        key = (pair.instruction, tuple(sizes[axis.name] for axis in self.instruction.axes))
+        # Thousands of node maps of one problem are judged at the same few extents.
+        if key not in self._element_indices:
+            if len(self._element_indices) >= _KEPT_INDICES:
+                self._element_indices.clear()
+            grid = point_grid(self.instruction, extents)
+            shape = next(iter(grid.values())).shape
+            self._element_indices[key] = tuple(
+                np.broadcast_to(np.asarray(index.evaluate(grid), np.int64), shape)
+                for index in pair.instruction.index
+            )
+        return self._element_indices[key]
+
+    @cached_property
+    def _element_indices(
+        self,
+    ) -> dict[tuple[Access, tuple[int, ...]], tuple[NDArray[np.int64], ...]]:
+        return {}
 
 
 def port_elements(
