@@ -193,24 +193,14 @@ def from_points(
     shape = points.shape[1:]
     elements: dict[str, Coordinates] = {}
     for pair in problem.pairs:
-        where = problem.element_index(pair, extents)
-        box = tuple(int(w.max()) + 1 for w in where)
-        image = np.zeros((len(pair.workload.index), *shape), np.int64)
+        images = np.zeros((len(pair.workload.index), *shape), np.int64)
         for dimension, index in enumerate(pair.workload.index):
-            image[dimension] = index.evaluate(workload_point)
-        operand_image = np.zeros((len(image), *box), np.int64)
-        if box:
-            operand_image[(slice(None), *where)] = image
-        else:
-            operand_image[:] = image[(slice(None), *([0] * len(shape)))]
-        accessed = (
-            operand_image[(slice(None), *where)]
-            if box
-            else operand_image[(..., *([None] * len(shape)))]
-        )
-        if not np.array_equal(np.broadcast_to(accessed, image.shape), image):
-            return None
-        elements[pair.instruction.operand] = operand_image
+            images[dimension] = index.evaluate(workload_point)
+        operand_images = problem.first_points(pair, images, extents)
+        for operand_image, image in zip(operand_images, images, strict=True):
+            if np.any(problem.at_points(pair, operand_image, extents) != image):
+                return None
+        elements[pair.instruction.operand] = operand_images
     shapes = {name: image.shape[1:] for name, image in elements.items()}
     for (first, first_at), (second, second_at) in problem.shared_elements(shapes):
         first_image, second_image = elements[first], elements[second]

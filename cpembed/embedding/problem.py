@@ -163,6 +163,63 @@ class EmbeddingProblem:
             )
         return self._element_indices[key]
 
+    def at_points(
+        self, pair: AccessPair, elements: NDArray[np.int64], extents: Mapping[str, int]
+    ) -> NDArray[np.int64]:
+        """Return the image of the element that each instruction point accesses.
+
+        Parameters
+        ----------
+        pair : AccessPair
+            Access of the instruction.
+        elements : array of shape ``(*instruction operand's shape)``
+            A coordinate of the images of the operand's elements.
+        extents : Mapping
+            Extent at which each instruction axis is used.
+        """
+        dimensions = self._plain_dimensions(pair)
+        if dimensions is None:
+            return elements[self.element_index(pair, extents)]
+        # A view: gathering thousands of elements by index arrays takes many times as long.
+        walked = [dimension for dimension in dimensions if dimension is not None]
+        spread = tuple(None if dimension is None else slice(None) for dimension in dimensions)
+        shape = tuple(extents[axis.name] for axis in self.instruction.axes)
+        return np.broadcast_to(elements.transpose(walked)[spread], shape)
+
+    def first_points(
+        self, pair: AccessPair, images: NDArray[np.int64], extents: Mapping[str, int]
+    ) -> NDArray[np.int64]:
+        """Return the images of an operand's elements by points that access them.
+
+        Parameters
+        ----------
+        pair : AccessPair
+            Access of the instruction.
+        images : array of shape ``(workload dimensions, *extents)``
+            Workload element of the access at each instruction point.
+        extents : Mapping
+            Extent at which each instruction axis is used.
+        """
+        dimensions = self._plain_dimensions(pair)
+        if dimensions is not None:
+            first = images[(slice(None), *(0 if d is None else slice(None) for d in dimensions))]
+            walked = [dimension for dimension in dimensions if dimension is not None]
+            return first.transpose(0, *(1 + walked.index(d) for d in range(len(walked))))
+        where = self.element_index(pair, extents)
+        box = tuple(int(index.max()) + 1 for index in where)
+        elements = np.zeros((len(images), *box), np.int64)
+        elements[(slice(None), *where)] = images
+        return elements
+
+    def _plain_dimensions(self, pair: AccessPair) -> list[int | None] | None:
+        """Dimension of the operand that each instruction axis walks, None for the other axes; None
+        altogether unless each dimension is walked by one axis of its own."""
+        names = self.index_names[pair.instruction.operand]
+        if None in names or len(set(names)) < len(names):
+            return None
+        dimension = {name: place for place, name in enumerate(names)}
+        return [dimension.get(axis.name) for axis in self.instruction.axes]
+
     @cached_property
     def _element_indices(
         self,
