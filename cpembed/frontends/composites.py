@@ -357,9 +357,7 @@ class Composites(Emitter):
         if 0 in shape:
             return x
         if groups < 1 or shape[1] % groups:
-            raise WorkloadError(
-                f"{shape[1]} channels in {groups} groups: choose a divisor"
-            )
+            raise WorkloadError(f"{shape[1]} channels in {groups} groups: choose a divisor")
         size = math.prod(shape[1:]) // groups
         one, zero = (self.tensor(np.full(size, value, np.float32)) for value in (1, 0))
         rows = self.reshaped(x, (shape[0], groups, size))
