@@ -51,17 +51,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Places of pieces.
-
-    Attributes
-    ----------
-    places : mapping
-        Offsets in bytes by name.
-    bytes : int
-        Size of the memory.
-    least : int
-        Lower bound on the size of any plan.
-    """
+    """Offsets of pieces in bytes by name, the size of the memory, and a lower bound on the size of
+    any plan."""
 
     places: Mapping[str, int]
     bytes: int
@@ -201,17 +192,8 @@ def blob_of(program: Program) -> Blob:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of the buffers of a program.
-
-    Attributes
-    ----------
-    program : Program
-        The program.
-    blob : Blob
-        Its constants.
-    in_file : bool
-        Whether the constants are in a file beside the library instead of in it.
-    """
+    """Places of the buffers of a program; its constants are in the library, or in a file beside
+    it."""
 
     program: Program
     blob: Blob

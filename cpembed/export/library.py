@@ -33,20 +33,8 @@ is mapped into memory."""
 
 @dataclass(frozen=True)
 class Library:
-    """A library that was written.
-
-    Attributes
-    ----------
-    name : str
-        Name of the library.
-    folder : Path
-        Folder of its files.
-    files : tuple of str
-        Names of the files, ``lib<name>.so`` among them.
-    digest : bytes, optional
-        Digest of the shared library, which holds the weights or their checksum: it distinguishes
-        the library from one that replaces it.
-    """
+    """A library that was written to a folder. The digest of the shared library, which holds the
+    weights or their checksum, distinguishes it from one that replaces it."""
 
     name: str
     folder: Path

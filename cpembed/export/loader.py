@@ -147,32 +147,15 @@ class Library:
         self._check(self._function("pack")(self._handle, _pointers(arrays)))
 
     def run(self, *inputs: Any, out: Sequence[Array] | None = None) -> tuple[Array, ...]:
-        """Run one call and return its outputs.
-
-        Parameters
-        ----------
-        *inputs : array
-            The inputs, in the order of :attr:`inputs`.
-        out : sequence of array, optional
-            Contiguous arrays to write, of the outputs' types and shapes.
-        """
+        """Run one call and return its outputs, written to the contiguous arrays ``out`` if they are
+        given."""
         return self._run("run", inputs, out)
 
     def run_steps(
         self, first: int, last: int, *inputs: Any, out: Sequence[Array] | None = None
     ) -> tuple[Array, ...]:
-        """Run some of the steps of a call.
-
-        Parameters
-        ----------
-        first, last : int
-            The first step, and the one after the last.
-        *inputs : array
-            As for :meth:`run`.
-        out : sequence of array, optional
-            As for :meth:`run`; the same arrays for all steps of a call, since later steps may read
-            the results of earlier ones.
-        """
+        """Run the steps from ``first`` to before ``last``; ``out`` has to be the same for all steps
+        of a call, since later ones may read the results of earlier ones."""
         return self._run("run_steps", inputs, out, before=(first, last))
 
     def run_timed(self, *inputs: Any) -> tuple[tuple[Array, ...], Array]:

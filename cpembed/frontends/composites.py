@@ -27,15 +27,8 @@ from cpembed.graph.kinds.base import Array
 
 @dataclass(frozen=True)
 class Window:
-    """A window that moves over an image, of a convolution or of pooling; one number an image axis.
-
-    Attributes
-    ----------
-    taps, strides, dilations : tuple of int
-        Size of the window in taps, its step, and the distance of its taps.
-    before, after : tuple of int
-        Padding of the image.
-    """
+    """A window that moves over an image, of a convolution or of pooling: for each image axis its
+    size in taps, its step, the distance of its taps, and the padding of the image."""
 
     taps: tuple[int, ...]
     strides: tuple[int, ...]
@@ -95,15 +88,8 @@ class Composites(Emitter):
         return self.cast(self.emit(computed.product, first, second), self.dtype(first))
 
     def matmul(self, a: str, b: str, *, transposed: bool = False) -> str:
-        """Emit ``numpy.matmul`` in the element type of the first factor.
-
-        Parameters
-        ----------
-        a, b : str
-            The factors.
-        transposed : bool
-            Whether the last two axes of ``b`` are exchanged first.
-        """
+        """Emit ``numpy.matmul`` in the type of ``a``; ``transposed`` exchanges the last two axes of
+        ``b`` first."""
         is_constant, rank = self.builder.is_constant, len(self.shape(b))
         turns = is_constant(a) and not is_constant(b) and not transposed
         if turns and len(self.shape(a)) == 2 and rank >= 2:
@@ -162,15 +148,7 @@ class Composites(Emitter):
         return self.emit(kind, self.reshaped(x, (n, c, *padded)))
 
     def biased(self, image: str, bias: str | None) -> str:
-        """Add a vector of channels to an image.
-
-        Parameters
-        ----------
-        image : str
-            Tensor [n, c, …].
-        bias : str or None
-            Tensor [c]; None adds nothing.
-        """
+        """Add a bias [c], if there is one, to an image [n, c, …]."""
         if bias is None:
             return image
         vector = self.channels(bias, len(self.shape(image)))
@@ -276,17 +254,8 @@ class Composites(Emitter):
         return self.emit(kind, x)
 
     def log_sum_exp(self, x: str, axes: Sequence[int], shape: Sequence[int]) -> str:
-        """Emit the logarithm of a sum of exponentials without overflow.
-
-        Parameters
-        ----------
-        x : str
-            The tensor.
-        axes : sequence of int
-            Axes of the sum.
-        shape : sequence of int
-            Shape of the result.
-        """
+        """Emit the logarithm of a sum of exponentials over axes without overflow; the result has
+        the given shape."""
         if not axes:
             return x
         largest = self.emit(Reduce("max", tuple(axes), True), x)
@@ -301,18 +270,8 @@ class Composites(Emitter):
     def cumulative_sum(
         self, x: str, axis: int, *, exclusive: bool = False, reverse: bool = False
     ) -> str:
-        """Emit running sums as a product with a triangle of ones.
-
-        Parameters
-        ----------
-        x : str
-            The tensor.
-        axis : int
-            The axis, counted from the front.
-        exclusive : bool
-            Whether a sum leaves out the element at its own place.
-        reverse : bool
-            Whether sums run from the end.
+        """Emit running sums as a product with a triangle of ones; an ``exclusive`` sum leaves out
+        the element at its own place, and a ``reverse`` one runs from the end.
 
         Raises
         ------

@@ -39,15 +39,8 @@ _LARGEST_WRAP = 1 << 20
 
 @dataclass(frozen=True)
 class Emitter(ABC):
-    """One operator of a model while it is written in kinds of the graph.
-
-    Attributes
-    ----------
-    builder : Builder
-        The graph in the making.
-    scaling : Scaling
-        Products of the whole model that a later batch normalization may absorb.
-    """
+    """One operator of a model while it is written in kinds of the graph; ``scaling`` holds the
+    products that a later batch normalization may absorb."""
 
     builder: Builder
     scaling: Scaling
@@ -79,17 +72,8 @@ class Emitter(ABC):
         return self.builder.types[tensor].dtype
 
     def elementwise(self, expression: Scalar, *inputs: str, dtype: str | None = None) -> str:
-        """Add an elementwise expression of inputs.
-
-        Parameters
-        ----------
-        expression : Scalar
-            The expression, which names inputs by number.
-        *inputs : str
-            Tensors that broadcast with each other.
-        dtype : str, optional
-            Element type of the result, by default that of the first input.
-        """
+        """Add an expression of inputs that broadcast; the result has the type of the first by
+        default."""
         return self.emit(Elementwise(expression, dtype or self.dtype(inputs[0])), *inputs)
 
     def reshaped(self, tensor: str, shape: Sequence[int]) -> str:
@@ -105,17 +89,7 @@ class Emitter(ABC):
         return tensor if shape == self.shape(tensor) else self.emit(Expand(shape), tensor)
 
     def part(self, tensor: str, axis: int, start: int, stop: int, step: int = 1) -> str:
-        """Slice one axis.
-
-        Parameters
-        ----------
-        tensor : str
-            The tensor.
-        axis : int
-            The axis, counted from the front.
-        start, stop, step : int
-            The range of indices, without the ``stop``.
-        """
+        """Slice one axis to the indices from ``start`` to before ``stop``."""
         shape = self.shape(tensor)
         if (start, stop, step) == (0, shape[axis], 1):
             return tensor
@@ -193,15 +167,7 @@ class Emitter(ABC):
         return x
 
     def repeated(self, x: str, counts: Sequence[int]) -> str:
-        """Repeat a tensor as ``numpy.tile`` does.
-
-        Parameters
-        ----------
-        x : str
-            The tensor.
-        counts : sequence of int
-            Number of repetitions of each axis, aligned with the last axes.
-        """
+        """Repeat the axes as ``numpy.tile`` does; the counts are aligned with the last axes."""
         shape = self.shape(x)
         rank = max(len(counts), len(shape))
         shape = (*(1,) * (rank - len(shape)), *shape)
@@ -211,15 +177,7 @@ class Emitter(ABC):
         return self.reshaped(x, [count * size for count, size in zip(counts, shape, strict=True)])
 
     def joined(self, tensors: Sequence[str], axis: int) -> str:
-        """Concatenate tensors along an axis.
-
-        Parameters
-        ----------
-        tensors : sequence of str
-            At least one tensor; a single one is returned as it is.
-        axis : int
-            The axis, counted from the front.
-        """
+        """Concatenate tensors along an axis; a single one is returned as it is."""
         return tensors[0] if len(tensors) == 1 else self.emit(Concat(axis), *tensors)
 
     def blocks_to_pixels(self, x: str, block: int, *, blocks_first: bool = False) -> str:
@@ -249,17 +207,7 @@ class Emitter(ABC):
         return self.reshaped(x, (*lead, c, h * block, w * block))
 
     def pixels_to_blocks(self, x: str, block: int, *, blocks_first: bool = False) -> str:
-        """Rearrange blocks of pixels into channels: the inverse of :func:`blocks_to_pixels`.
-
-        Parameters
-        ----------
-        x : str
-            Tensor [*lead, c, h, w].
-        block : int
-            Pixels of a block along both image axes.
-        blocks_first : bool
-            Whether the new channels are ordered by their pixel of the block first.
-        """
+        """Rearrange blocks of pixels into channels: the inverse of :meth:`blocks_to_pixels`."""
         *lead, c, h, w = self.shape(x)
         n = len(lead)
         order = (n + 2, n + 4, n, n + 1, n + 3) if blocks_first else (n, n + 2, n + 4, n + 1, n + 3)
@@ -268,14 +216,8 @@ class Emitter(ABC):
         return self.reshaped(x, (*lead, c * block**2, h // block, w // block))
 
     def check_indices(self, index: str, size: int) -> None:
-        """Check indices that are constant.
-
-        Parameters
-        ----------
-        index : str
-            Tensor of indices, negative ones counted from the end.
-        size : int
-            Number of elements of the axis.
+        """Check constant indices of an axis of ``size`` elements, negative ones counted from the
+        end; raises :class:`WorkloadError` for one beyond it.
 
         Raises
         ------
@@ -287,39 +229,18 @@ class Emitter(ABC):
             raise WorkloadError(f"indices from {value.min()} to {value.max()} of an axis of {size}")
 
     def from_front(self, index: str, size: int) -> str:
-        """Convert indices to int64 and count negative ones from the front.
-
-        Parameters
-        ----------
-        index : str
-            Tensor of indices.
-        size : int
-            Number of elements of the axis.
-        """
+        """Convert indices of an axis of ``size`` elements to int64 and count negative ones from the
+        front."""
         index64 = self.cast(index, "int64")
         return self.elementwise(where(less(X, 0), add(X, size), X), index64)
 
     def flat_gather(self, x: str, places: str) -> str:
-        """Gather elements by their numbers in row-major order.
-
-        Parameters
-        ----------
-        x : str
-            The tensor.
-        places : str
-            Tensor of numbers, which has the shape of the result.
-        """
+        """Gather elements by their numbers in row-major order; the result has the shape of
+        ``places``."""
         return self.emit(Gather(0), self.reshaped(x, (math.prod(self.shape(x)),)), places)
 
     def gathered_elements(self, x: str, index: str, axis: int) -> str:
         """Gather along one axis as ``numpy.take_along_axis`` does.
-
-        Parameters
-        ----------
-        x, index : str
-            The tensor, and the index along ``axis`` of each element of the result.
-        axis : int
-            The axis, counted from the front.
 
         Raises
         ------

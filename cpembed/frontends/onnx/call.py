@@ -136,15 +136,7 @@ class Call(Composites):
         return bool(value)
 
     def text(self, name: str, default: str, choices: Sequence[str] = ()) -> str:
-        """Return an attribute that is a text.
-
-        Parameters
-        ----------
-        name, default : str
-            Name of the attribute, and its value where it is left out.
-        choices : sequence of str
-            The values that are read; empty for any.
-        """
+        """Return an attribute that is a text, one of the choices if there are any."""
         value = str(self.attribute(name, default))
         if choices and value not in choices:
             self.reject(f"{name} {value} is not known: use {', '.join(choices)}")

@@ -40,21 +40,9 @@ def in_bytes(array: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """``outputs = operator(inputs)``.
-
-    Attributes
-    ----------
-    number : int
-        Place in the file, from 1.
-    operator, domain, name : str
-        The operator, its domain, and the node's own name.
-    version : int
-        Version of the domain's operators.
-    inputs, outputs : tuple of str
-        Tensors; the empty name stands for one that is left out.
-    attributes : mapping
-        Numbers, texts, tuples of these, arrays, and graphs (:class:`Body`).
-    """
+    """A node ``outputs = operator(inputs)``; the empty name stands for an input that is left out.
+    The number is its place in the file, from 1, and the version that of the domain's operators.
+    Attributes are numbers, texts, tuples of these, arrays, and graphs (:class:`Body`)."""
 
     number: int
     operator: str
@@ -77,16 +65,9 @@ class Node:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """A tensor as the file declares it.
-
-    Attributes
-    ----------
-    dtype : str
-        Element type, empty where it is open.
-    sizes : tuple or None
-        Numbers, and names of sizes that the model leaves open (empty without one); None where even
-        the number of dimensions is open.
-    """
+    """A tensor as the file declares it: the element type, empty where it is open, and the sizes. A
+    size is a number or the name of an open one (empty without a name); None stands for an open
+    number of dimensions."""
 
     name: str
     dtype: str
@@ -217,15 +198,7 @@ def _sizes(tensor: Any) -> tuple[int | str, ...] | None:
 
 
 class Reader:
-    """Conversion of the messages of one file.
-
-    Parameters
-    ----------
-    path : Path
-        The file, for messages and external data.
-    versions : mapping
-        Versions of the operators by domain.
-    """
+    """Conversion of the messages of one file, whose operators have these versions by domain."""
 
     def __init__(self, path: Path, versions: Mapping[str, int]) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""From a :class:`Model` to a graph, node by node."""
+"""Translation of a :class:`Model` to a graph, node by node."""
 
 from __future__ import annotations
 

@@ -33,26 +33,12 @@ Results = str | None | tuple[str | None, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Composites):
-    """A call of an operator.
-
-    Attributes
-    ----------
-    operator, place : str
-        The operator's name and the call's place in the model.
-    arguments : mapping
-        Arguments by name, defaults included: tensors by their names in the graph, element types by
-        numpy's names.
-    results : tuple
-        Types of the results; None for a result that is no tensor.
-    dynamic : dict
-        For each scale that is computed at run time, the tensor that it scales and its integers.
-    is_only_reader : bool
-        Whether nothing else reads the first tensor.
-    defaults : mapping
-        Default values of arguments in the operator's schema.
-    read : set of str
-        Arguments that the handler has read so far.
-    """
+    """A call of an operator at a ``place`` of the model. Arguments, defaults included, are tensors
+    by their names in the graph, element types by numpy's names, and numbers; ``results`` are the
+    types of the results. ``dynamic`` maps each scale that is computed at run time to the tensor
+    that it scales and its integers; ``is_only_reader`` says that nothing else reads the first
+    tensor; ``defaults`` are those of the schema, and ``read`` the arguments that the handler has
+    read so far."""
 
     operator: str
     place: str

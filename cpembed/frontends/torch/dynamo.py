@@ -172,17 +172,8 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
 
 
 class Compiled:
-    """A module that is compiled at its first call, when its parameters are known.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The captured module, whose inputs include its parameters.
-    options : Options
-        Options of the back end.
-    compile_graph : callable
-        Compiles a network.
-    """
+    """A captured module, whose inputs include its parameters; it is compiled at its first call,
+    when these are known."""
 
     def __init__(
         self, module: torch.fx.GraphModule, options: Options, compile_graph: Compile
@@ -205,7 +196,8 @@ class Compiled:
 
     def _build(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         frozen = _frozen(self.module, arguments, self.is_parameter)
-        inputs = (a for a, held in zip(arguments, self.is_parameter, strict=True) if not held)
+        pairs = zip(arguments, self.is_parameter, strict=True)
+        inputs = (a for a, is_parameter in pairs if not is_parameter)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = decomposed(torch.export.export(frozen, tuple(inputs)))
@@ -268,20 +260,10 @@ def _is_parameter(node: torch.fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """State of a parameter, which is unequal once it is replaced or written to.
-
-    Attributes
-    ----------
-    storage : StorageWeakRef
-        Identity of the memory, which it does not keep alive: no other storage is equal to it,
-        whatever the address.
-    place : tuple
-        Address, offset, shape, strides and element type.
-    version : int or None
-        Number of writes; None in inference mode, where they are not counted.
-    content : bytes or None
-        Digest of the elements where writes are not counted.
-    """
+    """State of a parameter, which is unequal once it is replaced or written to. The storage
+    identifies the memory without keeping it alive: no other storage is equal to it, whatever the
+    address. The version counts writes; in inference mode, where they are not counted, there is a
+    digest of the elements instead."""
 
     storage: StorageWeakRef
     place: tuple[Any, ...]

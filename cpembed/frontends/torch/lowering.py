@@ -1,6 +1,7 @@
-"""From a graph of ATen operators to a graph of kinds, node by node, and from exported programs.
+"""Lowering of exported programs, and of any graph of ATen operators, to a graph of kinds.
 
-A node whose tensors are all constants is computed at once, by PyTorch itself.
+Each node is written by the handler of its operator. One whose tensors are all constants is computed
+at once, by PyTorch itself.
 """
 # pyright: basic
 
@@ -227,20 +228,9 @@ def _parts(value: Any) -> Sequence[Any]:
 
 @dataclass
 class Lowering:
-    """Lowering of the nodes of one graph.
-
-    Attributes
-    ----------
-    builder : Builder
-        The graph in the making.
-    values : dict
-        Values of nodes by name: names of tensors in the builder, tuples of these, and numbers.
-    tensors : dict
-        The constants among them as PyTorch's tensors, by the node's name, or by its name and the
-        index of the result.
-    scaling, dynamic
-        As for :class:`Call`.
-    """
+    """Lowering of the nodes of one graph. ``values`` holds their values by name: tensors of the
+    builder, tuples of these, and numbers. ``tensors`` holds the constants among them as PyTorch's
+    tensors, by the node's name, or by its name and the index of the result."""
 
     builder: Builder
     values: dict[str, Any] = field(default_factory=dict)

@@ -131,8 +131,8 @@ class _Reader:
             allow_fallback_kernels=False, allow_non_fake_inputs=False, shape_env=ShapeEnv()
         )
 
-    def error(self, what: str) -> ModelError:
-        return ModelError(f"{self.path}: {what}")
+    def error(self, text: str) -> ModelError:
+        return ModelError(f"{self.path}: {text}")
 
     def program(self, module: d.Module) -> ExportedProgram:
         graph, signature = module.graph, module.signature

@@ -132,27 +132,27 @@ def _multiplied(
     if call.builder.is_constant(first[0]) and not call.builder.is_constant(second[0]):
         first, second = second, first
     both = {*first[1], *second[1]}
-    kept = [name for name in result if name in both]
-    kept += sorted(name for name in both if name in needed and name not in kept)
+    remaining = [name for name in result if name in both]
+    remaining += sorted(name for name in both if name in needed and name not in remaining)
     # Iterators are lower case, so that a capital letter is doubled.
     axis = {letter: letter if letter.islower() else letter.lower() * 2 for letter in both}
 
     def indices(names: Sequence[str]) -> str:
         return ", ".join(axis[name] for name in names)
 
-    reduced = [name for name in first[1] + second[1] if name not in kept]
+    reduced = [name for name in first[1] + second[1] if name not in remaining]
     dtypes = [call.dtype(tensor) for tensor, _ in (first, second)]
     computation = parse_computation(
-        f"C[{indices(kept)}] += A[{indices(first[1])}] * B[{indices(second[1])}]",
-        {axis[name]: sizes[name] for name in [*kept, *dict.fromkeys(reduced)]},
+        f"C[{indices(remaining)}] += A[{indices(first[1])}] * B[{indices(second[1])}]",
+        {axis[name]: sizes[name] for name in [*remaining, *dict.fromkeys(reduced)]},
         name="einsum",
         dtypes={"A": dtypes[0], "B": dtypes[1], "C": accumulator(*dtypes)},
         varying=() if call.builder.is_constant(second[0]) else ("B",),
     )
     product = call.emit(
-        Product(computation, tuple(sizes[name] for name in kept)), first[0], second[0]
+        Product(computation, tuple(sizes[name] for name in remaining)), first[0], second[0]
     )
-    return call.cast(product, dtypes[0]) if "float" in dtypes[0] else product, "".join(kept)
+    return call.cast(product, dtypes[0]) if "float" in dtypes[0] else product, "".join(remaining)
 
 
 TABLE: dict[str, Translation] = {

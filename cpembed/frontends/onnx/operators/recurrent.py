@@ -38,25 +38,9 @@ _LONGEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One direction of a layer.
-
-    Attributes
-    ----------
-    call : Call
-        The node.
-    state : int
-        Size of the state.
-    weights, recurrent : str
-        Tensors [gates * state, size] and [gates * state, state].
-    bias, recurrent_bias : str or None
-        Tensors [gates * state].
-    functions : sequence of callable
-        Activations of the gates.
-    limit : float or None
-        Absolute value to which the sums of gates are clipped.
-    peepholes : str or None
-        Tensor [3 * state], for the input, the output and the forget gate.
-    """
+    """One direction of a layer: weights [gates * state, size] and [gates * state, state], a bias of
+    each, the activations of the gates, the absolute limit of their sums, and peephole weights [3 *
+    state]."""
 
     call: Call
     state: int
@@ -78,28 +62,12 @@ class Cell:
         return [self.block(sums, 1, k) for k in range(count)]
 
     def block(self, tensor: str, axis: int, first: int, count: int = 1) -> str:
-        """Slice parts of the state's size from a tensor.
-
-        Parameters
-        ----------
-        tensor : str
-            The tensor.
-        axis, first, count : int
-            The axis, the first part and the number of parts.
-        """
+        """Slice ``count`` parts of the state's size along an axis."""
         n = self.state
         return self.call.part(tensor, axis, first * n, (first + count) * n)
 
     def product(self, rows: str, weights: str, bias: str | None) -> str:
-        """Multiply rows [rows, size] by the transposed weights and add the bias.
-
-        Parameters
-        ----------
-        rows, weights : str
-            The factors.
-        bias : str or None
-            Tensor [gates * state].
-        """
+        """Multiply rows [rows, size] by the transposed weights and add the bias."""
         sums = self.call.matmul(rows, weights, transposed=True)
         return sums if bias is None else self.call.elementwise(add(X, Y), sums, bias)
 
@@ -107,15 +75,8 @@ class Cell:
         return self.product(state, self.recurrent, self.recurrent_bias)
 
     def with_peephole(self, gate: str, k: int, c: str) -> str:
-        """Add the cell state times the ``k``-th peephole weights to a gate, if there are any.
-
-        Parameters
-        ----------
-        gate, c : str
-            Sums of the gate and the cell state, [batch, state].
-        k : int
-            0, 1 or 2 for the input, the output and the forget gate.
-        """
+        """Add the cell state times the peephole weights of the input (``k`` = 0), output (1) or
+        forget gate (2), if there are any."""
         if self.peepholes is None:
             return gate
         factor = self.block(self.peepholes, 0, k)
@@ -126,7 +87,7 @@ Step = Callable[[Cell, str, Sequence[str]], tuple[str, ...]]
 """One step: the new states from a cell, its product of the inputs, and the states."""
 
 
-def lstm_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
+def _lstm_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
     """Emit a step of an LSTM, whose gates are in the order input, output, forget, cell."""
     call, (h, c) = cell.call, states
     sums = call.elementwise(add(X, Y), x, cell.product_of_state(h))
@@ -139,7 +100,7 @@ def lstm_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
     return h, c
 
 
-def gru_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
+def _gru_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
     """Emit a step of a GRU, whose gates are in the order update, reset, hidden."""
     call, h = cell.call, states[0]
     xz, xr, xh = cell.gates(x, 3)
@@ -161,7 +122,7 @@ def gru_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
     return (call.elementwise(add(mul(sub(1.0, X), Y), mul(X, Z)), z, new, h),)
 
 
-def rnn_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
+def _rnn_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
     """Emit a step of a plain recurrent layer."""
     total = cell.activate(0, add(X, Y))
     return (cell.call.elementwise(total, x, cell.product_of_state(states[0])),)
@@ -215,16 +176,16 @@ class Layer:
         count = len(self.activations)
         if len(names) != count * directions:
             call.reject(f"{len(names)} activations of {count * directions}")
-        given = [[*(call.attribute(f"activation_{p}") or ())] for p in ("alpha", "beta")]
+        parameters = [[*(call.attribute(f"activation_{p}") or ())] for p in ("alpha", "beta")]
         functions: list[Function] = []
         for name in names:
             if str(name).lower() not in _ACTIVATIONS:
                 call.reject(f"activation {name} is not known: use Sigmoid, Tanh or Relu")
             function, defaults = _ACTIVATIONS[str(name).lower()]
             # Each list holds the parameters of those activations that have one.
-            pairs = zip(given, defaults, strict=False)
-            parameters = [values.pop(0) if values else default for values, default in pairs]
-            functions.append(_bound(function, parameters))
+            pairs = zip(parameters, defaults, strict=False)
+            bound = [values.pop(0) if values else default for values, default in pairs]
+            functions.append(_bound(function, bound))
         return [functions[k * count : (k + 1) * count] for k in range(directions)]
 
     def _cell(self, call: Call, k: int, functions: Sequence[Function]) -> Cell:
@@ -234,7 +195,7 @@ class Layer:
         if (bias := call.optional(3)) is not None:
             both, n = _direction(call, bias, k), self.gates * state
             biases = [call.part(both, 0, 0, n), call.part(both, 0, n, 2 * n)]
-        peepholes = call.optional(7) if self.step is lstm_step else None
+        peepholes = call.optional(7) if self.step is _lstm_step else None
         return Cell(
             call=call,
             state=state,
@@ -294,7 +255,7 @@ def _initial(cell: Cell, k: int, direction: int, batch: int) -> str:
 
 
 TABLE: dict[str, Translation] = {
-    "LSTM": Layer(4, 2, ("Sigmoid", "Tanh", "Tanh"), lstm_step).translate,
-    "GRU": Layer(3, 1, ("Sigmoid", "Tanh"), gru_step).translate,
-    "RNN": Layer(1, 1, ("Tanh",), rnn_step).translate,
+    "LSTM": Layer(4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step).translate,
+    "GRU": Layer(3, 1, ("Sigmoid", "Tanh"), _gru_step).translate,
+    "RNN": Layer(1, 1, ("Tanh",), _rnn_step).translate,
 }

@@ -49,13 +49,6 @@ class Sampling:
         the coordinates have one rounding of float64, so that the middle between two elements is
         the middle. Any other scale is computed with in float32, as runtimes do, since the nearest
         of two neighbours may depend on it.
-
-        Parameters
-        ----------
-        size, result : int
-            Number of elements of the axis before and after.
-        scale : float
-            The factor.
         """
         steps = np.arange(result, dtype=np.int64)
         if self.coordinates == "align_corners":
@@ -96,17 +89,8 @@ class Sampling:
                 return np.ceil(places - 0.5)
 
     def neighbours(self, size: int, result: int, scale: float) -> tuple[Array, Array]:
-        """Return the elements that each element of the result is made of.
-
-        Parameters
-        ----------
-        size, result, scale
-            As for :meth:`places`.
-
-        Returns
-        -------
-        tuple of array
-            Indices and weights, [neighbours, result].
+        """Return indices and weights, [neighbours, result], of the elements that each element of
+        the result is made of.
         """
         places = self.places(size, result, scale).astype(np.float64)
         if self.mode == "nearest":
@@ -131,15 +115,7 @@ class Sampling:
         return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
     def is_of_graph(self, shape: Sequence[int], results: list[int], factors: list[float]) -> bool:
-        """True if :class:`Resize` computes the same.
-
-        Parameters
-        ----------
-        shape, results : sequence of int
-            Shapes before and after.
-        factors : list of float
-            The factor of each axis.
-        """
+        """True if :class:`Resize` computes the same from ``shape`` to ``results``."""
         if self.coordinates not in _GRAPH_COORDINATES or self.antialias:
             return False
         if tuple(results[:2]) != tuple(shape[:2]) or not _are_ratios(shape, results, factors):

@@ -64,7 +64,20 @@ def window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
 
 
 def convolution_options(call: Call, image: str, weights: str) -> dict[str, Any]:
-    """Read the keywords of :func:`~cpembed.frontends.products.convolution` from the attributes."""
+    """Read the options of a convolution from the attributes.
+
+    Parameters
+    ----------
+    call : Call
+        The node.
+    image, weights : str
+        Tensors [n, channels, sizes] and [filters, channels of a group, taps].
+
+    Returns
+    -------
+    dict
+        Keywords of :func:`~cpembed.frontends.products.convolution`.
+    """
     moving = window(call, call.shape(weights)[2:], call.shape(image)[2:])
     return {
         "strides": moving.strides,
