@@ -19,9 +19,9 @@ from cpembed.driver.plan import MethodChoice
 from cpembed.driver.run import judged
 from cpembed.driver.solve import Progress
 from cpembed.errors import LoweringError
+from cpembed.export.kernel import method_program
 from cpembed.export.library import Contents, write_library
 from cpembed.export.loader import Library
-from cpembed.export.method import method_program
 from cpembed.export.program import CompiledObject, Program
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime import worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cpembed.export.memory import workspace_of
+from cpembed.export.layout import workspace_of
 from cpembed.export.program import Role
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
@@ -159,7 +159,7 @@ def _memory(compiled: CompiledNetwork) -> dict[str, int]:
     own = sum(b.bytes for b in program.buffers if b.role is Role.WORKSPACE and not b.is_shared)
     return {
         "bytes_workspace": shared.bytes + own,
-        "bytes_weights": sum(b.bytes for b in program.of(Role.CONSTANT)),
+        "bytes_weights": sum(b.bytes for b in program.with_role(Role.CONSTANT)),
     }
 
 

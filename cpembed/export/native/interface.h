@@ -1,28 +1,32 @@
-"""The header of a library's interface."""
+/* The library libNAME.so.NOTE
 
-from __future__ import annotations
+   DOCUMENTS */
 
-from cpembed.export.program import Program, Role
-from cpembed.export.tables import STATUSES, documents
+#ifndef GUARD
+#define GUARD
 
-_SHARED = """\
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #ifndef CPEMBED_INTERFACE
 #define CPEMBED_INTERFACE
 /* What functions return. */
-{statuses}
+STATUSES
 
 /* A tensor that a caller gives: dense, row-major. */
-typedef struct {{
+typedef struct {
   const char *name;
   const char *dtype;    /* as numpy spells it; bfloat16 as 16 bits, int7 and uint7 as bytes */
   int32_t rank;
   const int64_t *shape;
   int64_t bytes;
-}} cpembed_tensor;
+} cpembed_tensor;
 #endif
-"""
 
-_INTERFACE = """\
 typedef struct NAME_handle NAME_handle;
 
 /* Open the library. threads: 0 for DEFAULT. WEIGHTS_FILE
@@ -73,29 +77,8 @@ const void *NAME_tensor(const NAME_handle *handle, const char *name, const char 
 
 /* The threads of a handle. */
 int NAME_thread_count(const NAME_handle *handle);
-"""
 
-
-def header(program: Program, *, in_file: bool) -> str:
-    """``NAME.h``; ``in_file``: constants are in a file beside the library."""
-    name = program.name
-    statuses = "\n".join(
-        f"#define CPEMBED_{status} {code} /* {text} */" for status, (code, text) in STATUSES.items()
-    )
-    default = "the cores of the process" if not program.threads else f"{program.threads}"
-    weights = "weights_file: the path of\n   NAME.weights, NULL for the one beside the library."
-    if not in_file:
-        weights = "weights_file: NULL, there is none."
-    interface = (_INTERFACE.replace("DEFAULT", default).replace("WEIGHTS_FILE", weights)).replace(
-        "NAME", name
-    )
-    given = "\n   ".join(documents(program).replace("*/", "* /").splitlines())
-    note = "" if not program.of(Role.WEIGHTS) else "\n   Weights are packed before the first run."
-    return (
-        f"/* The library lib{name}.so.{note}\n\n   {given} */\n\n"
-        f"#ifndef {name.upper()}_H\n#define {name.upper()}_H\n\n"
-        "#include <stddef.h>\n#include <stdint.h>\n\n"
-        '#ifdef __cplusplus\nextern "C" {\n#endif\n\n'
-        f"{_SHARED.format(statuses=statuses)}\n{interface}\n"
-        f"#ifdef __cplusplus\n}}\n#endif\n#endif\n"
-    )
+#ifdef __cplusplus
+}
+#endif
+#endif
