@@ -112,14 +112,6 @@ def fenced(text: str) -> str:
     """Return a docstring with its doctests as blocks of code.
 
     Sections of examples are left as they are: mkdocstrings makes blocks of their doctests itself.
-
-    >>> print(fenced("Twice.\\n\\n>>> twice([1])[0]\\n2").replace("`" * 3, "---"))
-    Twice.
-    <BLANKLINE>
-    ---pycon
-    >>> twice([1])[0]
-    2
-    ---
     """
     if EXAMPLES.search(text):
         return text
