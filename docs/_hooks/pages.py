@@ -5,8 +5,9 @@
 - ``reference/options.md``: the options dataclasses, field by field;
 - ``pictures/``: drawings of embeddings (:mod:`pictures`).
 
-Nothing of this is listed anywhere: modules, commands and options are those that the package has. In
-the navigation of ``mkdocs.yml`` an entry that ends with a slash stands for all pages of that folder.
+Nothing of this is listed anywhere: modules, commands and options are those that the package has.
+In the navigation of ``mkdocs.yml``, an entry that ends with a slash stands for all pages of that
+folder.
 """
 
 from __future__ import annotations
@@ -16,22 +17,18 @@ import inspect
 import os
 import posixpath
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import click
+import pictures  # the file next to this one
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-
-import pictures
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "cpembed"
@@ -46,7 +43,8 @@ NavigationEntry = str | dict[str, Any]
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the generated pages into the navigation."""
-    config.nav = _expanded(config.nav or [], generated_pages())
+    entries = cast("list[Any]", config.nav or [])
+    config.nav = _expanded(entries, generated_pages())
     return config
 
 
@@ -61,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write links to files outside of ``docs/`` as their paths, since the site does not have them."""
+    """Write links to files outside of ``docs/``, which the site does not have, as paths."""
     folder = posixpath.dirname(f"docs/{page.file.src_uri}")
 
     def written(match: re.Match[str]) -> str:
@@ -71,7 +69,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return match[0]
         if not (ROOT / path).exists():
             log.warning("%s: %s does not exist", page.file.src_uri, link)
-        if url := config.extra.get("source_url"):
+        if url := cast("dict[str, str]", config.extra).get("source_url"):
             return f"[{title}]({url}/{path})"
         return title if path in title else f"{title} (`{path}`)"
 
@@ -82,17 +80,20 @@ def _expanded(entries: list[Any], pages: Mapping[str, str]) -> list[NavigationEn
     """Entries of the navigation with all pages of a folder in place of the folder's name."""
     expanded: list[NavigationEntry] = []
     for entry in entries:
-        if isinstance(entry, dict):
-            ((title, value),) = entry.items()
-            if isinstance(value, list):
-                entry = {title: _expanded(value, pages)}
-            elif value.endswith("/"):
-                entry = {title: _nested([path for path in pages if path.startswith(value)], value)}
-        expanded.append(entry)
+        if not isinstance(entry, dict):
+            expanded.append(entry)
+            continue
+        ((title, value),) = cast("dict[str, Any]", entry).items()
+        if isinstance(value, list):
+            expanded.append({title: _expanded(cast("list[Any]", value), pages)})
+        elif value.endswith("/"):
+            expanded.append({title: _nested([path for path in pages if path.startswith(value)])})
+        else:
+            expanded.append(entry)
     return expanded
 
 
-def _nested(paths: list[str], folder: str) -> list[NavigationEntry]:
+def _nested(paths: list[str]) -> list[NavigationEntry]:
     """Entries for the pages of a folder: ``cpembed.ir.x`` is one level below ``cpembed.ir``."""
     stems = {posixpath.basename(path).removesuffix(".md"): path for path in paths}
     entries: list[NavigationEntry] = []
@@ -112,7 +113,7 @@ def generated_pages() -> dict[str, str]:
     """All generated pages: path within ``docs/`` and text."""
     pages = {**dict(command_pages()), "reference/options.md": options_page()}
     # Nine tenths of the time of a build, which whoever writes other pages need not wait for.
-    if "CPEMBED_DOCS_WITHOUT_API" in os.environ:
+    if os.environ.get("CPEMBED_DOCS_WITHOUT_API"):
         return {**pages, "reference/api/left-out.md": "# Left out\n\nThe build left modules out.\n"}
     return {**pages, **dict(api_pages())}
 
@@ -222,15 +223,17 @@ def _escaped(text: str) -> str:
 
 
 def options_page() -> str:
-    """A section for each options dataclass: the fields that it adds, their defaults and meanings."""
+    """A section for each options dataclass: the fields that it adds, with default and meaning."""
     from cpembed.driver import options
 
     lines = [
         "# Options of the library's functions",
         "",
-        "Each function takes these as keywords, or as one object: `run(workload, target, relu=True)` "
-        "is `run(workload, target, RunOptions(relu=True))`. A class also has the options of the "
-        "class that it extends.",
+        (
+            "Each function takes these as keywords, or as one object: "
+            "`run(workload, target, relu=True)` is `run(workload, target, RunOptions(relu=True))`. "
+            "A class also has the options of the class that it extends."
+        ),
     ]
     for kind in _option_classes(options):
         lines += ["", f"## {kind.__name__}", "", _extends(kind), ""]

@@ -7,13 +7,9 @@ As a script the file rewrites those that are committed because the README shows 
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from html import escape
 from pathlib import Path
-
-DOCS = Path(__file__).parents[1]
-sys.path.insert(0, str(DOCS.parent))
 
 from cpembed import explain, workload
 from cpembed.driver.explain import Explanation
@@ -21,8 +17,10 @@ from cpembed.report.drawing.axes import draw_axes
 from cpembed.report.drawing.canvas import DEFINITIONS, LINE, STYLE, Canvas
 from cpembed.report.drawing.layouts import draw_layouts
 
+DOCS = Path(__file__).parents[1]
+
 TARGET = "vta_1x16x16"
-CONVOLUTION = "conv2d n=1 c=32 h=8 w=8 k=32 r=3 s=3 pad=1"
+CONVOLUTION = "conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 pad=1"
 PRODUCT = "gemm m=5 n=32 k=40"
 MARGIN = 16.0
 
@@ -40,7 +38,9 @@ def drawings() -> dict[str, str]:
         "pictures/layouts.svg": framed(
             draw_layouts(explained(PRODUCT)), "The layouts that an embedding needs"
         ),
-        "pictures/pipeline.svg": framed(pipeline(), "From an operator and an instruction to a kernel"),
+        "pictures/pipeline.svg": framed(
+            pipeline(), "From an operator and an instruction to a kernel"
+        ),
     }
 
 

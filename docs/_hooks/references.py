@@ -1,8 +1,8 @@
 """References of docstrings as links of the site, and a check that each of them names something.
 
 Docstrings refer to code by Sphinx roles such as ``:func:`~cpembed.ir.parser.parse_computation```.
-mkdocstrings (see ``mkdocs.yml``) loads :class:`SphinxRoles` from this file, which writes each role as
-a link. As a script the file lists every reference that names nothing, one a line::
+mkdocstrings (see ``mkdocs.yml``) loads :class:`SphinxRoles` from this file, which writes each role
+as a link. As a script the file lists every reference that names nothing, one a line::
 
     python docs/_hooks/references.py        # exit code 1 if there is any
 """
@@ -23,7 +23,7 @@ import griffe
 ROOT = Path(__file__).parents[2]
 PACKAGE = "cpembed"
 
-ROLE = re.compile(r":(?:py:)?(?P<role>attr|class|const|data|exc|func|meth|mod|obj):`(?P<body>[^`]+)`")
+ROLE = re.compile(r":(?:py:)?(?:attr|class|const|data|exc|func|meth|mod|obj):`(?P<body>[^`]+)`")
 TITLED = re.compile(r"(?P<title>.+?)\s*<(?P<target>[^<>]+)>", re.DOTALL)
 DOCTEST = re.compile(r"^>>> .*(?:\n.*\S.*)*\n?", re.MULTILINE)
 EXAMPLES = re.compile(r"^Examples?\n-+$", re.MULTILINE)
@@ -173,7 +173,7 @@ def resolve(package: griffe.Module, owner: griffe.Object, target: str) -> str | 
         if (path := member_path(scope, target)) is not None:
             return path
         scope = scope.parent  # pyright: ignore[reportAssignmentType]
-    # Any function may raise the package's errors, and its docstring names them without their module.
+    # Docstrings name the package's errors without their module, whatever raises them.
     return member_path(package, f"errors.{target}")
 
 
@@ -198,7 +198,7 @@ def member_path(scope: griffe.Object | griffe.Alias, name: str) -> str | None:
 
 
 def relative(path: Path | list[Path] | None) -> Path:
-    """A file's path in the checkout; a module of several files, as namespaces are, has the first."""
+    """Return a file's path within the checkout; of the files of a namespace, the first one's."""
     file = path[0] if isinstance(path, list) else path
     assert file is not None
     return file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
@@ -206,7 +206,7 @@ def relative(path: Path | list[Path] | None) -> Path:
 
 def main() -> int:
     """Print the references of the package that name nothing; 1 if there is any."""
-    package = griffe.load(PACKAGE, search_paths=[ROOT])
+    package = griffe.load(PACKAGE, search_paths=[ROOT], try_relative_path=False)
     assert isinstance(package, griffe.Module)
     dangling = link_references(package)
     print("\n".join(str(reference) for reference in dangling))
