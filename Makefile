@@ -14,7 +14,7 @@ PAPERS := tests/experiments
 FUZZ := tests/fuzz
 SLOW := $(BIN)/python -m pytest -n 2 -m slow
 
-.PHONY: setup setup-extras check check-skipped lint test slow $(SHARDS) wheel lock
+.PHONY: setup setup-extras check check-skipped lint test slow $(SHARDS) docs docs-check wheel lock
 
 setup:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -66,6 +66,15 @@ slow-fuzz:
 # Everything else, so that no slow test is in no shard.
 slow-commands:
 	$(SLOW) tests cpembed $(addprefix --ignore=,$(SOLVER) $(KERNELS) $(PAPERS) $(FUZZ))
+
+# The documentation site, which needs the extra `docs`. `make docs` serves it while pages are written
+# (WITHOUT_API=1 leaves the Python modules out, which take two minutes); `make docs-check` builds it as CI
+# does: a link or a reference that leads nowhere is an error.
+docs:
+	CPEMBED_DOCS_WITHOUT_API=$(WITHOUT_API) $(BIN)/python -m mkdocs serve
+
+docs-check:
+	$(BIN)/python -m mkdocs build --strict
 
 wheel:
 	$(BIN)/python -m build --wheel --no-isolation

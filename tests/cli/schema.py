@@ -1,4 +1,4 @@
-"""The documents of ``--json``, as ``docs/usage.md`` describes them.
+"""The documents of ``--json``, as ``docs/reference/json.md`` describes them.
 
 A schema is a type, a tuple of alternatives, a list with the schema of its items, a dict with the
 schema of each required field, or a :class:`Map`. Fields may be added to a document, not removed.

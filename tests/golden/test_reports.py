@@ -73,10 +73,10 @@ def test_report_is_the_stored_one(
 @pytest.mark.parametrize(
     "name, start, document",
     [
-        ("pareto_amx.txt", "not dominated", "usage.md"),
-        ("explain_vta.txt", "embedding  ", "usage.md"),
+        ("pareto_amx.txt", "not dominated", "how-to/find-embeddings.md"),
+        ("explain_vta.txt", "embedding  ", "how-to/explain.md"),
         ("run_vta.txt", "verified ", "vta.md"),
-        ("tune_vta.txt", "constraints ", "usage.md"),
+        ("tune_vta.txt", "constraints ", "how-to/tune.md"),
     ],
 )
 def test_the_page_shows_what_is_printed(name: str, start: str, document: str) -> None:
