@@ -2,7 +2,17 @@
 in numpy. The set is small and closed: front ends write everything with it."""
 
 from cpembed.graph.kinds.base import Kind, TensorType
-from cpembed.graph.kinds.elementwise import Apply, Elementwise, Input, Number, Scalar
+from cpembed.graph.kinds.elementwise import (
+    Apply,
+    Dequantize,
+    DynamicQuantize,
+    Elementwise,
+    Input,
+    Number,
+    Quantize,
+    Scalar,
+    Table,
+)
 from cpembed.graph.kinds.movement import (
     Concat,
     Expand,
@@ -14,9 +24,7 @@ from cpembed.graph.kinds.movement import (
     Transpose,
 )
 from cpembed.graph.kinds.product import Product
-from cpembed.graph.kinds.quantization import Dequantize, DynamicQuantize, Quantize, Table
-from cpembed.graph.kinds.reductions import LayerNorm, Reduce, Softmax
-from cpembed.graph.kinds.windows import Pool
+from cpembed.graph.kinds.reductions import LayerNorm, Pool, Reduce, Softmax
 
 __all__ = [
     "Apply",

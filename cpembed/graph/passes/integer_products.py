@@ -10,10 +10,13 @@ import numpy as np
 from cpembed.codegen.epilogue import BYTES, Epilogue
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Product
-from cpembed.graph.kinds.quantization import along
-from cpembed.graph.passes.chains import RELU, UNLIMITED, Chain, chains
-from cpembed.graph.passes.channels import (
+from cpembed.graph.kinds.elementwise import along
+from cpembed.graph.passes.epilogue_matching import (
+    RELU,
+    UNLIMITED,
+    Chain,
     Floats,
+    chains,
     reduced,
     weights_times,
     weights_vector,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from cpembed.graph.graph import Graph
-from cpembed.graph.passes.element_types import element_types
-from cpembed.graph.passes.float_products import float_epilogues, float_types
+from cpembed.graph.passes.element_types import element_types, float_types
+from cpembed.graph.passes.elementwise_fusion import fusion
+from cpembed.graph.passes.epilogue_fusion import float_epilogues, requantizations, residuals
 from cpembed.graph.passes.folding import fold
-from cpembed.graph.passes.fusion import fusion
-from cpembed.graph.passes.image_orders import image_orders
-from cpembed.graph.passes.integer_elementwise import integer_elementwise
+from cpembed.graph.passes.integer_elementwise import integer_elementwise, tables
+from cpembed.graph.passes.integer_movement import movements
 from cpembed.graph.passes.integer_products import integer_products
-from cpembed.graph.passes.movements import movements
 from cpembed.graph.passes.normalizations import normalizations
-from cpembed.graph.passes.requantizations import requantizations
-from cpembed.graph.passes.residuals import residuals
-from cpembed.graph.passes.tables import tables
-from cpembed.graph.passes.transpositions import transpositions
+from cpembed.graph.passes.transpositions import image_orders, transpositions
 from cpembed.graph.passes.zero_points import without_zero_points
 
 

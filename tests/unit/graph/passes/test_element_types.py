@@ -18,12 +18,11 @@ from cpembed.graph.kinds import (
     Table,
 )
 from cpembed.graph.passes import prepare
-from cpembed.graph.passes.element_types import element_types
+from cpembed.graph.passes.element_types import element_types, shifted
+from cpembed.graph.passes.epilogue_fusion import residuals
 from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.integer_products import integer_products
-from cpembed.graph.passes.residuals import residuals
-from cpembed.graph.passes.shifts import shifted
 from tests.random_networks import RELU, Network, same_results
 
 ADD = apply("add", Input(0), Input(1))

@@ -7,11 +7,11 @@ import pytest
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pad, Pool, Product, Quantize, Reshape, Table, TensorType
 from cpembed.graph.passes.element_types import element_types
+from cpembed.graph.passes.epilogue_fusion import residuals
 from cpembed.graph.passes.folding import fold
+from cpembed.graph.passes.integer_elementwise import tables
+from cpembed.graph.passes.integer_movement import movements
 from cpembed.graph.passes.integer_products import integer_products
-from cpembed.graph.passes.movements import movements
-from cpembed.graph.passes.residuals import residuals
-from cpembed.graph.passes.tables import tables
 from cpembed.graph.passes.zero_points import without_zero_points
 from tests.random_networks import Network, random_network, same_results
 

@@ -16,11 +16,10 @@ from cpembed.graph.kinds import (
     Table,
 )
 from cpembed.graph.passes import prepare
+from cpembed.graph.passes.epilogue_fusion import requantizations, residuals
 from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.integer_products import integer_products
-from cpembed.graph.passes.requantizations import requantizations
-from cpembed.graph.passes.residuals import residuals
 from cpembed.graph.passes.zero_points import without_zero_points
 from tests.random_networks import (
     BYTES,

@@ -13,8 +13,7 @@ from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Quantize,
 from cpembed.graph.kinds.elementwise import BOOLEAN, computing_dtype
 from cpembed.graph.passes.expressions import apply, compacted, is_whole, size_of, substituted
 from cpembed.graph.passes.magnitudes import magnitudes, of_expression
-from cpembed.graph.passes.quantization import float32, is_plain, range_of
-from cpembed.graph.passes.requantization import clipped, moved
+from cpembed.graph.passes.quantization import clipped, float32, is_plain, moved, range_of
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
 
 MOST_INPUTS = 16

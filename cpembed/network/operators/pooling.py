@@ -17,22 +17,21 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Pool
 from cpembed.ir.index import IndexExpr
-from cpembed.network.operators.emission import Kernel, chunks_for
-from cpembed.network.operators.intrinsics import nearest
-from cpembed.network.operators.lanes import (
+from cpembed.network.operators.emission import (
     LANE,
     SERIAL,
     VECTORIZED,
+    Kernel,
     accumulators,
+    chunks_for,
     every_other,
     texts,
     vector_size,
     vectorized,
 )
-from cpembed.network.operators.nest import Loop, Nest, View, axes, nest_over
-from cpembed.network.operators.placed import Placed, loaded
+from cpembed.network.operators.nest import Loop, Nest, Placed, View, axes, nest_over
 from cpembed.network.operators.reductions import accumulator_dtype, join_of, neutral
-from cpembed.network.operators.values import Value, converted, limited, literal
+from cpembed.network.operators.values import Value, converted, limited, literal, loaded, nearest
 
 
 @dataclass(frozen=True)
