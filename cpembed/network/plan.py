@@ -52,7 +52,7 @@ def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
     return (
         replace(
             operator,
-            kind=kind.storing(alone),
+            kind=kind.with_epilogue(alone),
             inputs=operator.inputs[:-1],
             outputs=(between,),
         ),

@@ -1,5 +1,6 @@
-"""What an operator of a network computes: one class a kind, each with its types and its definition
-in numpy. The set is small and closed: front ends write everything with it."""
+"""Operator kinds: one class each, with its types and its definition in numpy.
+
+The set is small and closed: front ends translate every model into it."""
 
 from cpembed.graph.kinds.base import Kind, TensorType
 from cpembed.graph.kinds.elementwise import (

@@ -255,7 +255,7 @@ def _stored_short(graph: Graph) -> Graph:
         if epilogue.dtype != "float32" or epilogue.residual is not None:
             continue
         if only_reader(graph, operator.inputs[0]) is operator:
-            kind = before.kind.storing(replace(epilogue, dtype="bfloat16"))
+            kind = before.kind.with_epilogue(replace(epilogue, dtype="bfloat16"))
             rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
     return rewriting.graph()
 
@@ -324,13 +324,13 @@ def _moving(kind: Kind, distance: int) -> Kind | None:
             return kind
         case Resize(mode="nearest"):
             return kind
-        case Reduce(what="max" | "min" | "mean"):
+        case Reduce(operation="max" | "min" | "mean"):
             return kind
         case Pad(mode="constant"):
             return replace(kind, value=kind.value + distance)
         case Pad():
             return kind
-        case Pool(what="max"):
+        case Pool(operation="max"):
             return kind
         case Pool(ratio=None):
             return replace(kind, zero_point=kind.zero_point + distance)

@@ -69,7 +69,7 @@ def _add_to_integers(rewriting: Rewriting, operator: Operator, product: Product)
         # The sum is part of that operator.
         return
     residual = Residual("float32", relu=added.relu)
-    kind = product.storing(replace(epilogue, residual=residual))
+    kind = product.with_epilogue(replace(epilogue, residual=residual))
     inputs = (*operator.inputs, added.other)
     rewriting.replace(
         added.last, replace(operator, kind=kind, inputs=inputs, outputs=added.last.outputs)
@@ -250,7 +250,7 @@ def _with_residual(
         epilogue = storing_as(own.epilogue, kind.dtype)
     else:
         epilogue = replace(own.epilogue, dtype=kind.dtype)
-    changed = own.product.storing(replace(epilogue, residual=residual))
+    changed = own.product.with_epilogue(replace(epilogue, residual=residual))
     inputs = (*own.operator.inputs, other.tensor)
     return replace(own.operator, kind=changed, inputs=inputs, outputs=operator.outputs)
 
@@ -322,6 +322,6 @@ def _store(
         scale = (scale.astype(np.float64) * ratio).astype(np.float32)
         inputs[place] = rewriting.constant(f"{before.name} scale", scale)
         changed = replace(epilogue, dtype=kind.dtype, zero_point=zero, clip=clip)
-    product = product.storing(changed)
+    product = product.with_epilogue(changed)
     new = replace(before, kind=product, inputs=tuple(inputs), outputs=operator.outputs)
     rewriting.replace(operator, new)

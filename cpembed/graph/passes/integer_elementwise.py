@@ -143,9 +143,9 @@ def _mean(rewriting: Rewriting, operator: Operator, before: Operator, kind: Quan
 def _as_pool(operator: Operator, shape: tuple[int, ...]) -> Pool | None:
     """A mean over windows, or over all of the last axes, as pooling."""
     match operator.kind:
-        case Pool(what="mean", ratio=None) as kind:
+        case Pool(operation="mean", ratio=None) as kind:
             return kind
-        case Reduce(what="mean", axes=axes):
+        case Reduce(operation="mean", axes=axes):
             places = sorted(axis % len(shape) for axis in axes)
             count = len(places)
             if places != list(range(len(shape) - count, len(shape))):

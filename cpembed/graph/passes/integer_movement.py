@@ -98,9 +98,9 @@ def _moves(kind: Kind) -> bool:
         case Pad():
             return True
         case Reduce():
-            return kind.what in ("max", "min")
+            return kind.operation in ("max", "min")
         case Pool():
-            return kind.what == "max" and _reaches_inside(kind)
+            return kind.operation == "max" and _reaches_inside(kind)
         case _:
             return False
 

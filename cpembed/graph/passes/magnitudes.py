@@ -102,10 +102,10 @@ def _of_operator(graph: Graph, operator: Operator, given: Sequence[float]) -> fl
         case Dequantize(scale, zero_point):
             distance = given[0] + max(abs(zero) for zero in zero_point)
             return _finite(distance * _of_constant(np.asarray(scale)))
-        case Pool(ratio=None) | Reduce(what="max" | "min" | "mean"):
+        case Pool(ratio=None) | Reduce(operation="max" | "min" | "mean"):
             full = graph.types[operator.inputs[0]].elements > 0
             return given[0] if full else math.inf
-        case Reduce(what="sum"):
+        case Reduce(operation="sum"):
             return _finite(given[0] * graph.types[operator.inputs[0]].elements)
         case Pad(mode="constant", value=value):
             return max(given[0], _of_constant(np.asarray(value)))

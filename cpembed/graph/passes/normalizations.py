@@ -99,7 +99,7 @@ def _norm(graph: Graph, quotient: Operator) -> _Norm | None:
 def _mean(graph: Graph, tensor: str) -> tuple[str, int] | None:
     """The tensor of whose last axes, from which on, another is the mean."""
     found = producer_of(graph, tensor, Reduce)
-    if found is None or found[1].what != "mean" or not found[1].keeps:
+    if found is None or found[1].operation != "mean" or not found[1].keeps:
         return None
     source = found[0].inputs[0]
     rank = len(graph.types[source].shape)
@@ -158,7 +158,7 @@ def _softmax(graph: Graph, quotient: Operator) -> tuple[str, int] | None:
     if found is None or power is None or found[0].inputs != (powers,):
         return None
     kind = found[1]
-    if kind.what != "sum" or not kind.keeps or len(kind.axes) != 1:
+    if kind.operation != "sum" or not kind.keeps or len(kind.axes) != 1:
         return None
     source = power[0].inputs[0]
     difference = _applied(graph, source, "sub")
@@ -168,7 +168,7 @@ def _softmax(graph: Graph, quotient: Operator) -> tuple[str, int] | None:
     rank = len(graph.types[source].shape)
     if (
         largest is not None
-        and largest[1].what == "max"
+        and largest[1].operation == "max"
         and largest[0].inputs[0] == difference[0].inputs[0]
         and [axis % rank for axis in largest[1].axes] == [kind.axes[0] % rank]
     ):

@@ -77,11 +77,11 @@ def reduce_plan(
     names = {axis_name(axis) for axis in gone}
     reduction = Reduction.of(nest, lambda loop: axis_of_loop(loop.name) in names)
     count = math.prod(source.shape[axis] for axis in gone)
-    dtype = accumulator_dtype(kind.what, source.dtype, count)
-    join = join_of(kind.what, dtype)
+    dtype = accumulator_dtype(kind.operation, source.dtype, count)
+    join = join_of(kind.operation, dtype)
     kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, 2.0))
     with kernel.written(), reduction.rows(kernel):
-        start = literal(neutral(kind.what, dtype), dtype)
+        start = literal(neutral(kind.operation, dtype), dtype)
         name = accumulators(kernel, reduction.size, dtype, start)
 
         def add(lane: str, places: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ def reduce_plan(
         total = reduction.combined(kernel, name, dtype, join)
 
         def store(lane: str, places: Sequence[str]) -> None:
-            value = _result(kernel, kind.what, Value(total(lane), dtype), count, output.dtype)
+            value = _result(kernel, kind.operation, Value(total(lane), dtype), count, output.dtype)
             kernel.script.line(f"out0[{places[0]}] = {value}")
 
         converts = output.stored != dtype and (source.dtype == "bool" or dtype.startswith("float"))
@@ -162,7 +162,7 @@ def extremum_plan(
     nest = nest_over(source.shape, views, ordered_by=1, apart=[gone])
     reduction = Reduction.of(nest, lambda loop: axis_of_loop(loop.name) == axis_name(gone))
     reduction = reduction.by(1 if reduction.is_along else LANES)
-    what = kind.what.removeprefix("arg")
+    what = kind.operation.removeprefix("arg")
     dtype = accumulator_dtype(what, source.dtype, source.shape[gone])
     better = ">" if what == "max" else "<"
     kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, 8.0))
