@@ -30,8 +30,8 @@ def build_model(
     """Write the library of a network, verified before; the exit code."""
     from cpembed.export.library import Contents
     from cpembed.frontends import load_model
+    from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
-    from cpembed.network.run import random_inputs
     from cpembed.network.service import Asked, network
     from cpembed.report.network import verified
     from cpembed.report.network_page.document import read

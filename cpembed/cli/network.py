@@ -149,8 +149,7 @@ def _verdict(run: NetworkRun | StepwiseRun | None) -> int:
 
 def _inputs(graph: Graph, given: Path | None, seed: int) -> dict[str, Any]:
     """The network's inputs: of a file, or random."""
-    from cpembed.network.inputs import read_inputs
-    from cpembed.network.run import random_inputs
+    from cpembed.network.inputs import random_inputs, read_inputs
 
     return random_inputs(graph, seed) if given is None else read_inputs(graph, given)
 

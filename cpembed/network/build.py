@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 from cpembed.driver import matching
 from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
@@ -17,10 +19,9 @@ from cpembed.export.loader import Library as OpenLibrary
 from cpembed.frontends import load_model
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.network.kernel_cache import Progress, silent
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
-from cpembed.network.products import Progress, silent
 from cpembed.network.program import NetworkProgram, network_program
-from cpembed.network.verification import in_memory, typed
 from cpembed.targets.registry import missing_for
 
 
@@ -225,3 +226,21 @@ def compile_model(
     # The folder is removed with the network that was loaded from it.
     network.scratch = scratch
     return network
+
+
+def in_memory(array: Array) -> Array:
+    """Elements as a library takes them: :func:`typed` backwards."""
+    if array.dtype == np.bool_:
+        return array.view(np.uint8)
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def typed(array: Array, dtype: str) -> Array:
+    """Of memory, the elements that it stands for."""
+    if dtype == "bool":
+        return array.astype(np.bool_)
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return array.view(ml_dtypes.bfloat16)
+    return array

@@ -25,11 +25,11 @@ from cpembed.graph.kinds import Product, TensorType
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
-from cpembed.network.document import utilisation
-from cpembed.network.laid_out import laid_out
+from cpembed.network.candidate_layouts import is_convolution, padding_of
+from cpembed.network.kernel_cache import Progress
 from cpembed.network.layout import Layout
-from cpembed.network.products import Progress
-from cpembed.network.tensors import is_convolution, padding_of
+from cpembed.network.physical_product import laid_out
+from cpembed.network.product_kernels import utilisation
 from cpembed.network.verification import Judged, difference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import provenance

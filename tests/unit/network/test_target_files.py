@@ -15,7 +15,7 @@ from cpembed.export.toolchain import compiler
 from cpembed.graph.graph import evaluate
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.network.build import compile_network, prepared_for
-from cpembed.network.cache import Cache
+from cpembed.network.kernel_cache import Cache
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.program import asked_features
 from cpembed.resources import hardware_spec_files

@@ -11,7 +11,7 @@ from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.ir.parser import parse_computation
-from cpembed.network.splitting import without_residuals
+from cpembed.network.plan import without_residuals
 
 BYTES = Epilogue("uint8", scale=True, bias=True, zero_point=7)
 ADDED = Residual("uint8", own_scale=0.7, scale=1.3, zero_point=9, stored_zero_point=4)

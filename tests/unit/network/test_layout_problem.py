@@ -10,10 +10,10 @@ from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Concat, Elementwise, Input, Pool, Product, TensorType
-from cpembed.network.cache import Cache
-from cpembed.network.options import MOST_COMBINATIONS, Ports, Ways, agrees, ports_of
-from cpembed.network.products import Products
-from cpembed.network.tensors import BLOCK, Layouts
+from cpembed.network.candidate_layouts import BLOCK, Layouts
+from cpembed.network.kernel_cache import Cache
+from cpembed.network.layout_problem import MOST_COMBINATIONS, Ports, Ways, agrees, ports_of
+from cpembed.network.product_kernels import Products
 
 IMAGE = (1, 32, 8, 8)
 CONVOLUTION = workload("conv2d n=1 c=32 h=8 w=8 k=32 r=3 s=3 pad=1 dtype=uint8,int8,int32")

@@ -20,8 +20,8 @@ from cpembed.graph.kinds import (
     Table,
     TensorType,
 )
-from cpembed.network.laid_out import dimensions_of
 from cpembed.network.layout import Layout
+from cpembed.network.physical_product import dimensions_of
 
 CONVOLUTIONS = ("conv", "depthwise")
 """Parts of the names of computations whose operands are images: channels, then the image's axes."""

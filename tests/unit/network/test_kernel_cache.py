@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cpembed import sealing
-from cpembed.network.cache import FOLDER_VARIABLE, Cache, default_folder, digest_of
+from cpembed.network.kernel_cache import FOLDER_VARIABLE, Cache, default_folder, digest_of
 from cpembed.sealing import SealedFolder
 
 

@@ -7,12 +7,15 @@ import time
 from dataclasses import dataclass
 
 from cpembed.errors import InvariantError, LoweringError
-from cpembed.network.assignment.descent import descend
 from cpembed.network.assignment.elimination import Bounds, Order, Reduced, eliminate, plan
-from cpembed.network.assignment.evaluation import evaluate
-from cpembed.network.assignment.formulation import Formulation, formulate
-from cpembed.network.assignment.problem import Assignment, Problem
-from cpembed.network.assignment.pruning import all_options, kept_options
+from cpembed.network.assignment.formulation import (
+    Formulation,
+    Kept,
+    all_options,
+    formulate,
+    kept_options,
+)
+from cpembed.network.assignment.problem import Assignment, Problem, evaluate, tensor_cost
 
 
 @dataclass(frozen=True)
@@ -129,3 +132,49 @@ class _Run:
                     "or reads the tensor"
                 )
         raise InvariantError("no assignment was said to be possible, and there is one")
+
+
+_SWEEPS = 20
+
+Price = tuple[int, float]
+"""Conversions that are impossible, and the cost of the rest."""
+
+
+def descend(problem: Problem, kept: Kept) -> list[int]:
+    """Options of which no single one can be exchanged for a better one, as a rule; conversions
+    that are impossible may be among those that they need."""
+    chosen = [
+        min(numbers, key=[option.cost for option in node.options].__getitem__)
+        for node, numbers in zip(problem.nodes, kept, strict=True)
+    ]
+    for sweep in range(_SWEEPS):
+        changed = False
+        # Forward and backward in turn: a change of layouts spreads in both directions.
+        for node in range(len(chosen)) if sweep % 2 == 0 else reversed(range(len(chosen))):
+            changed |= _improve(problem, kept, chosen, node)
+        if not changed:
+            break
+    return chosen
+
+
+def _improve(problem: Problem, kept: Kept, chosen: list[int], node: int) -> bool:
+    """Give a node the option that is best beside those of the others."""
+    before = chosen[node]
+    best, least = before, _price(problem, chosen, node)
+    for option in kept[node]:
+        chosen[node] = option
+        price = _price(problem, chosen, node)
+        if price < least:
+            best, least = option, price
+    chosen[node] = best
+    return best != before
+
+
+def _price(problem: Problem, chosen: list[int], node: int) -> Price:
+    """What depends on a node's option."""
+    impossible, total = 0, problem.nodes[node].options[chosen[node]].cost
+    for name in set(problem.nodes[node].ports):
+        _, count, cost = tensor_cost(problem, problem.tensor_of[name], chosen)
+        impossible += count
+        total += cost
+    return impossible, total

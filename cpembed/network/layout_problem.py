@@ -19,14 +19,13 @@ from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Kind, Product, Reshape, Transpose
 from cpembed.network.assignment import Node, Option, Problem, Tensor
-from cpembed.network.laid_out import laid_out
-from cpembed.network.layer import Layer
+from cpembed.network.candidate_layouts import Layouts, residual_of
+from cpembed.network.costs import Measuring, conversion_us, estimate_us
+from cpembed.network.kernel_cache import Progress
 from cpembed.network.layout import Layout
-from cpembed.network.measuring import Measuring
-from cpembed.network.moving import conversion_us, estimate_us
 from cpembed.network.operators import Placed, conversion_plan, generated_plan
-from cpembed.network.products import Products, Progress, Wanted
-from cpembed.network.tensors import Layouts, residual_of
+from cpembed.network.physical_product import laid_out
+from cpembed.network.product_kernels import Layer, Products, Wanted
 from cpembed.targets.base import Target
 from cpembed.targets.registry import open_target
 

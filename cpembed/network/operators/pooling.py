@@ -17,22 +17,21 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Pool
 from cpembed.ir.index import IndexExpr
-from cpembed.network.operators.emission import Kernel, chunks_for
-from cpembed.network.operators.intrinsics import nearest
-from cpembed.network.operators.lanes import (
+from cpembed.network.operators.emission import (
     LANE,
     SERIAL,
     VECTORIZED,
+    Kernel,
     accumulators,
+    chunks_for,
     every_other,
     texts,
     vector_size,
     vectorized,
 )
-from cpembed.network.operators.nest import Loop, Nest, View, axes, nest_over
-from cpembed.network.operators.placed import Placed, loaded
+from cpembed.network.operators.nest import Loop, Nest, Placed, View, axes, nest_over
 from cpembed.network.operators.reductions import accumulator_dtype, join_of, neutral
-from cpembed.network.operators.values import Value, converted, limited, literal
+from cpembed.network.operators.values import Value, converted, limited, literal, loaded, nearest
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,8 @@ class _Pooling:
         name = None if lane is None else lane.name
         start = kernel.let(first) if lane is not None else "0"
         taps = math.prod(kind.window)
-        dtype = accumulator_dtype(kind.what, self.source.dtype, taps)
-        total = accumulators(kernel, size, dtype, literal(neutral(kind.what, dtype), dtype))
+        dtype = accumulator_dtype(kind.operation, self.source.dtype, taps)
+        total = accumulators(kernel, size, dtype, literal(neutral(kind.operation, dtype), dtype))
         headers: list[str] = []
         place = self.nest.places[1]
         moves: list[str] = []
@@ -160,15 +159,17 @@ class _Pooling:
                 element = every_other("in0", there, size)
                 if dtype != self.source.dtype:
                     element = f'T.cast({element}, "{dtype}x{size}")'
-                kernel.script.line(f"{lanes} = {join_of(kind.what, dtype, size)(lanes, element)}")
+                kernel.script.line(
+                    f"{lanes} = {join_of(kind.operation, dtype, size)(lanes, element)}"
+                )
             else:
                 with vectorized(kernel, size):
                     there = " + ".join([*texts([place], name, at), *moves])
                     element = loaded(f"in0[{there}]", self.source.dtype, dtype)
-                    joined = join_of(kind.what, dtype)(f"{total}[{LANE}]", element)
+                    joined = join_of(kind.operation, dtype)(f"{total}[{LANE}]", element)
                     kernel.script.line(f"{total}[{LANE}] = {joined}")
         counted = "1.0"
-        if kind.what == "mean":
+        if kind.operation == "mean":
             counted = kernel.let(f'T.cast({" * ".join(inside)}, "int32")')
         converts = dtype.startswith("float") and dtype != self.output.stored
         with vectorized(kernel, size, SERIAL if converts else VECTORIZED):
@@ -199,7 +200,7 @@ class _Pooling:
 
     def _result(self, total: Value, count: str, taps: int) -> str:
         dtype = self.output.dtype
-        if self.kind.what == "max":
+        if self.kind.operation == "max":
             same = total.dtype == self.output.stored
             return total.text if same else converted(self.kernel.let, total, dtype)
         kind, text = total.dtype, total.text

@@ -20,15 +20,19 @@ from cpembed.errors import LoweringError, WorkloadError
 from cpembed.graph.kinds.elementwise import OPERATIONS, Apply, Number, Scalar
 from cpembed.network.operators.approximations import APPROXIMATIONS
 from cpembed.network.operators.emission import Kernel
-from cpembed.network.operators.intrinsics import (
+from cpembed.network.operators.values import (
+    Value,
+    cast,
+    condition,
     float_function,
+    literal,
     maximum,
     minimum,
     nearest,
     power_function,
     quotient_function,
+    whole,
 )
-from cpembed.network.operators.values import Value, cast, condition, literal, whole
 
 _SQUARES = 64
 """Whole powers up to this one are products."""

@@ -5,7 +5,7 @@ import pytest
 from cpembed.graph.kinds import Concat, Input, Pad, Reduce, Transpose
 from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
-from cpembed.graph.passes.image_orders import image_orders
+from cpembed.graph.passes.transpositions import cancel_transpositions
 from tests.random_networks import RELU, Network, same_results
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -19,9 +19,9 @@ def layer(net: Network, x: str) -> str:
 
 def transpositions(net: Network, *outputs: str) -> tuple[int, int]:
     graph = net.graph(*outputs)
-    changed = fold(image_orders(fold(graph)))
+    changed = fold(cancel_transpositions(fold(graph)))
     assert same_results(graph, changed, net.samples())
-    assert fold(image_orders(changed)) == changed
+    assert fold(cancel_transpositions(changed)) == changed
     before, after = (
         sum(isinstance(o.kind, Transpose) for o in g.operators) for g in (graph, changed)
     )

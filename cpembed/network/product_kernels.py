@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from cpembed.codegen import portable
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.placement import Placement
 from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
+from cpembed.codegen.runtime import thread_count
 from cpembed.cost.candidate import Candidate
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
@@ -21,6 +24,8 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
+from cpembed.network.kernel_cache import Cache, Progress, digest_of, silent, source_digest
+from cpembed.runtime.worker import call_each
 from cpembed.targets.registry import open_target
 
 Array = NDArray[Any]
@@ -179,3 +184,95 @@ def _kernel(layer: Layer, epilogue: Epilogue | None, recorder: Recorder) -> Comp
     if kernel is None:
         raise LoweringError(f"{layer.target} has no kernels that a library can hold")
     return kernel
+
+
+_SOURCES = (
+    *("ir", "hw", "embedding", "transform", "cost", "codegen", "targets", "driver"),
+    "network/product_kernels.py",
+)
+"""What a search depends on."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A workload that stores an epilogue; ``placed``: in a larger buffer."""
+
+    workload: Computation
+    epilogue: Epilogue | None
+    placed: bool
+
+    @property
+    def searched(self) -> Epilogue | None:
+        """The epilogue of the search: stored in its place where it is to be placed, whatever that
+        place will be."""
+        if not self.placed:
+            return self.epilogue
+        output = self.workload.output
+        epilogue = self.epilogue or Epilogue(output.dtype)
+        none = (0,) * len(output.shape)
+        return replace(epilogue, placement=Placement.inside(output.shape, none, output.shape))
+
+
+@dataclass
+class Products:
+    """Kernels on a target. ``timeout``: seconds of each search."""
+
+    target: HardwareSpec
+    cache: Cache
+    timeout: float | None = None
+    workers: int = 1
+    found: dict[Wanted, Layer | None] = field(default_factory=dict["Wanted", "Layer | None"])
+
+    def key(self, wanted: Wanted) -> str:
+        figures = open_target(self.target).figures()
+        sources = source_digest(_SOURCES)
+        threads = thread_count()
+        return digest_of("layer", wanted, self.target, figures, threads, self.timeout, sources)
+
+    def search(self, wanted: Iterable[Wanted], progress: Progress) -> None:
+        """Find the kernels that are not known yet."""
+        missing: list[Wanted] = []
+        for one in dict.fromkeys(wanted):
+            if one in self.found:
+                continue
+            kept = self.cache.get(_Kept, self.key(one))
+            if kept is not None:
+                self.found[one] = kept.layer
+            else:
+                missing.append(one)
+        total = len(missing)
+        progress("choosing kernels", 0, total)
+        search = partial(_search, self.target, self.timeout)
+        for number, (one, layer) in enumerate(call_each(search, missing, self.workers), 1):
+            self._keep(one, layer)
+            progress("choosing kernels", number, total)
+
+    def _keep(self, wanted: Wanted, layer: Layer | None) -> None:
+        self.found[wanted] = layer
+        self.cache.put(self.key(wanted), _Kept(layer))
+
+    def layer(self, wanted: Wanted) -> Layer | None:
+        """The kernel; None where there is none."""
+        if wanted not in self.found:
+            self.search([wanted], silent)
+        return self.found[wanted]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The result of a search."""
+
+    layer: Layer | None
+
+
+def _search(target: HardwareSpec, timeout: float | None, wanted: Wanted) -> Layer | None:
+    try:
+        return choose_layer(wanted.workload, target, wanted.searched, timeout)
+    except LoweringError:
+        return None
+
+
+def utilisation(workload: Computation, of_laid_out: float) -> float:
+    """The useful share of what is executed for a product. A product on laid-out tensors, whose
+    share is given, does not know which zeros were inserted into an image."""
+    return of_laid_out * workload.useful_macs / workload.macs

@@ -1,4 +1,4 @@
-"""Operators at every element, one after the other, become one: one pass over memory."""
+"""Fuse chains of elementwise operators: one pass over memory instead of several."""
 
 from __future__ import annotations
 
@@ -11,31 +11,42 @@ from cpembed.codegen.epilogue import BYTES
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Quantize, Scalar
 from cpembed.graph.kinds.elementwise import BOOLEAN, computing_dtype
-from cpembed.graph.passes.expressions import apply, compacted, is_whole, size_of, substituted
-from cpembed.graph.passes.magnitudes import magnitudes, of_expression
-from cpembed.graph.passes.quantization import float32, is_plain, range_of
-from cpembed.graph.passes.requantization import clipped, moved
+from cpembed.graph.passes.expressions import (
+    apply,
+    compacted,
+    is_whole,
+    operation_count,
+    substituted,
+)
+from cpembed.graph.passes.magnitudes import expression_bound, magnitudes
+from cpembed.graph.passes.quantization import (
+    clipped,
+    float32,
+    integer_range,
+    is_per_tensor,
+    offset,
+)
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
 
-MOST_INPUTS = 16
-MOST_OPERATIONS = 96
-"""Of one expression."""
+# Limits of one fused expression: the text of a kernel grows with both.
+MAX_INPUTS = 16
+MAX_OPERATIONS = 96
 
 
-def fusion(graph: Graph) -> Graph:
-    """Expressions take the operators whose results only they read, and what dequantizes their
-    inputs, whoever else reads that; a quantization takes what it quantizes.
+def fuse_elementwise(graph: Graph) -> Graph:
+    """Merge elementwise operators into their only readers, quantization at both ends included.
 
-    Equal bit for bit. Only operators of one shape become one, of at most 16 inputs, and none whose
-    result may be a NaN that is stored as an integer in between.
+    Dequantizations are merged into every reader. Results are equal bit for bit: only operators of
+    one shape are merged, and none whose result may be a NaN that is stored as an integer in
+    between.
     """
-    while (changed := _once(graph)) is not graph:
-        # What two operators read that have become one, one operator reads.
+    while (changed := _fuse_once(graph)) is not graph:
+        # Operators that two merged operators read may have one reader now.
         graph = changed
     return graph
 
 
-def _once(graph: Graph) -> Graph:
+def _fuse_once(graph: Graph) -> Graph:
     rewriting = Rewriting(graph)
     bounds = magnitudes(graph)
     forms: dict[str, _Form] = {}
@@ -44,9 +55,10 @@ def _once(graph: Graph) -> Graph:
         if form is None:
             continue
         if form.dtype in BYTES and form.computing.startswith("float"):
-            taken = [bounds[name] for name in form.tensors]
-            form = replace(form, may_be_nan=of_expression(form.expression, taken) == math.inf)
-        merged = _merged(graph, operator, form, forms)
+            input_bounds = [bounds[name] for name in form.tensors]
+            bound = expression_bound(form.expression, input_bounds)
+            form = replace(form, may_be_nan=bound == math.inf)
+        merged = _with_inputs_merged(graph, operator, form, forms)
         if merged != form:
             form = replace(merged, may_be_nan=form.may_be_nan)
             rewriting.replace(operator, _operator(graph, operator, form))
@@ -56,9 +68,17 @@ def _once(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Form:
-    """An operator as an expression of tensors, computed in a type and stored in another;
-    ``is_light``: a dequantization, which is repeated for each of its readers; ``may_be_nan``: its
-    result, before it is stored as an integer."""
+    """Operator as an expression of tensors.
+
+    Attributes
+    ----------
+    computing, dtype : str
+        Types of the arithmetic and of the stored result.
+    is_light : bool
+        Dequantization, which is repeated for each of its readers.
+    may_be_nan : bool
+        The result may be NaN before it is stored as an integer.
+    """
 
     expression: Scalar
     tensors: tuple[str, ...]
@@ -74,39 +94,43 @@ def _form(graph: Graph, operator: Operator) -> _Form | None:
         case Elementwise() as kind:
             computing = kind.computes_in(dtypes)
             return _Form(kind.expression, operator.inputs, computing, kind.dtype)
-        case Dequantize() as kind if is_plain(kind):
-            zero = kind.zero_point[0]
-            if dtypes[0] not in BYTES and zero:
+        case Dequantize() as kind if is_per_tensor(kind):
+            zero_point = kind.zero_point[0]
+            if dtypes[0] not in BYTES and zero_point:
                 return None
-            value = apply("mul", moved(Input(0), -zero), float32(kind.scale[0]))
+            value = apply("mul", offset(Input(0), -zero_point), float32(kind.scale[0]))
             return _Form(value, operator.inputs, "float32", "float32", is_light=True)
-        case Quantize() as kind if is_plain(kind) and np.iinfo(kind.dtype).bits <= 16:
+        case Quantize() as kind if is_per_tensor(kind) and np.iinfo(kind.dtype).bits <= 16:
             if dtypes[0] != "float32":
                 return None
             quotient = apply("div", Input(0), float32(kind.scale[0]))
-            value = moved(apply("round", quotient), kind.zero_point[0])
+            value = offset(apply("round", quotient), kind.zero_point[0])
             return _Form(value, operator.inputs, "float32", kind.dtype)
         case _:
             return None
 
 
-def _merged(graph: Graph, operator: Operator, form: _Form, forms: dict[str, _Form]) -> _Form:
-    """The form with those of its inputs that it can take, one by one."""
+def _with_inputs_merged(
+    graph: Graph, operator: Operator, form: _Form, forms: dict[str, _Form]
+) -> _Form:
     for name in dict.fromkeys(form.tensors):
         inner = forms.get(name)
-        if inner is None or not _can_take(graph, operator, form, name, inner):
+        if inner is None or not _is_mergeable(graph, operator, form, name, inner):
             continue
-        taken = _taken(form, name, inner)
-        shapes = [graph.types[tensor].shape for tensor in taken.tensors]
+        merged = _merged(form, name, inner)
+        shapes = [graph.types[tensor].shape for tensor in merged.tensors]
         if not shapes or np.broadcast_shapes(*shapes) != graph.types[operator.output].shape:
-            # What is left out gave the result its shape.
+            # The input that would disappear gave the result its shape.
             continue
-        if len(taken.tensors) <= MOST_INPUTS and size_of(taken.expression) <= MOST_OPERATIONS:
-            form = taken
+        if (
+            len(merged.tensors) <= MAX_INPUTS
+            and operation_count(merged.expression) <= MAX_OPERATIONS
+        ):
+            form = merged
     return form
 
 
-def _can_take(graph: Graph, operator: Operator, form: _Form, name: str, inner: _Form) -> bool:
+def _is_mergeable(graph: Graph, operator: Operator, form: _Form, name: str, inner: _Form) -> bool:
     if inner.computing != form.computing or inner.may_be_nan:
         return False
     if not inner.is_light:
@@ -121,13 +145,13 @@ def _can_take(graph: Graph, operator: Operator, form: _Form, name: str, inner: _
     return inner.dtype in BYTES and form.computing == "float32"
 
 
-def _taken(form: _Form, name: str, inner: _Form) -> _Form:
-    """The form with the expression of an input in that input's place."""
+def _merged(form: _Form, name: str, inner: _Form) -> _Form:
+    """Substitute the expression of an input for that input."""
     value = inner.expression
     if inner.dtype in BYTES:
-        # What is stored in eight bits is rounded and limited.
-        whole = value if is_whole(value) else apply("round", value)
-        value = clipped(whole, *range_of(inner.dtype))
+        # Storing in eight bits would have rounded and saturated.
+        rounded = value if is_whole(value) else apply("round", value)
+        value = clipped(rounded, integer_range(inner.dtype))
     first = len(form.tensors)
     value = substituted(value, lambda node: Input(node.number + first))
 
@@ -140,7 +164,7 @@ def _taken(form: _Form, name: str, inner: _Form) -> _Form:
 
 
 def _operator(graph: Graph, operator: Operator, form: _Form) -> Operator:
-    own = computing_dtype([graph.types[name].dtype for name in form.tensors])
-    computing = None if own == form.computing else form.computing
+    default = computing_dtype([graph.types[name].dtype for name in form.tensors])
+    computing = None if default == form.computing else form.computing
     kind = Elementwise(form.expression, form.dtype, computing)
     return replace(operator, kind=kind, inputs=form.tensors)

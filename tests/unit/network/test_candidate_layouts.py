@@ -11,8 +11,8 @@ from cpembed.driver.named import workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pool, Product, Reshape, Softmax, TensorType
 from cpembed.network.build import uniquely_named
+from cpembed.network.candidate_layouts import Layouts, residual_of
 from cpembed.network.layout import Layout
-from cpembed.network.tensors import Layouts, residual_of
 
 TYPES = "dtype=uint8,int8,int32"
 
