@@ -81,7 +81,7 @@ def of_floats() -> tuple[Array, Array, plugin.ScheduleReport]:
     tvm.compile(module, target, relax_pipeline=pipeline)
     emulation = Emulation(pipeline.scheduled, pipeline.functions, target)
     found = emulation.run(image)
-    products = [name for name, counters in emulation.counted.items() if counters.mma]
+    products = [name for name, counters in emulation.kernel_counters.items() if counters.mma]
     assert len(products) == 4
     return found, run(module, image), pipeline.report
 

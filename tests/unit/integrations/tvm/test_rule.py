@@ -97,7 +97,7 @@ def test_a_function_of_a_gpu_is_the_kernel_that_the_emulator_runs():
     image = random(3, IMAGE, "float16", 3)
     assert np.array_equal(emulation.run(image), run(module, image))
     assert len(rule.report.ours) == 1
-    assert sum(sum(counted.mma.values()) for counted in emulation.counted.values())
+    assert sum(sum(counted.mma.values()) for counted in emulation.kernel_counters.values())
 
 
 @pytest.mark.slow

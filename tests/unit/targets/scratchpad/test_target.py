@@ -16,7 +16,7 @@ from cpembed.driver.run import run
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.provenance import Provenance
-from cpembed.targets.scratchpad.execute import ScratchpadProgram, program, tiled
+from cpembed.targets.scratchpad.artifact import ScratchpadProgram, in_tiles, program
 from cpembed.targets.scratchpad.executor import HEADER
 from cpembed.targets.scratchpad.lower import lower
 from cpembed.targets.scratchpad.schedule import Plan, check
@@ -133,6 +133,6 @@ def test_tiles_ahead_hold_every_element_where_the_kernel_looks() -> None:
     box = plan.form.boxes[0]
     assert box.tiled
     array = small_inputs(plan.product.program.unfused, 1)[box.operand.name]
-    found = tiled(plan, box, array + 10)
+    found = in_tiles(plan, box, array + 10)
     assert np.count_nonzero(found) == array.size
     assert found.sum() == (array + 10).sum()

@@ -1,35 +1,119 @@
-"""What a user takes away: CUDA C++ in one file, how it is launched, programs that launch it."""
+"""CUDA kernels of a product: executed here by the emulator, or saved for a GPU."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.codegen import runtime
+from cpembed.codegen.epilogue import RESIDUAL
 from cpembed.files import make_folder, write_whole
-from cpembed.targets.cuda.build import Kernel
-from cpembed.targets.cuda.execute import CudaKernels
-from cpembed.targets.cuda.writer import PARAMETERS
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.targets.cuda.build import CudaText, Kernel
+from cpembed.targets.cuda.executor import Counters, Order, compile_text
+from cpembed.targets.cuda.schedule import Plan
+from cpembed.targets.cuda.writer import PARAMETERS, VECTORS
+
+Array = NDArray[Any]
 
 INSTRUCTIONS = (
     "kernel.cu holds the kernels, kernel.json how they are launched; "
     "nvcc -std=c++17 -arch=sm_80 example.cu makes a program that times them; "
     "kernel.sm_80.cubin and kernel.sm_90.cubin, where nvcc was there, are loaded by load.py"
 )
+"""Message to a user about the saved files."""
 
 ARCHITECTURES = ("sm_80", "sm_90")
+"""Architectures that cubins are saved for."""
+
+
+@dataclass(eq=False)
+class CudaKernels:
+    """Generated kernels of a plan."""
+
+    plan: Plan
+    text: CudaText
+    kernel_counters: dict[str, Counters] = field(default_factory=dict[str, Counters])
+    """Counters of the last run by kernel."""
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the last run, all kernels together."""
+        return sum(self.kernel_counters.values(), Counters())
+
+    def run(self, inputs: Mapping[str, Array], order: Order | int = Order.FORWARD) -> Array:
+        """Execute the kernels.
+
+        Parameters
+        ----------
+        inputs
+            Inputs of the workload by operand, in their original layouts.
+        order
+            Order of threads, or the seed of a random one.
+
+        Returns
+        -------
+        Array
+            The output in its original layout.
+
+        Raises
+        ------
+        ExecutionFault
+            If the kernels do what a GPU leaves undefined.
+        """
+        memory, program = self._input_memory(inputs), compile_text(self.text.source)
+        self.kernel_counters = {}
+        for kernel in self.text.kernels:
+            arguments = [
+                memory.setdefault(p.name, unwritten(p.elements, p.dtype)) for p in kernel.parameters
+            ]
+            name = kernel.launch.kernel
+            self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
+        product = self.plan.product
+        output = memory["C"].view(numpy_dtype(product.output_dtype))
+        return output.reshape(product.output.layout.original_shape)
+
+    def _input_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the arrays of inputs by the names of the kernels' parameters."""
+        product, workload = self.plan.product, self.plan.product.program.workload
+        memory: dict[str, Array] = {}
+        for name, operand in zip(PARAMETERS, (self.plan.first, self.plan.second), strict=True):
+            array = flat_bits(inputs[workload.operand(operand.layout.name).tensor])
+            memory[f"{name}_original" if operand.needs_packing else name] = array
+        epilogue = product.epilogue
+        if epilogue is not None:
+            for name in epilogue.vectors:
+                memory[VECTORS[name]] = flat_bits(inputs[name])
+            if epilogue.residual is not None:
+                memory["Residual"] = flat_bits(inputs[RESIDUAL])
+        return memory
+
+
+def flat_bits(array: Array) -> Array:
+    """Return the elements as they are in memory, in one dimension; the same memory if possible."""
+    return runtime.bits(array).reshape(-1)
+
+
+def unwritten(elements: int, dtype: str) -> Array:
+    """Return memory whose contents no result may depend on."""
+    return np.full(elements * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
 
 
 def save(artifact: CudaKernels, folder: Path) -> None:
     """Write ``kernel.cu``, ``kernel.json``, ``example.cu`` and ``load.py``, and a cubin for each
-    architecture where nvcc is there."""
+    architecture if nvcc is installed."""
     make_folder(folder)
     write_whole(folder / "kernel.cu", artifact.text.source)
-    described = json.dumps(document(artifact), indent=2) + "\n"
-    write_whole(folder / "kernel.json", described)
-    write_whole(folder / "example.cu", example(artifact))
+    write_whole(folder / "kernel.json", json.dumps(_document(artifact), indent=2) + "\n")
+    write_whole(folder / "example.cu", _example(artifact))
     write_whole(folder / "load.py", _LOADER)
     compiler = shutil.which("nvcc")
     if compiler is None:
@@ -37,15 +121,12 @@ def save(artifact: CudaKernels, folder: Path) -> None:
     for architecture in ARCHITECTURES:
         target = folder / f"kernel.{architecture}.cubin"
         command = [compiler, "-cubin", f"-arch={architecture}", "-std=c++17", "-O3"]
-        subprocess.run(
-            [*command, "-o", str(target), str(folder / "kernel.cu")],
-            check=True,
-            capture_output=True,
-        )
+        command += ["-o", str(target), str(folder / "kernel.cu")]
+        subprocess.run(command, check=True, capture_output=True)
 
 
-def document(artifact: CudaKernels) -> dict[str, Any]:
-    """How the kernels are launched: in their order, with their arguments in theirs."""
+def _document(artifact: CudaKernels) -> dict[str, Any]:
+    """Return ``kernel.json``: launches in their order, with their arguments in theirs."""
     plan = artifact.plan
     return {
         "workload": str(plan.product.program.unfused),
@@ -67,7 +148,7 @@ def document(artifact: CudaKernels) -> dict[str, Any]:
     }
 
 
-_CTYPES = {
+_C_TYPES = {
     "float16": "half",
     "float32": "float",
     "int8": "signed char",
@@ -76,26 +157,46 @@ _CTYPES = {
     "uint16": "unsigned short",
 }
 
+_EXAMPLE_HEAD = """\
+// Launches the kernels of kernel.cu once, then times the product.
+#include "kernel.cu"
+#include <cstdio>
+#include <cuda_runtime.h>
 
-def example(artifact: CudaKernels) -> str:
-    """A host program that launches the kernels on buffers of zeros, and times all but the packing
-    of weights."""
+static void check(cudaError_t status) {
+  if (status != cudaSuccess) { fprintf(stderr, "%s\\n", cudaGetErrorString(status)); _Exit(1); }
+}
+
+int main() {"""
+
+_EXAMPLE_TIMING = """\
+  cudaEvent_t start, stop;
+  check(cudaEventCreate(&start));
+  check(cudaEventCreate(&stop));
+  const int times = 100;
+  check(cudaEventRecord(start));
+  for (int i = 0; i < times; ++i) {"""
+
+_EXAMPLE_TAIL = """\
+  }
+  check(cudaEventRecord(stop));
+  check(cudaEventSynchronize(stop));
+  float ms = 0;
+  check(cudaEventElapsedTime(&ms, start, stop));
+  printf("%.3f us\\n", ms * 1e3f / times);
+  return 0;
+}
+"""
+
+
+def _example(artifact: CudaKernels) -> str:
+    """Return a host program that launches the kernels on zeros, and times all but the packing of
+    weights."""
     kernels = artifact.text.kernels
     buffers = {p.name: p for kernel in kernels for p in kernel.parameters}
-    lines = [
-        "// Launches the kernels of kernel.cu once, then times the product.",
-        '#include "kernel.cu"',
-        "#include <cstdio>",
-        "#include <cuda_runtime.h>",
-        "",
-        "static void check(cudaError_t status) {",
-        '  if (status != cudaSuccess) { fprintf(stderr, "%s\\n", cudaGetErrorString(status)); _Exit(1); }',  # noqa: E501
-        "}",
-        "",
-        "int main() {",
-    ]
+    lines = [_EXAMPLE_HEAD]
     for name, parameter in buffers.items():
-        kind = _CTYPES[parameter.dtype]
+        kind = _C_TYPES[parameter.dtype]
         lines += [
             f"  {kind}* {name};",
             f"  check(cudaMalloc(&{name}, sizeof({kind}) * {parameter.elements}ull));",
@@ -107,38 +208,17 @@ def example(artifact: CudaKernels) -> str:
         for kernel in kernels
         if kernel.launch.shared_bytes
     ]
-    lines += [f"  {_launched(kernel)}" for kernel in kernels]
-    lines += ["  check(cudaDeviceSynchronize());"]
-    ahead = f"pack_{_weights(artifact)}_kernel"
-    product = [kernel for kernel in kernels if kernel.launch.kernel != ahead]
-    lines += [
-        "  cudaEvent_t start, stop;",
-        "  check(cudaEventCreate(&start));",
-        "  check(cudaEventCreate(&stop));",
-        "  const int times = 100;",
-        "  check(cudaEventRecord(start));",
-        "  for (int i = 0; i < times; ++i) {",
-        *(f"    {_launched(kernel)}" for kernel in product),
-        "  }",
-        "  check(cudaEventRecord(stop));",
-        "  check(cudaEventSynchronize(stop));",
-        "  float ms = 0;",
-        "  check(cudaEventElapsedTime(&ms, start, stop));",
-        '  printf("%.3f us\\n", ms * 1e3f / times);',
-        "  return 0;",
-        "}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _weights(artifact: CudaKernels) -> str:
-    """The parameter that is packed ahead of all calls."""
+    lines += [f"  {_launch_statement(kernel)}" for kernel in kernels]
+    lines += ["  check(cudaDeviceSynchronize());", _EXAMPLE_TIMING]
+    # Weights are packed ahead of all calls.
     plan = artifact.plan
     weights = plan.product.program.workload.inputs[1].name
-    return PARAMETERS[0 if plan.first.layout.name == weights else 1]
+    packing = f"pack_{PARAMETERS[0 if plan.first.layout.name == weights else 1]}_kernel"
+    lines += [f"    {_launch_statement(k)}" for k in kernels if k.launch.kernel != packing]
+    return "\n".join([*lines, _EXAMPLE_TAIL])
 
 
-def _launched(kernel: Kernel) -> str:
+def _launch_statement(kernel: Kernel) -> str:
     grid, block = (", ".join(map(str, size)) for size in (kernel.launch.grid, kernel.launch.block))
     arguments = ", ".join(parameter.name for parameter in kernel.parameters)
     shared = kernel.launch.shared_bytes
