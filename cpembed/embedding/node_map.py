@@ -162,9 +162,7 @@ def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
             axis.name: tuple(
                 Digit(axes[place], count, stride) for place, _, count, stride in index_digits
             )
-            for axis, index_digits in zip(
-                problem.instruction.axes, node_map.walks, strict=True
-            )
+            for axis, index_digits in zip(problem.instruction.axes, node_map.walks, strict=True)
         },
         {axis: int(at) for axis, at in zip(axes, origin, strict=True)},
     )

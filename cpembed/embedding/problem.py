@@ -23,7 +23,6 @@ from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.neutral import is_neutral
 
-
 _KEPT_INDICES = 64
 """Maximum number of index arrays that a problem keeps; an instruction has a few operands."""
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable, InvariantError
-from cpembed.export.library import EVERYTHING, Contents, Library
 from cpembed.export.layout import workspace_of
+from cpembed.export.library import EVERYTHING, Contents, Library
 from cpembed.export.program import Role
 from cpembed.files import write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
