@@ -17,7 +17,7 @@ from cpembed.runtime.tuning.records import TunedChoice
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan
 from cpembed.targets.portable import PortableTarget
-from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.convolution import Rewritten
 from cpembed.transform.methods.winograd import Winograd
 
 

@@ -8,7 +8,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory, RecordedCall, RecordedCalls
 from cpembed.export.kernel import CompileObject
 from cpembed.export.program import Buffer, Call, CompiledObject, Program, Role
-from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.convolution import Rewritten
 
 
 def method_program(

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.placement import Placement
+from cpembed.codegen.epilogue import Epilogue, Placement
 from cpembed.codegen.runtime import thread_count
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec

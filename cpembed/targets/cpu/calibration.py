@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cpu_model
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
 from cpembed.stores import Count, Natural, NotARow, Positive, Time, decoded, say

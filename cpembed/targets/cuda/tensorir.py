@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
 from cpembed.codegen.epilogue import RESIDUAL
-from cpembed.codegen.recorded import Memory
+from cpembed.codegen.recorded import FunctionCall, FunctionCalls, Memory
 from cpembed.codegen.script import storage_dtype
-from cpembed.codegen.tensorir import FunctionCall, FunctionCalls
 from cpembed.targets.cuda.build import functions, prim_func
 from cpembed.targets.cuda.defects import PASS_OPTIONS
 from cpembed.targets.cuda.emit import Writer

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.targets.scratchpad.parts import Dimension, Part, Transform
 from cpembed.targets.scratchpad.text import Lines, boxes_text
-from cpembed.transform.methods.straight_line import Step, straight_line
+from cpembed.transform.methods.cook_toom import Step, straight_line
 
 KIND = "float"
 

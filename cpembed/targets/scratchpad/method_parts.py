@@ -9,9 +9,9 @@ from fractions import Fraction
 from cpembed.errors import LoweringError
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.parts import ELEMENT, Dimension, Loop, Part, Transform, blocked
+from cpembed.transform.methods.convolution import Rewritten
 from cpembed.transform.methods.cook_toom import Matrix
 from cpembed.transform.methods.im2col import Im2col
-from cpembed.transform.methods.rewritten import Rewritten
 from cpembed.transform.methods.winograd import Tiling, Winograd
 
 

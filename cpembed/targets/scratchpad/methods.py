@@ -21,7 +21,7 @@ from cpembed.targets.scratchpad.executor import Counters, compile_text
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.method_parts import parts_of
 from cpembed.targets.scratchpad.parts import Part
-from cpembed.transform.methods.rewritten import Rewritten, U, V
+from cpembed.transform.methods.convolution import Rewritten, U, V
 from cpembed.transform.program import DerivedProgram
 
 

@@ -20,8 +20,7 @@ from cpembed.targets.scratchpad.lower import Operand
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.model import pattern
 from cpembed.targets.scratchpad.requirements import LANES_BYTES
-from cpembed.transform.methods.cook_toom import Matrix
-from cpembed.transform.methods.straight_line import straight_line
+from cpembed.transform.methods.cook_toom import Matrix, straight_line
 
 ELEMENT = "float32"
 _BYTES = 4
