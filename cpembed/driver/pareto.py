@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.cost.pareto import front, objectives
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import RankedCandidate, front, objectives
 from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress, solve

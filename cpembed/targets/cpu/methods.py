@@ -50,9 +50,7 @@ class CpuMethods(Methods):
         if isinstance(method, Im2col):
             last = method.orders.last
             moved = self._moved(window_matrix(method))
-            moved += self._moved(
-                result_layout(method.convolution, channels_last=last)
-            )
+            moved += self._moved(result_layout(method.convolution, channels_last=last))
             return (CpuMethodPlan(method, method.product, 1, moved),)
         assert isinstance(method, Winograd)
         dtype = method.product.operand(V).dtype

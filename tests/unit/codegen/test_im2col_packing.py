@@ -95,7 +95,7 @@ def test_what_is_copied_with_a_run_is_in_the_image(layer: str) -> None:
     windows = windows_of(image)
     assert windows is not None
     runs = windows._runs(str, str, IndexExpr(), dict.fromkeys(windows.numbering, 0), "0")
-    wide = [run for run in runs if run._taken > run.length]
+    wide = [run for run in runs if run._width > run.length]
     assert wide
     names = [name for name in windows.extents if name not in windows.numbering]
     size, beyond = math.prod(image.original_shape), 0
@@ -108,7 +108,7 @@ def test_what_is_copied_with_a_run_is_in_the_image(layer: str) -> None:
 
         for run in wide:
             first = int(run.source.flat.evaluate(values)) + run.skipped
-            inside = first >= 0 and first + run._taken <= size
+            inside = first >= 0 and first + run._width <= size
             if all(map(holds, run.needed)):
                 assert inside
             elif all(map(holds, [*run._around, *run._ends])):
