@@ -83,7 +83,7 @@ def command(
             raise click.UsageError(excluded, click.get_current_context())
         resolved = subject(words, target, options)
         return _estimated(resolved, as_json=as_json, verbose=verbose)
-    from cpembed.cost.pareto import front
+    from cpembed.cost.ranking import front
     from cpembed.driver.solve import ParetoResult, solve
 
     search = SolveOptions(top=count, **shared(options, SearchOptions))

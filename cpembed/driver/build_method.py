@@ -28,7 +28,7 @@ from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Quantiles, time_work
 from cpembed.runtime.measurement.verification import Verification
 from cpembed.steps import step
-from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.convolution import Rewritten
 
 _ROUNDS, _ROUND_MS = 5, 10.0
 """Rounds, and milliseconds of each, to time a library: enough for the order of its time."""

@@ -23,9 +23,8 @@ from cpembed.ir.computation import Computation
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan, Methods
 from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF
-from cpembed.transform.methods.convolution import as_convolution
+from cpembed.transform.methods.convolution import Rewritten, as_convolution
 from cpembed.transform.methods.im2col import explicit
-from cpembed.transform.methods.rewritten import Rewritten
 from cpembed.transform.methods.winograd import winograd
 
 _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {

@@ -24,7 +24,7 @@ from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan
 from cpembed.targets.portable import PORTABLE, PortableTarget
 from cpembed.targets.registry import open_target
-from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.convolution import Rewritten
 from cpembed.transform.methods.winograd import Winograd
 
 AnyTarget = Target[Any, Any, Any]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from cpembed.cost.use_bound import utilisation_bound
+from cpembed.cost.bounds import utilisation_bound
 from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, SearchOptions
 from cpembed.driver.result import OtherSet, SolveResult
 from cpembed.embedding.constraint_set import Weights, load_constraint_set

@@ -39,8 +39,7 @@ from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.methods import MethodArtifact
 from cpembed.targets.verification import worst_judged
 from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF, bound, roundings, running_bound
-from cpembed.transform.methods.convolution import Array
-from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.convolution import Array, Rewritten
 from cpembed.transform.methods.winograd import Winograd
 
 _TIMED_CALLS = 10

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.bulk import without_collection
-from cpembed.cost.pareto import front, objectives
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import RankedCandidate, front, objectives
 from cpembed.cost.search import find_best_of
 from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec

@@ -12,7 +12,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory, RecordedCall, RecordedCalls, recorded_calls
 from cpembed.export.program import Buffer, Call, CompiledObject, Program, Role
 from cpembed.ir.computation import Computation
-from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.transform.methods.convolution import Rewritten
 
 CompileObject = Callable[[KernelPlan, str], CompiledObject]
 """A function that compiles a plan to the object file of a symbol."""

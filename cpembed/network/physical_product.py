@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cpembed.codegen.placement import Placement
+from cpembed.codegen.epilogue import Placement
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds.product import Product
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses

@@ -9,10 +9,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed.codegen import portable
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.placement import Placement
+from cpembed.codegen.emit import portable_plan
+from cpembed.codegen.epilogue import Epilogue, Placement
 from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
 from cpembed.cost.candidate import Candidate
@@ -143,7 +142,7 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
             continue
         candidate = found.candidate
         try:
-            portable.plan(candidate.program, 1, epilogue)
+            portable_plan(candidate.program, 1, epilogue)
         except LoweringError as error:
             failed = error
             continue
@@ -177,7 +176,7 @@ def recorded(
 def _kernel(layer: Layer, epilogue: Epilogue | None, recorder: Recorder) -> CompiledKernel:
     program = layer.candidate.program
     if layer.spec is None:
-        plan = portable.plan(program, recorder.thread_count(), epilogue)
+        plan = portable_plan(program, recorder.thread_count(), epilogue)
         return CompiledKernel(program, plan, layer.reason, epilogue, processor=recorder)
     target = open_target(layer.spec)
     kernel = target.planned(target.lower(program, epilogue), layer.schedule, recorder)

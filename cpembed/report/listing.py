@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import compiled_for
-from cpembed.codegen.system import cpu_model
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec

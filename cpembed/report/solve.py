@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.cost.pareto import objectives
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import RankedCandidate, objectives
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import ParetoResult
 from cpembed.embedding.conflict import Conflict

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cpembed.codegen.compiled import CompiledKernel, Processor
 from cpembed.codegen.epilogue import Epilogue, Storing
 from cpembed.codegen.packing import packed_before
-from cpembed.codegen.tensorir import FunctionCalls, function_calls
+from cpembed.codegen.recorded import FunctionCalls, function_calls
 from cpembed.cost.candidate import Candidate
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights

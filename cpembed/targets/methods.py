@@ -16,7 +16,7 @@ from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.recorded import RecordedCalls
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.transform.methods.rewritten import M, Rewritten, V
+from cpembed.transform.methods.convolution import M, Rewritten, V
 from cpembed.transform.program import DerivedProgram
 
 Array = NDArray[Any]

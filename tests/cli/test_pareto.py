@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cost.pareto import objectives
+from cpembed.cost.ranking import objectives
 from cpembed.driver.named import workload
 from cpembed.driver.solve import pareto, solve
 from tests.cli.calling import Caller

@@ -8,7 +8,7 @@ import pytest
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.packing import packed_before
-from cpembed.codegen.split_k import loop_to_split
+from cpembed.codegen.passes import loop_to_split
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve

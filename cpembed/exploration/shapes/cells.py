@@ -19,10 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.best_first import best_first
-from cpembed.cost.bounds import Lower
-from cpembed.cost.candidate import Candidate, derive_candidate
-from cpembed.cost.overheads import Overheads, overheads
+from cpembed.cost.bounds import Lower, best_first
+from cpembed.cost.candidate import Candidate, Overheads, derive_candidate, overheads
 from cpembed.cost.search import LimitedSearch, RankedSearch, Ranker
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing

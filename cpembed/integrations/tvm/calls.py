@@ -15,9 +15,8 @@ from typing import Any
 
 from tvm import relax
 
-from cpembed.codegen.recorded import Memory
+from cpembed.codegen.recorded import FunctionCall, Memory, compiled
 from cpembed.codegen.script import storage_dtype
-from cpembed.codegen.tensorir import FunctionCall, compiled
 from cpembed.integrations.tvm.kernels import Kernel
 
 

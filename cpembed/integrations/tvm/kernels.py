@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed.codegen.tensorir import FunctionCalls
+from cpembed.codegen.recorded import FunctionCalls
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.integrations.tvm.choice import Machine, Make, Program, Refused, scheduled

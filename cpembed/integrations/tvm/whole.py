@@ -8,9 +8,8 @@ from typing import Any
 
 from tvm import ir, relax, s_tir, tirx
 
-from cpembed.codegen.recorded import Memory
+from cpembed.codegen.recorded import FunctionCall, Memory, filling
 from cpembed.codegen.script import storage_dtype
-from cpembed.codegen.tensorir import FunctionCall, filling
 from cpembed.integrations.tvm.groups import fused
 from cpembed.integrations.tvm.kernels import Kernel
 from cpembed.integrations.tvm.recognise import vars_of

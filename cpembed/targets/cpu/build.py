@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from cpembed.codegen import portable, runtime
+from cpembed.codegen import runtime
 from cpembed.codegen.compiled import CompiledKernel, MoveThreads, Processor
+from cpembed.codegen.emit import portable_plan
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.nest import Nest
 from cpembed.codegen.plan import KernelPlan, Knobs
@@ -88,7 +89,7 @@ class Lowered:
             program,
             plan,
             epilogue=self.epilogue,
-            whole=whole,
+            whole_plan=whole,
             move_threads=move_threads(near, space.machine, space.threads),
             processor=self.processor,
         )
@@ -101,7 +102,7 @@ def portable_kernel(
     processor: Processor = runtime,
 ) -> CompiledKernel:
     """Portable code; ``fallback`` says what it stands in for."""
-    plan = portable.plan(program, runtime.thread_count(), epilogue)
+    plan = portable_plan(program, runtime.thread_count(), epilogue)
     threads = move_threads((), calibration(), runtime.thread_count())
     return CompiledKernel(
         program, plan, fallback, epilogue, move_threads=threads, processor=processor

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cpu_model
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
 from cpembed.stores import Count, Natural, NotARow, Positive, Time, decoded, say
@@ -48,7 +48,7 @@ class Calibration:
     """
 
     cpu: str
-    """The model, as :func:`~cpembed.codegen.system.cpu_model` names it."""
+    """The model, as :func:`~cpembed.codegen.host_cpu.cpu_model` names it."""
     threads: Count
     cache_bytes: tuple[Natural, Natural, Natural]
     """L1 data, L2, L3 as the system gives them; 0 where unknown."""

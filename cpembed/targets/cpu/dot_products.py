@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from cpembed.codegen.emit import kernel_plan
 from cpembed.codegen.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
-from cpembed.codegen.nest import Nest
+from cpembed.codegen.nest import Nest, Prefetch
 from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.prefetch import Prefetch
 from cpembed.codegen.script import HEADER, read, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import is_signed, size_bytes

@@ -10,11 +10,10 @@ from dataclasses import replace
 from functools import cache, partial
 
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.loop_order import order_reductions
 from cpembed.codegen.nest import KernelOperand, Nest, Peeling
+from cpembed.codegen.passes import order_reductions, split_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import kernel_nest, lane_name
-from cpembed.codegen.tiling import split_axes
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind

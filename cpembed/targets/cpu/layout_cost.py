@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from cpembed.codegen.layout_transform import Direction, blocks_of, plan_transform
 from cpembed.codegen.nest import Nest
+from cpembed.codegen.packing import Direction, blocks_of, plan_transform
 from cpembed.codegen.per_thread_packing import PerThreadPacking
 from cpembed.codegen.traffic import USED_SHARE
 from cpembed.ir.dtypes import size_bytes

@@ -21,21 +21,23 @@ from cpembed.codegen.compiled import (
     Processor,
     in_turn,
 )
-from cpembed.codegen.layout_transform import Direction
-from cpembed.codegen.method_layouts import padded_image, result, weights, window_matrix
-from cpembed.codegen.packing import packing_source
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.recorded import RecordedCalls, Recorder
-from cpembed.codegen.tile_transforms import (
-    Blocks,
+from cpembed.codegen.methods import (
+    TileBlocks,
     image_transform,
     output_transform,
+    padded_image,
+    result_layout,
+    weights_layout,
     weights_transform,
+    window_matrix,
 )
+from cpembed.codegen.packing import Direction, packing_source
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.recorded import RecordedCalls, Recorder
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing, time_work
+from cpembed.transform.methods.convolution import M, Rewritten, U, V
 from cpembed.transform.methods.im2col import Im2col
-from cpembed.transform.methods.rewritten import M, Rewritten, U, V
 from cpembed.transform.methods.winograd import Winograd
 from cpembed.transform.program import PackedOperand
 
@@ -74,7 +76,7 @@ class MethodKernel:
 
     method: Rewritten
     product: CompiledKernel
-    blocks: Blocks | None = None
+    blocks: TileBlocks | None = None
 
     @property
     def backend(self) -> str:
@@ -213,13 +215,13 @@ class MethodKernel:
     def _result(self) -> PackedOperand:
         """The output as the last transform or the product leaves it."""
         last = not isinstance(self.method, Im2col) or self.method.orders.last
-        return result(self.method.convolution, channels_last=last)
+        return result_layout(self.method.convolution, channels_last=last)
 
     @cached_property
     def _weights(self) -> PackedOperand:
         """The weights as their transform or the product reads them."""
         assert isinstance(self.method, (Winograd, Im2col))
-        return weights(self.method)
+        return weights_layout(self.method)
 
     @cached_property
     def _transforms(self) -> tuple[Compiled, Compiled]:

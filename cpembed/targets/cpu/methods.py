@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.method_layouts import padded_image, result, window_matrix
+from cpembed.codegen.methods import TileBlocks, padded_image, result_layout, window_matrix
 from cpembed.codegen.recorded import RecordedCalls
-from cpembed.codegen.tile_transforms import Blocks
 from cpembed.codegen.traffic import USED_SHARE
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
@@ -19,10 +18,9 @@ from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.layout_cost import transform_us
 from cpembed.targets.cpu.method_kernel import MethodKernel
 from cpembed.targets.methods import MethodPlan, Methods
-from cpembed.transform.methods.cook_toom import Matrix
+from cpembed.transform.methods.convolution import M, Rewritten, V
+from cpembed.transform.methods.cook_toom import Matrix, straight_line
 from cpembed.transform.methods.im2col import Im2col
-from cpembed.transform.methods.rewritten import M, Rewritten, V
-from cpembed.transform.methods.straight_line import straight_line
 from cpembed.transform.methods.winograd import Winograd
 from cpembed.transform.program import PackedOperand
 
@@ -39,7 +37,7 @@ _FLOATS = ("float32", "float64")
 class CpuMethodPlan(MethodPlan):
     """With the blocks of tiles, where the method has tiles."""
 
-    blocks: Blocks | None = None
+    blocks: TileBlocks | None = None
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,9 @@ class CpuMethods(Methods):
 
     def plans(self, method: Rewritten) -> tuple[MethodPlan, ...]:
         if isinstance(method, Im2col):
+            last = method.orders.last
             moved = self._moved(window_matrix(method))
-            moved += self._moved(result(method.convolution, channels_last=method.orders.last))
+            moved += self._moved(result_layout(method.convolution, channels_last=last))
             return (CpuMethodPlan(method, method.product, 1, moved),)
         assert isinstance(method, Winograd)
         dtype = method.product.operand(V).dtype
@@ -81,7 +80,7 @@ class CpuMethods(Methods):
     def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls:
         return self.build(plan, product).recorded()
 
-    def _blocks(self, method: Winograd) -> list[Blocks]:
+    def _blocks(self, method: Winograd) -> list[TileBlocks]:
         """By their size; the last one holds all tiles."""
         tiles, near = method.tiles, self._machine.cache_bytes[1]
         extents, dtype = method.product.extents, method.product.operand(V).dtype
@@ -92,13 +91,13 @@ class CpuMethods(Methods):
             count = -(-tiles // max(1, int(near * share) // each))
             sizes.add(-(-tiles // count))
         threads, vector = self._threads, self._vector_bytes
-        return [Blocks(tiles, size, threads, vector) for size in sorted(sizes)]
+        return [TileBlocks(tiles, size, threads, vector) for size in sorted(sizes)]
 
     # ------------------------------------------------------------------------------ what it costs
 
-    def _parts_us(self, method: Winograd, blocks: Blocks) -> float:
+    def _parts_us(self, method: Winograd, blocks: TileBlocks) -> float:
         conv = method.convolution
-        image, found = padded_image(method), result(conv, channels_last=True)
+        image, found = padded_image(method), result_layout(conv, channels_last=True)
         size, line = size_bytes(image.dtype), figures().line_bytes
         extents = method.product.extents
         places = method.places * extents.get("g", 1)

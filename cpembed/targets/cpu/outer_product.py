@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import cache, partial
 
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.loop_order import order_reductions
 from cpembed.codegen.nest import Nest, Peeling
+from cpembed.codegen.passes import order_reductions, split_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import kernel_nest
-from cpembed.codegen.tiling import split_axes
 from cpembed.errors import LoweringError
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model

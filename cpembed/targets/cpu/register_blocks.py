@@ -10,14 +10,19 @@ from functools import partial
 from typing import get_args
 
 from cpembed.codegen.halo import reads_no_padding
-from cpembed.codegen.loop_order import order_tasks
-from cpembed.codegen.nest import Nest, Pass, TileLoop
+from cpembed.codegen.nest import Nest, Pass, Prefetch, TileLoop
+from cpembed.codegen.passes import (
+    cache_tile,
+    drop_unit_loops,
+    loop_to_split,
+    order_tasks,
+    register_tile,
+    shorten_remainder,
+    split_k,
+)
 from cpembed.codegen.per_thread_packing import PerThreadPacking, pack_per_thread, plan_packing
 from cpembed.codegen.plan import Knobs, LoopOrder
-from cpembed.codegen.prefetch import Prefetch, prefetch_a, prefetch_b, prefetch_c
-from cpembed.codegen.remainder import shorten_remainder
-from cpembed.codegen.split_k import loop_to_split, split_k
-from cpembed.codegen.tiling import cache_tile, drop_unit_loops, register_tile
+from cpembed.codegen.prefetch import prefetch_a, prefetch_b, prefetch_c
 from cpembed.codegen.traffic import USED_SHARE, Reuse, touched_lines
 from cpembed.errors import LoweringError
 from cpembed.targets.cpu.calibration import Calibration

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpembed.codegen.nest import Nest, TileLoop
+from cpembed.codegen.passes import can_tile
 from cpembed.codegen.program_nest import lane_name
-from cpembed.codegen.tiling import can_tile
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram, Loop
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.plan import Knobs
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cpu_model
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation

@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from cpembed.codegen.packing import packed_before
-from cpembed.cost.candidate import Candidate, derive_candidate
-from cpembed.cost.overheads import overheads
+from cpembed.cost.candidate import Candidate, derive_candidate, overheads
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import problem_of

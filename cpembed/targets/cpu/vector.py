@@ -14,9 +14,9 @@ from cpembed.codegen.emit import kernel_plan
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import InstructionText, StoreText
 from cpembed.codegen.nest import Nest, Peeling, TileLoop
+from cpembed.codegen.passes import can_tile, split_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import kernel_nest, lane_name
-from cpembed.codegen.tiling import can_tile, split_axes
 from cpembed.errors import LoweringError
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.calibration import Calibration

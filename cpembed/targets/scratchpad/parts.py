@@ -21,8 +21,7 @@ from cpembed.targets.scratchpad.lower import Operand
 from cpembed.targets.scratchpad.machine import VECTOR_BYTES, ScratchpadMachine
 from cpembed.targets.scratchpad.model import pattern
 from cpembed.targets.scratchpad.schedule import PLACED_BYTES
-from cpembed.transform.methods.cook_toom import Matrix
-from cpembed.transform.methods.straight_line import Step, straight_line
+from cpembed.transform.methods.cook_toom import Matrix, Step, straight_line
 
 ELEMENT = "float32"
 _BYTES = 4

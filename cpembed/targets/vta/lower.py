@@ -21,8 +21,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
-from cpembed.codegen.layout_transform import Direction
-from cpembed.codegen.packing import packed_before, packing_source
+from cpembed.codegen.packing import Direction, packed_before, packing_source
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import aligned
 from cpembed.errors import WorkloadError

@@ -6,14 +6,13 @@ import math
 from collections.abc import Set
 from functools import partial
 
-from cpembed.codegen.emit import kernel_plan
+from cpembed.codegen.emit import kernel_plan, staged
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import INIT, STORE, UPDATE, InstructionText
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.pipelined_epilogue import staged
+from cpembed.codegen.passes import split_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import kernel_nest
-from cpembed.codegen.tiling import split_axes
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cpu.calibration import Calibration

@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cpembed.codegen.instruction import Intrinsic
+from cpembed.codegen.emit import staged
+from cpembed.codegen.instruction import (
+    Intrinsic,
+    element,
+    loop_headers,
+    update_statement,
+    write_block,
+)
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.nest_text import element, loop_headers, update_statement, write_block
-from cpembed.codegen.pipelined_epilogue import staged
 from cpembed.codegen.script import HEADER, Script, storage_dtype, zero
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.x86.tiles import TileGrid

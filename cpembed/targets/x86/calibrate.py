@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
+from cpembed.codegen.host_cpu import cache_bytes, cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cache_bytes, cpu_model
 from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime import worker

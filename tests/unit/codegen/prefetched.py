@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.nest_text import loop_variable
+from cpembed.codegen.instruction import loop_variable
+from cpembed.codegen.nest import KernelOperand, Nest, Prefetch
 from cpembed.codegen.plan import Knobs
-from cpembed.codegen.prefetch import Prefetch, write_prefetches
+from cpembed.codegen.prefetch import write_prefetches
 from cpembed.codegen.script import Script
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve

@@ -12,9 +12,9 @@ import pytest
 from cpembed.codegen.emit import emit
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import InstructionText
-from cpembed.codegen.nest import Nest
+from cpembed.codegen.nest import Nest, Prefetch
 from cpembed.codegen.plan import Knobs
-from cpembed.codegen.prefetch import Prefetch, prefetch_c
+from cpembed.codegen.prefetch import prefetch_c
 from cpembed.codegen.traffic import Reuse
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve

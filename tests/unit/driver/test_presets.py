@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cost.use_bound import utilisation_bound
+from cpembed.cost.bounds import utilisation_bound
 from cpembed.driver import presets
 from cpembed.driver.advice import undeclared_stride
 from cpembed.driver.explain import explain

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.codegen.system import cache_bytes, cpu_model
+from cpembed.codegen.host_cpu import cache_bytes, cpu_model
 from cpembed.errors import CpembedError, DamagedStore
 from cpembed.targets.cpu import calibration as module
 from cpembed.targets.cpu.calibration import (

@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.codegen import runtime
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.layout_transform import plan_transform
+from cpembed.codegen.packing import plan_transform
 from cpembed.codegen.plan import KernelPlan, Knobs
 from cpembed.codegen.program_nest import in_order
 from cpembed.driver.named import hardware_spec, workload

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cpu_model
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.cpu.calibration import (
     DIRECTORY_VARIABLE,
