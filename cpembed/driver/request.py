@@ -18,6 +18,7 @@ from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.targets.base import Target
+from cpembed.targets.capabilities import Weighing, with_variants
 from cpembed.targets.portable import PORTABLE, PortableTarget
 from cpembed.targets.registry import open_target
 
@@ -107,14 +108,14 @@ def search_for(request: Request, target: AnyTarget) -> tuple[SolveResult, ...]:
         return searches(workload, target.spec, options, returned, progress=progress)
 
     def reweigh(first: SolveResult) -> Weights | None:
-        return target.weights(first.embeddings)
+        return target.weights(first.embeddings) if isinstance(target, Weighing) else None
 
     return searches(
         workload,
         target.spec,
         options,
-        TopCandidates(target.considered, target.contenders),
-        reweigh=reweigh if target.weighs else None,
+        TopCandidates(target.policy.considered, target.policy.shortlist),
+        reweigh=reweigh if isinstance(target, Weighing) else None,
         progress=progress,
     )
 
@@ -129,4 +130,4 @@ def considered(request: Request) -> tuple[RankedCandidate, ...]:
     target, missing = request.execution
     if missing:
         return ()
-    return tuple(target.variants(candidates_of(search_for(request, target))))
+    return tuple(with_variants(target, candidates_of(search_for(request, target))))

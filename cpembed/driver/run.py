@@ -30,6 +30,7 @@ from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.runtime import worker
+from cpembed.targets.capabilities import written_files
 
 
 def run(
@@ -108,7 +109,7 @@ def _require_files(request: Request, options: RunOptions) -> None:
     requested = {"--trace": options.trace, "--save": options.save}
     if not any(requested.values()):
         return
-    writes = request.execution.target.files
+    writes = written_files(request.execution.target)
     rejected = [name for name, path in requested.items() if path is not None and name not in writes]
     if rejected:
         raise WorkloadError(

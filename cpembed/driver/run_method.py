@@ -12,8 +12,9 @@ from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import step
+from cpembed.targets.capabilities import details
 from cpembed.targets.choice import Choice, built_first
-from cpembed.targets.methods import MethodArtifact
+from cpembed.targets.methods import MethodArtifact, methods_of
 from cpembed.targets.verification import worst_judged
 from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF, bound, roundings, running_bound
 from cpembed.transform.methods.convolution import Array
@@ -32,7 +33,7 @@ def built(method: MethodChoice) -> tuple[MethodArtifact, Choice]:
     """
     plan = method.product.plan
     product, choice = built_first(plan.target, plan.choices)
-    methods = plan.target.methods
+    methods = methods_of(plan.target)
     assert methods is not None
     with step(f"building the parts of {method.method.name}", method.workload.macs):
         return methods.build(method.plan, product), choice
@@ -138,7 +139,7 @@ def executed_method(compared: Compared, seed: int) -> RunResult:
         choice=choice,
         epilogue=None,
         stored=workload.output.dtype,
-        details=plan.target.describe(artifact, timing),
+        details=details(plan.target, artifact, timing),
         expectation=expected,
         seconds=seconds,
         artifact=artifact,

@@ -22,6 +22,7 @@ from cpembed.graph.kinds import (
 from cpembed.ir.dtypes import size_bytes
 from cpembed.network.operators import Placed
 from cpembed.targets.base import Target
+from cpembed.targets.capabilities import copy_us
 
 _TIMES_A_COPY: Mapping[type[Kind], float] = {
     Softmax: 16.0,
@@ -85,7 +86,7 @@ def _moved_us(
     tensors = [*inputs, *outputs]
     size = sum(tensor.type.elements * size_bytes(tensor.stored) for tensor in tensors)
     orders = {_order(tensor) for tensor in tensors if tensor.type.elements > 1}
-    known = target.copying_us(size, threads, reordered=len(orders) > 1)
+    known = copy_us(target, size, threads, reordered=len(orders) > 1)
     return size / (_BYTES_PER_US * threads) if known is None else known
 
 

@@ -81,6 +81,3 @@ class ArmTarget(CpuTarget):
         if is_arm():
             return super().time(artifact, inputs)
         return Timing(self.provenance, artifact.program.workload.macs, None)
-
-    def untunable(self) -> str | None:
-        return None if is_arm() else "its kernels are emulated here: there is no time to tune by"

@@ -26,7 +26,8 @@ from cpembed.ir.computation import Computation
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Timing, measure
 from cpembed.runtime.tuning.session import CandidatePool, Task
-from cpembed.targets.base import Array, Execution, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Execution, Row, Target
+from cpembed.targets.capabilities import Calibrated, HasVariants, Linkable, Saveable, Weighing
 from cpembed.targets.choice import Choice, built_first, compared, storing
 from cpembed.targets.cpu import report
 from cpembed.targets.cpu.build import BackEnd, Lowered
@@ -39,29 +40,68 @@ from cpembed.targets.cpu.space import CpuSpace
 from cpembed.targets.cpu.trials import CpuTrial, key_of, schedule_json
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.cpu.variants import require_variant, with_variants
+from cpembed.targets.tuner import Tuner
 from cpembed.transform.program import DerivedProgram
 
 
-class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
-    """``objective``: whether packing and unpacking count where schedules are compared."""
+class CpuTuner(Tuner[Knobs]):
+    """Tuning by interleaved measurements of the sums, whatever is stored of them."""
 
-    considered = AMONG
-    equal = EQUAL
-    contenders = staticmethod(contenders)
-    weighs = True
     trial = CpuTrial
     objectives = ("total", "kernel")
-    tunes_stored = False
-    files = ("--save",)
-    spread = 2.0
+    tunes_outputs = False
+
+    def minimising(self, objective: str) -> CpuTuner:
+        return type(self)(type(self.target)(self.spec, _objective(objective)))
+
+    def trial_key(
+        self,
+        workload: Computation,
+        constraints: ConstraintSet,
+        epilogue: Any,
+        objective: str | None,
+    ) -> dict[str, Any]:
+        return key_of(workload, self.spec, constraints, _objective(objective))
+
+    def open(
+        self,
+        task: Task,
+        pool: CandidatePool[Knobs],
+        epilogue: Any,
+        folder: Path,
+        call: Callable[..., Any] = worker.call,
+    ) -> CpuTuning:
+        objective = self.target.objective
+        measurer = IsolatedMeasurer(task.workload, self.spec, objective, call=call)
+        return CpuTuning(task, pool, measurer, objective, folder, self.spread)
+
+    def rows(self, best: CpuTrial, untuned: CpuTrial) -> list[Row]:
+        return report.tuning_rows(best, untuned, self.target.objective)
+
+    def trial_json(self, trial: CpuTrial) -> dict[str, Any]:
+        return super().trial_json(trial) | {"total_us": trial.total_us}
+
+
+def _objective(name: str | None) -> Objective:
+    return "kernel" if name == "kernel" else "total"
+
+
+class CpuTarget(
+    Target[Lowered, Knobs, CompiledKernel],
+    Linkable,
+    Saveable,
+    HasVariants,
+    Weighing,
+    Calibrated,
+):
+    """``objective``: whether packing and unpacking count where schedules are compared."""
+
+    policy = ChoicePolicy(considered=AMONG, tie_ratio=EQUAL, shortlist=contenders)
+    tuner = CpuTuner
 
     def __init__(self, spec: HardwareSpec, objective: Objective = "total") -> None:
         super().__init__(spec)
-        self.objective = objective
-
-    @property
-    def _minimised(self) -> Objective:
-        return "kernel" if self.objective == "kernel" else "total"
+        self.objective: Objective = objective
 
     @property
     @abstractmethod
@@ -97,20 +137,17 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return Lowered.of(program, self.back_end, epilogue, self.machine, self.processor)
 
     def space(self, lowered: Lowered) -> CpuSpace:
-        return CpuSpace(lowered.program, lowered.schedules, self._minimised)
+        return CpuSpace(lowered.program, lowered.schedules, self.objective)
 
     def build(self, lowered: Lowered, schedule: Knobs) -> CompiledKernel:
         return lowered.compiled(schedule)
-
-    links = True
-    has_tensorir = True
 
     def planned(
         self, lowered: Lowered, schedule: Knobs, processor: Processor | None = None
     ) -> CompiledKernel:
         return replace(lowered, processor=processor or Recorder()).compiled(schedule)
 
-    def copying_us(self, size: int, threads: int, *, reordered: bool) -> float | None:
+    def copy_us(self, size: int, threads: int, *, reordered: bool) -> float:
         machine, constants = self.machine, figures()
         launch = machine.launch_us if threads > 1 else machine.call_us
         line_ns = machine.copy_ns_per_line / 2 * (constants.transposed if reordered else 1.0)
@@ -164,45 +201,13 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
                 "the machine is not as it was when it was calibrated: run `cpembed calibrate` "
                 "again when it is idle"
             )
-        return (*((again,) if noisy else ()), known, *super().doubts(noisy=noisy))
+        return (*((again,) if noisy else ()), known)
 
-    def figures(self) -> str:
+    def calibration_digest(self) -> str:
         return repr(self.machine)
-
-    def minimising(self, objective: str | None) -> CpuTarget:
-        return type(self)(self.spec, "kernel" if objective == "kernel" else "total")
-
-    def trial_key(
-        self,
-        workload: Computation,
-        constraints: ConstraintSet,
-        epilogue: Any,
-        objective: str | None,
-    ) -> dict[str, Any]:
-        """Kernels are tuned for the sums as they are, whatever is stored."""
-        return key_of(
-            workload, self.spec, constraints, "kernel" if objective == "kernel" else "total"
-        )
 
     def schedule_of(self, trial: CpuTrial) -> Knobs:
         return trial.knobs
-
-    def open_tuning(
-        self,
-        task: Task,
-        field: CandidatePool[Knobs],
-        epilogue: Any,
-        folder: Path,
-        call: Callable[..., Any] = worker.call,
-    ) -> CpuTuning:
-        measurer = IsolatedMeasurer(task.workload, self.spec, self._minimised, call=call)
-        return CpuTuning(task, field, measurer, self._minimised, folder, self.spread)
-
-    def tuning_rows(self, best: CpuTrial, untuned: CpuTrial) -> list[Row]:
-        return report.tuning_rows(best, untuned, self._minimised)
-
-    def trial_json(self, trial: CpuTrial) -> dict[str, Any]:
-        return super().trial_json(trial) | {"total_us": trial.total_us}
 
     def storing_kernel(
         self, artifact: CompiledKernel, choice: Choice, epilogue: Epilogue

@@ -10,7 +10,6 @@ from typing import Any
 
 from cpembed.codegen.tensorir import FunctionCalls
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
@@ -62,7 +61,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     """Numbers are those of the executor; times are estimated, for the GPU :data:`MACHINE`."""
 
     provenance = Provenance.EMULATED
-    files = ("--save",)
     instructions = INSTRUCTIONS
 
     def __init__(self, spec: HardwareSpec) -> None:
@@ -86,8 +84,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         plan = Plan(lowered, schedule)
         return CudaKernels(plan, cuda_text(plan, self.gpu.architecture))
 
-    has_tensorir = True
-
     def tensorir(
         self, lowered: TiledProduct, schedule: KernelSchedule, constants: Mapping[str, Array]
     ) -> FunctionCalls:
@@ -107,9 +103,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     def save(self, artifact: CudaKernels, path: Path) -> None:
         save(artifact, path)
 
-    def untunable(self) -> str | None:
-        return "its kernels are emulated here: there is no time to tune by"
-
     def schedule_text(self, embedding: Embedding, schedule: KernelSchedule) -> str:
         return str(schedule)
 
@@ -119,6 +112,3 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"
-
-    def schedule_of(self, trial: Any) -> KernelSchedule:
-        raise LoweringError(self.untunable() or "")

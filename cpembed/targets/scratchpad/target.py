@@ -15,7 +15,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.targets.base import Array, Details, Execution, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Details, Execution, Row, Target
 from cpembed.targets.scratchpad.execute import ScratchpadProgram, missing, program
 from cpembed.targets.scratchpad.executor import Counters
 from cpembed.targets.scratchpad.lower import BoxProduct, lower
@@ -102,9 +102,8 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     of its processing elements."""
 
     provenance = Provenance.EMULATED
-    files = ("--save",)
     instructions = INSTRUCTIONS
-    considered = 32
+    policy = ChoicePolicy(considered=32)
 
     def __init__(self, spec: HardwareSpec) -> None:
         """Raises :class:`~cpembed.errors.SpecError` for a specification without a machine."""
@@ -148,14 +147,8 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     def save(self, artifact: ScratchpadProgram, path: Path) -> None:
         save(artifact, path)
 
-    def untunable(self) -> str | None:
-        return "it is emulated here: there is no time to tune by"
-
     def schedule_text(self, embedding: Embedding, schedule: Schedule) -> str:
         return str(schedule)
-
-    def schedule_of(self, trial: Any) -> Schedule:
-        raise LoweringError(self.untunable() or "")
 
     def peak_gops(self) -> float | None:
         """Of the described machine: a granule takes so many cycles."""

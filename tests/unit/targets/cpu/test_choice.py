@@ -65,7 +65,7 @@ def test_the_least_total_time_is_first_and_the_order_decides_among_equals(
     def space(self: Modelled, lowered: Lowered) -> Given:
         return Given(given[id(lowered.program)])
 
-    assert EQUAL == Modelled.equal == 1.02
+    assert EQUAL == Modelled.policy.tie_ratio == 1.02
     monkeypatch.setattr(Modelled, "space", space)
     found = choose(ranked, machine())
     assert [item.ranked.rank for item in found.estimates] == order
