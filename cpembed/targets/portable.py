@@ -13,7 +13,7 @@ from cpembed.runtime.measurement.runner import Timing, measure
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Execution, Target
 from cpembed.targets.capabilities import Linkable
-from cpembed.targets.cpu.build import portable_kernel
+from cpembed.targets.cpu.lowering import portable_kernel
 from cpembed.transform.program import DerivedProgram
 
 PORTABLE = "generic"

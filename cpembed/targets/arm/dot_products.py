@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from cpembed.targets.cpu.dot_products import DotProduct, Registers
-from cpembed.targets.cpu.vector import LaneProduct
+from cpembed.targets.cpu.lane_products import LaneProduct
 
 _V = Registers(32, 16)
 

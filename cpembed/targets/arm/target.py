@@ -16,11 +16,11 @@ from cpembed.targets.arm.emulated import TRIPLE, EmulatedProcessor
 from cpembed.targets.arm.emulator import emulator, missing
 from cpembed.targets.arm.machine import core
 from cpembed.targets.base import Array
-from cpembed.targets.cpu import outer_product as dot_columns
-from cpembed.targets.cpu import vector
-from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.calibration import Calibration
-from cpembed.targets.cpu.choice import Objective
+from cpembed.targets.cpu.dot_products import column_back_end
+from cpembed.targets.cpu.lane_products import lane_back_end
+from cpembed.targets.cpu.lowering import BackEnd
+from cpembed.targets.cpu.space import Objective
 from cpembed.targets.cpu.target import CpuTarget
 
 
@@ -31,8 +31,8 @@ def back_end(spec: HardwareSpec) -> BackEnd | None:
     types = {tuple(choice[name] for name in names) for choice in instruction.dtype_choices}
     for dot in DOT_PRODUCTS:
         if dot.feature in spec.cpu_features and dot.factors in types:
-            return dot_columns.back_end(dot)
-    return vector.back_end(LANES) if "asimd" in spec.cpu_features else None
+            return column_back_end(dot)
+    return lane_back_end(LANES) if "asimd" in spec.cpu_features else None
 
 
 def is_arm() -> bool:

@@ -11,13 +11,15 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import AxisKind
 from cpembed.resources import hardware_spec_files
-from cpembed.targets.cpu import inner_product as dot_rows
-from cpembed.targets.cpu import outer_product as dot_columns
-from cpembed.targets.cpu import vector
-from cpembed.targets.cpu.build import BackEnd
-from cpembed.targets.cpu.dot_products import DotProduct
-from cpembed.targets.cpu.figures import figures
-from cpembed.targets.cpu.vector import LaneProduct
+from cpembed.targets.cpu.calibration import model_constants
+from cpembed.targets.cpu.dot_products import (
+    DotProduct,
+    adds_to_one_sum,
+    column_back_end,
+    sum_back_end,
+)
+from cpembed.targets.cpu.lane_products import LaneProduct, lane_back_end
+from cpembed.targets.cpu.lowering import BackEnd
 from cpembed.targets.x86 import amx
 from cpembed.targets.x86.dot_products import (
     AVX2_ONLY,
@@ -37,7 +39,7 @@ _LANES = LaneProduct(
     "x86.vector",
     ZMM,
     VPDPBUSD.name,
-    figures().lane_products,
+    model_constants().lane_products,
     attributes=("+fast-dpwssd",),
     store=write_narrow_here,
 )
@@ -59,7 +61,7 @@ _YMM_FLOAT_LANES = LaneProduct(
 )
 
 _YMM_WIDENED_LANES = replace(
-    _YMM_FLOAT_LANES, backend="x86.avx2_widened_lanes", times=figures().lane_products
+    _YMM_FLOAT_LANES, backend="x86.avx2_widened_lanes", times=model_constants().lane_products
 )
 
 
@@ -99,18 +101,18 @@ def shapes_taken(spec: HardwareSpec) -> str:
 def _by_feature(spec: HardwareSpec) -> Mapping[str, BackEnd]:
     """Of several features the first. By the shape of the instruction: one sum, a sum for each step
     of its only axis, or more."""
-    if dot_rows.is_along_rows(spec):
-        return {dot.feature: dot_rows.back_end(dot) for dot in _fitting(spec) if dot.total}
+    if adds_to_one_sum(spec):
+        return {dot.feature: sum_back_end(dot) for dot in _fitting(spec) if dot.total}
     inputs = spec.instruction.computation.inputs
     if len(spec.instruction.axes) == 1 and all(operand.shape for operand in inputs):
         widens = "bfloat16" in _factor_types(spec)
         return {
-            "avx512bw": vector.back_end(_LANES),
-            "avx512f": vector.back_end(_FLOAT_LANES),
-            "fma": vector.back_end(_YMM_WIDENED_LANES if widens else _YMM_FLOAT_LANES),
-            "avx2": vector.back_end(_YMM_LANES),
+            "avx512bw": lane_back_end(_LANES),
+            "avx512f": lane_back_end(_FLOAT_LANES),
+            "fma": lane_back_end(_YMM_WIDENED_LANES if widens else _YMM_FLOAT_LANES),
+            "avx2": lane_back_end(_YMM_LANES),
         }
-    columns = {dot.feature: dot_columns.back_end(dot) for dot in _fitting(spec)}
+    columns = {dot.feature: column_back_end(dot) for dot in _fitting(spec)}
     return {"amx_int8": _AMX, "amx_bf16": _AMX, **columns}
 
 

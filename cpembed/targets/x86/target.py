@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpembed.errors import LoweringError
-from cpembed.targets.cpu.build import BackEnd, Lowered
+from cpembed.targets.cpu.lowering import BackEnd, Lowered
 from cpembed.targets.cpu.target import CpuTarget
 from cpembed.targets.x86.back_ends import back_end, no_back_end, shapes_taken
 from cpembed.targets.x86.baselines import openers

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.errors import LoweringError
-from cpembed.targets.cpu.roles import LaneRoles, digits
+from cpembed.targets.cpu.register_blocks import LaneRoles, digits
 from cpembed.transform.program import Loop
 
 TILES = 8

@@ -14,8 +14,8 @@ from cpembed.targets.base import CONSIDERED
 from cpembed.targets.capabilities import Weighing, with_variants
 from cpembed.targets.choice import choices, compared
 from cpembed.targets.cpu import calibration
-from cpembed.targets.cpu.choice import AMONG, PRODUCTS, contenders, machine_weights
-from cpembed.targets.cpu.figures import figures
+from cpembed.targets.cpu.calibration import model_constants
+from cpembed.targets.cpu.space import AMONG, PRODUCTS, contenders, machine_weights
 from cpembed.targets.cpu.variants import OVER_WINDOWS
 from cpembed.targets.registry import open_target
 from tests.unit.targets.cpu.tuning import TARGET, Modelled, machine
@@ -76,7 +76,7 @@ def test_weights_of_a_machine_are_times() -> None:
     per_mac = modelled.scored.parts[PRODUCTS] * 1e3 / (64 * 64 * 64)
     assert weights.mac == 1.0
     assert weights.data == pytest.approx(
-        machine().copy_ns_per_line / 64 / 2 * figures().scattered / per_mac
+        machine().copy_ns_per_line / 64 / 2 * model_constants().scattered / per_mac
     )
 
 

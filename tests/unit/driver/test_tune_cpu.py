@@ -24,11 +24,10 @@ from cpembed.runtime.tuning.database import stored
 from cpembed.runtime.tuning.records import Lookup, Record
 from cpembed.runtime.tuning.session import CandidatePool, Task
 from cpembed.targets.choice import choices
-from cpembed.targets.cpu import trials as cpu_trials
-from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.comparison import Moves, Timed
-from cpembed.targets.cpu.trials import CpuTrial, key_of
-from cpembed.targets.cpu.tuning import FINALISTS, CpuTuning
+from cpembed.targets.cpu import tuning as cpu_trials
+from cpembed.targets.cpu.measure import Moves, Timed
+from cpembed.targets.cpu.space import Objective
+from cpembed.targets.cpu.tuning import FINALISTS, CpuTrial, CpuTuning, key_of
 from cpembed.targets.cpu.variants import OVER_ROWS
 from cpembed.targets.registry import open_target
 from cpembed.targets.tuner import stored_record
