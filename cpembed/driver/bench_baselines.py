@@ -19,7 +19,7 @@ from cpembed.runtime.baselines.base import Baseline, NotCovered, Subject
 from cpembed.runtime.baselines.comparison import Comparison, compare_interleaved
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.stores import Natural, Time
-from cpembed.targets.capabilities import Comparable, baselines
+from cpembed.targets.capabilities import Comparable, baselines, throttle_probe
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
 
@@ -233,7 +233,7 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
         # Bytes fill less of a cache line than sums do: another schedule may be faster for them.
         return target.storing_kernel(kernel, result.choice, Epilogue(dtype))
 
-    probe = target.throttle_probe()
+    probe = throttle_probe(target)
     comparison = compare_interleaved(
         kernel_writing, baseline, subject, inputs, seed=result.seed, probe=probe
     )

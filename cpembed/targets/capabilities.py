@@ -417,9 +417,9 @@ class HasPeak(Protocol):
 class Comparable(Protocol):
     """Can be compared with other libraries in ``bench``."""
 
-    @property
     def baselines(self) -> Mapping[str, OpenBaseline]:
-        """Functions that load a :class:`~cpembed.runtime.baselines.base.Baseline`, by name."""
+        """Return functions that load a :class:`~cpembed.runtime.baselines.base.Baseline`, by
+        name."""
         ...
 
     def storing_kernel(self, artifact: Any, choice: Any, epilogue: Epilogue) -> Any:
@@ -435,6 +435,11 @@ class Comparable(Protocol):
             Output to store.
         """
         ...
+
+
+@runtime_checkable
+class HasSpeedProbe(Protocol):
+    """Can tell whether its instruction is throttled, by other guests of a core or by heat."""
 
     def throttle_probe(self) -> Any:
         """Return a :class:`~cpembed.runtime.measurement.interleaved.SpeedProbe` that tells whether
@@ -486,7 +491,12 @@ def doubts(target: AnyTarget, *, noisy: bool) -> tuple[str, ...]:
 
 def baselines(target: AnyTarget) -> Mapping[str, OpenBaseline]:
     """Return the libraries that a target's kernels can be compared with, by name."""
-    return target.baselines if isinstance(target, Comparable) else {}
+    return target.baselines() if isinstance(target, Comparable) else {}
+
+
+def throttle_probe(target: AnyTarget) -> Any:
+    """Return the probe of :meth:`HasSpeedProbe.throttle_probe`; None if there is none."""
+    return target.throttle_probe() if isinstance(target, HasSpeedProbe) else None
 
 
 def peak_gops(target: AnyTarget) -> float | None:

@@ -40,8 +40,8 @@ from cpembed.targets.registry import open_target, stored_tunings
 from cpembed.targets.tuner import require_tuner
 from cpembed.targets.vta.target import VtaTuner
 from cpembed.targets.vta.tuning import VtaTrial, key_of
-from cpembed.targets.x86 import command_reports as calibrate_report
-from cpembed.targets.x86.calibrated import CalibrateResult
+from cpembed.targets.x86 import commands as calibrate_report
+from cpembed.targets.x86.calibrate import CalibrateResult
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant
 from tests.unit.targets.cpu import tuning as cpu_tuning

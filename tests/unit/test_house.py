@@ -22,7 +22,7 @@ TARGETS = frozenset(hardware_spec_files()) - OPERATIONS
 """Names of machines: stems of specifications."""
 
 OPEN = {
-    "base", "capabilities", "choice", "commands", "families", "family", "known", "methods",
+    "base", "capabilities", "choice", "commands", "family", "known", "methods",
     "portable", "registry", "tuner", "verification",
 }  # fmt: skip
 """Modules of ``cpembed.targets`` for those above it; its folders are machines."""

@@ -109,14 +109,19 @@ class DotProduct:
 
 
 def register_model(
-    dot: DotProduct, registers: int, *, waits: float = 0.0, adding_up: float = 0.0, streams: bool
+    dot: DotProduct,
+    registers: int,
+    *,
+    exposed_latency: float = 0.0,
+    adding_up: float = 0.0,
+    streams: bool,
 ) -> RegisterModel:
     """What a block of accumulators costs in so many registers, where one side of it stays in them
     beside the accumulators while the other passes through one more. A load of a register takes as
     long as one of a line, whatever its width.
 
-    ``waits``: see :class:`BlockStep`. ``adding_up`` products take as long as what each accumulator
-    costs beside its steps; ``streams``: each row is a place of its own in memory.
+    ``exposed_latency``: see :class:`BlockStep`. ``adding_up`` products take as long as what each
+    accumulator costs beside its steps; ``streams``: each row is a place of its own in memory.
     """
 
     def fits(rows: int, columns: int) -> bool:
@@ -135,7 +140,7 @@ def register_model(
             aliased=streams and _are_aliased(nest, machine, rows),
             second_line_factor=1 + (split / columns if _are_adjacent(dot, nest) else split),
             task_ns=rows * columns * adding_up * product,
-            waits=waits,
+            exposed_latency=exposed_latency,
         )
 
     # A row of a tile along rows is a stream of its own, and its results are few.
@@ -276,7 +281,7 @@ def column_registers(dot: DotProduct) -> RegisterModel:
     return register_model(
         dot,
         dot.registers.count - model_constants().spare_registers,
-        waits=model_constants().waits,
+        exposed_latency=model_constants().waits,
         streams=False,
     )
 

@@ -32,6 +32,7 @@ from cpembed.runtime.measurement.interleaved import Interleaved, Work, time_inte
 from cpembed.runtime.measurement.runner import Quantiles, Sampler, quantiles, wall_clock
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.steps import step
+from cpembed.targets.capabilities import throttle_probe
 from cpembed.targets.cpu.space import Objective
 from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
@@ -388,7 +389,7 @@ class KernelMeasurer:
     @cached_property
     def _unthrottled(self) -> Callable[[], bool] | None:
         """Whether the CPU's product instruction runs as fast as it does at best."""
-        probe = open_target(self._spec).throttle_probe()
+        probe = throttle_probe(open_target(self._spec))
         return None if probe is None else probe.is_unthrottled
 
     @cached_property

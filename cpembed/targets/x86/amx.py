@@ -27,16 +27,20 @@ from cpembed.targets.cpu.register_blocks import (
     row_loops,
     useful_depth,
 )
-from cpembed.targets.x86.amx_intrinsics import (
+from cpembed.targets.x86.amx_tiles import (
+    MAX_ROWS,
+    ROW_BYTES,
+    TILES,
     configuration_statements,
+    fits,
     init_intrinsic,
     release_statements,
     store_intrinsic,
+    tile_grid,
     update_intrinsic,
 )
 from cpembed.targets.x86.down_converting_store import ATTRIBUTES as STORES
 from cpembed.targets.x86.down_converting_store import stored_together, write_narrow
-from cpembed.targets.x86.tiles import MAX_ROWS, ROW_BYTES, TILES, fits, tile_grid
 from cpembed.transform.program import DerivedProgram
 
 _PRODUCTS = {

@@ -16,7 +16,7 @@ from cpembed.ir.reference import random_inputs
 from cpembed.targets.cpu import dot_products
 from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86 import amx, features
-from cpembed.targets.x86.tiles import TILES, TileGrid, fits
+from cpembed.targets.x86.amx_tiles import TILES, TileGrid, fits
 from cpembed.transform.program import DerivedProgram
 from tests.running import verify
 from tests.unit.codegen.handwritten import expr, gemm_program
