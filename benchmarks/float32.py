@@ -91,13 +91,14 @@ def names_of(part: str) -> list[str]:
 
 def measured(part: str, target: str, kept: dict[int, Row]) -> Iterator[Row]:
     from cpembed.driver.named import hardware_spec
+    from cpembed.targets.capabilities import baselines
     from cpembed.targets.registry import open_target
     from cpembed.workloads.suites import DEFAULT_LAYOUT, suite
 
     name, _, only = part.partition(":")
     spec = hardware_spec(target)
     # oneDNN first: it is told what to use before PyTorch is loaded.
-    openers = open_target(spec).baselines
+    openers = baselines(open_target(spec))
     libraries = [openers[each](spec, None) for each in names_of(part)]
     layout = DEFAULT_LAYOUT if name == "gemm" else "NHWC"
     wanted = {int(n) for n in expanded(only)} if only else None

@@ -95,11 +95,12 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     from cpembed.runtime.baselines.base import NotCovered, Subject
     from cpembed.runtime.measurement.interleaved import OUR_POOL, Work, time_interleaved
     from cpembed.runtime.measurement.runner import wall_clock
+    from cpembed.targets.capabilities import baselines
     from cpembed.targets.registry import open_target
 
     workload = layer.workload("float32", LAYOUT)
     spec = load_hardware_spec(target)
-    library = open_target(spec).baselines["onednn"](spec, None)
+    library = baselines(open_target(spec))["onednn"](spec, None)
     asked = Request(workload, target, KernelOptions(untuned=True))
     implicit = choose(asked)
     assert isinstance(implicit, Selection)

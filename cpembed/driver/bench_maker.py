@@ -41,9 +41,11 @@ from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.runtime.baselines.base import Baseline, Subject
 from cpembed.runtime.cluster import Task, Workers
-from cpembed.runtime.tuning.records import Lookup, Record, best_record
+from cpembed.runtime.tuning.records import Lookup, Record
+from cpembed.targets.capabilities import calibration_digest
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
+from cpembed.targets.tuner import stored_record
 from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
 
@@ -122,7 +124,7 @@ class RowMaker:
         target = open_target(self.spec if instead is None else load_hardware_spec(instead))
         constraints = None if self.any_set else self.constraints
         epilogue = target.epilogue(workload, Storing()) if self.epilogue is None else self.epilogue
-        return best_record(target, Lookup(workload, epilogue, constraints))
+        return stored_record(target, Lookup(workload, epilogue, constraints))
 
     def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
         """Make the row of a layer in the worker; an exception, or a crash of the worker, becomes
@@ -377,10 +379,10 @@ def inputs_digest(maker: RowMaker, layer: Layer) -> str:
     inputs: list[object] = []
     for spec in (maker.spec, *map(load_hardware_spec, maker.spec.alternatives)):
         target = open_target(spec)
-        inputs.append(target.figures())
+        inputs.append(calibration_digest(target))
         if not maker.untuned:
             epilogue = maker.epilogue or target.epilogue(workload, Storing())
             constraints = None if maker.any_set else maker.constraints
-            record = best_record(target, Lookup(workload, epilogue, constraints))
+            record = stored_record(target, Lookup(workload, epilogue, constraints))
             inputs.append(record and (record.trial.identifier, record.trial.key, record.trials))
     return hashlib.sha256(repr(inputs).encode()).hexdigest()

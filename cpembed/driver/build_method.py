@@ -28,6 +28,8 @@ from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Quantiles, time_work
 from cpembed.runtime.measurement.verification import Verification
 from cpembed.steps import step
+from cpembed.targets.capabilities import links_here, planned_kernel, require_candidate
+from cpembed.targets.methods import methods_of
 from cpembed.transform.methods.convolution import Rewritten
 
 _ROUNDS, _ROUND_MS = 5, 10.0
@@ -121,11 +123,11 @@ def _compile(method: MethodChoice, options: LibraryOptions) -> _CompiledProgram 
     """Compile a method, in the worker; None if the target has no libraries of it."""
     plan, choice = method.product.plan, method.product.choice
     target, derived = plan.target, choice.candidate.program
-    target.require(choice.candidate.candidate)
+    require_candidate(target, choice.candidate.candidate)
     with step(f"building a library of {method.method.name}", method.workload.macs):
-        product = target.planned(target.lower(derived, None), choice.schedule)
-        methods = target.methods
-        if product is None or methods is None or target.triple is not None:
+        product = planned_kernel(target, target.lower(derived, None), choice.schedule)
+        methods = methods_of(target)
+        if product is None or methods is None or not links_here(target):
             return None
         calls = methods.recorded(method.plan, product)
         if calls is None:

@@ -12,6 +12,7 @@ from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.runtime.measurement.verification import Verification
+from cpembed.targets.capabilities import stored_type
 from cpembed.targets.choice import Choice
 
 
@@ -80,8 +81,8 @@ class BuildResult(Displayed):
             "native": selection.plan.native,
             "missing": list(self.missing),
             "candidate": self.choice.candidate.identifier,
-            "stored": selection.plan.target.stored_type(
-                selection.solved.workload, selection.plan.epilogue
+            "stored": stored_type(
+                selection.plan.target, selection.solved.workload, selection.plan.epilogue
             ),
             "name": self.name,
             "folder": str(self.folder),

@@ -62,10 +62,19 @@ from cpembed.driver.solve import Progress, constraint_set, explained
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.result import silent
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
-from cpembed.runtime.tuning.records import Lookup, tuned
+from cpembed.runtime.tuning.records import Lookup
 from cpembed.steps import step
+from cpembed.targets.capabilities import (
+    Weighing,
+    details,
+    save,
+    save_trace,
+    stored_type,
+    with_variants,
+)
 from cpembed.targets.choice import Choice, built_first, choices
 from cpembed.targets.registry import open_target
+from cpembed.targets.tuner import tuning_record
 from cpembed.targets.verification import verified
 from cpembed.time_limit import Clock
 
@@ -139,7 +148,7 @@ def choose(request: Request) -> Selection | SolveResult:
             raise
         return Selection(solved, plan.portable(str(error)))
     best = plan.choices[0]
-    if not target.weighs:
+    if not isinstance(target, Weighing):
         # The result that the best candidate comes from, which may be the other preset's.
         solved = next((r for r in searched.results if best.candidate in r.embeddings), solved)
     selection = Selection(solved, plan)
@@ -192,7 +201,7 @@ def search(request: Request, target: AnyTarget) -> Searches:
     clock = Clock(options.timeout)
     results = search_for(request, target)
     # A target that weighs overheads compares the candidates of both presets by its estimates.
-    compares = target.weighs and not options.named_candidate and results[0].count
+    compares = isinstance(target, Weighing) and not options.named_candidate and results[0].count
     solved = results[0] if compares else best_of(results)
     if request.explains and not compares:
         solved = explained(solved, clock, request.progress)
@@ -222,18 +231,18 @@ def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choic
         constraints = options.constraints and constraint_set(options.constraints)
         identifier = candidate.identifier if options.named_candidate else None
         lookup = Lookup(searched.solved.workload, plan.epilogue, constraints or None, identifier)
-        record = tuned(target, lookup)
+        record = tuning_record(target, lookup)
         if record is not None:
             weights = searched.solved.constraints.weights
-            ranked = record.ranked(weights) if identifier is None else candidate
-            return [Choice(ranked, target.schedule_of(record.trial), None, record)]
+            ranked = record.choice.ranked(weights) if identifier is None else candidate
+            return [Choice(ranked, record.schedule, None, record.choice)]
     if options.identifier is not None:
         candidates: Sequence[RankedCandidate] = (candidate,)
     elif options.named_candidate:
-        candidates = target.variants((candidate,), fuses=False)
-    elif target.compares_always or len(searched.results) > 1:
-        candidates = target.variants(
-            candidates_of(searched.results), fuses=options.constraints is None
+        candidates = with_variants(target, (candidate,), fuses=False)
+    elif target.policy.compares_always or len(searched.results) > 1:
+        candidates = with_variants(
+            target, candidates_of(searched.results), fuses=options.constraints is None
         )
     else:
         candidates = (candidate,)
@@ -281,7 +290,7 @@ def _alternative(
             best = selection
     if best is None:
         return None, tuple(stopped)
-    if own_cost is not None and _cost(best) * best.plan.target.equal >= own_cost:
+    if own_cost is not None and _cost(best) * best.plan.target.policy.tie_ratio >= own_cost:
         return None, tuple(stopped)
     estimated = None if own_cost is None else _cost(best)
     return replace(best, substitution=Substitution(solved, own_cost, estimated, unit)), tuple(
@@ -358,9 +367,9 @@ def execute(
     with stages("measure"), step(f"timing the {backend} kernel", _TIMED_CALLS * workload.macs):
         timing = target.time(artifact, inputs)
     if files.save is not None:
-        target.save(artifact, files.save)
+        save(target, artifact, files.save)
     if files.trace is not None:
-        target.save_trace(artifact, files.trace)
+        save_trace(target, artifact, files.trace)
     return RunResult(
         solved=solved,
         target=target,
@@ -372,8 +381,8 @@ def execute(
         seed=seed,
         choice=choice,
         epilogue=plan.epilogue,
-        stored=target.stored_type(workload, plan.epilogue),
-        details=target.describe(artifact, timing),
+        stored=stored_type(target, workload, plan.epilogue),
+        details=details(target, artifact, timing),
         expectation=Expectation.of(target, choice, timing) if plan.native else None,
         seconds=stages.seconds,
         artifact=artifact,

@@ -20,6 +20,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.records import TunedChoice
 from cpembed.targets.base import Target
+from cpembed.targets.capabilities import Weighing, with_variants
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan
 from cpembed.targets.portable import PORTABLE, PortableTarget
@@ -113,14 +114,14 @@ def search_for(request: Request, target: AnyTarget) -> tuple[SolveResult, ...]:
         return searches(workload, target.spec, options, returned, progress=progress)
 
     def reweigh(first: SolveResult) -> Weights | None:
-        return target.weights(first.embeddings)
+        return target.weights(first.embeddings) if isinstance(target, Weighing) else None
 
     return searches(
         workload,
         target.spec,
         options,
-        TopCandidates(target.considered, target.contenders),
-        reweigh=reweigh if target.weighs else None,
+        TopCandidates(target.policy.considered, target.policy.shortlist),
+        reweigh=reweigh if isinstance(target, Weighing) else None,
         progress=progress,
     )
 
@@ -135,7 +136,7 @@ def considered(request: Request) -> tuple[RankedCandidate, ...]:
     target, missing = request.execution
     if missing:
         return ()
-    return tuple(target.variants(candidates_of(search_for(request, target))))
+    return tuple(with_variants(target, candidates_of(search_for(request, target))))
 
 
 @dataclass(frozen=True, kw_only=True)

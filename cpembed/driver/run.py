@@ -35,8 +35,9 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import step
+from cpembed.targets.capabilities import details, written_files
 from cpembed.targets.choice import Choice, built_first
-from cpembed.targets.methods import MethodArtifact
+from cpembed.targets.methods import MethodArtifact, methods_of
 from cpembed.targets.verification import worst_judged
 from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF, bound, roundings, running_bound
 from cpembed.transform.methods.convolution import Array, Rewritten
@@ -54,7 +55,7 @@ def built(method: MethodChoice) -> tuple[MethodArtifact, Choice]:
     """
     plan = method.product.plan
     product, choice = built_first(plan.target, plan.choices)
-    methods = plan.target.methods
+    methods = methods_of(plan.target)
     assert methods is not None
     with step(f"building the parts of {method.method.name}", method.workload.macs):
         return methods.build(method.plan, product), choice
@@ -160,7 +161,7 @@ def executed_method(compared: Compared, seed: int) -> RunResult:
         choice=choice,
         epilogue=None,
         stored=workload.output.dtype,
-        details=plan.target.describe(artifact, timing),
+        details=details(plan.target, artifact, timing),
         expectation=expected,
         seconds=seconds,
         artifact=artifact,
@@ -248,7 +249,7 @@ def _require_files(request: Request, options: RunOptions) -> None:
     requested = {"--trace": options.trace, "--save": options.save}
     if not any(requested.values()):
         return
-    writes = request.execution.target.files
+    writes = written_files(request.execution.target)
     rejected = [name for name, path in requested.items() if path is not None and name not in writes]
     if rejected:
         raise WorkloadError(

@@ -18,6 +18,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.measurement.verification import Verification
 from cpembed.targets.base import Details, Target
+from cpembed.targets.capabilities import doubts
 from cpembed.targets.choice import Choice
 from cpembed.targets.portable import PORTABLE
 
@@ -80,7 +81,7 @@ class Expectation:
             measured = None if times is None else times.median
         if not estimated or estimated == float("inf") or measured is None:
             return None
-        return cls(target.unit, estimated, measured, target.doubts(noisy=timing.noisy))
+        return cls(target.unit, estimated, measured, doubts(target, noisy=timing.noisy))
 
     @property
     def ratio(self) -> float:

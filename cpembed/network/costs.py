@@ -41,6 +41,7 @@ from cpembed.runtime.measurement.environment import machine
 from cpembed.runtime.measurement.runner import time_work
 from cpembed.steps import step
 from cpembed.targets.base import Target
+from cpembed.targets.capabilities import copy_us
 
 _TIMES_A_COPY: Mapping[type[Kind], float] = {
     Softmax: 16.0,
@@ -104,7 +105,7 @@ def _moved_us(
     tensors = [*inputs, *outputs]
     size = sum(tensor.type.elements * size_bytes(tensor.stored) for tensor in tensors)
     orders = {_order(tensor) for tensor in tensors if tensor.type.elements > 1}
-    known = target.copying_us(size, threads, reordered=len(orders) > 1)
+    known = copy_us(target, size, threads, reordered=len(orders) > 1)
     return size / (_BYTES_PER_US * threads) if known is None else known
 
 

@@ -25,6 +25,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.network.kernel_cache import Cache, Progress, digest_of, silent, source_digest
 from cpembed.runtime.worker import call_each
+from cpembed.targets.capabilities import planned_kernel
 from cpembed.targets.registry import open_target
 
 Array = NDArray[Any]
@@ -179,7 +180,8 @@ def _kernel(layer: Layer, epilogue: Epilogue | None, recorder: Recorder) -> Comp
         plan = portable_plan(program, recorder.thread_count(), epilogue)
         return CompiledKernel(program, plan, layer.reason, epilogue, processor=recorder)
     target = open_target(layer.spec)
-    kernel = target.planned(target.lower(program, epilogue), layer.schedule, recorder)
+    lowered = target.lower(program, epilogue)
+    kernel = planned_kernel(target, lowered, layer.schedule, recorder)
     if kernel is None:
         raise LoweringError(f"{layer.target} has no kernels that a library can hold")
     return kernel

@@ -30,6 +30,7 @@ from cpembed.network.run import NetworkRun, run_network
 from cpembed.network.stepwise import StepwiseRun, run_stepwise, stepwise_document
 from cpembed.network.verification import Judged
 from cpembed.runtime.measurement.environment import provenance
+from cpembed.targets.capabilities import links_here, saved_file_instructions
 from cpembed.targets.registry import open_target
 
 
@@ -103,7 +104,10 @@ def network(
         if asked.folder is not None:
             asked.folder.mkdir(parents=True, exist_ok=True)
             write_whole(asked.folder / "network.json", json.dumps(document, indent=1) + "\n")
-            title, how = f"# {graph.name} on {spec.name}", open_target(spec).instructions
+            title, how = (
+                f"# {graph.name} on {spec.name}",
+                saved_file_instructions(open_target(spec)),
+            )
             write_whole(asked.folder / "README.md", f"{title}\n\n{_STEPWISE}\n\n{how}\n")
         return NetworkResult(document, None, found)
     drafts: list[tuple[CompiledNetwork, NetworkRun]] = []
@@ -148,8 +152,7 @@ def network_plan(
 
 def _links(spec: HardwareSpec) -> bool:
     """Whether a library of this machine holds the target's kernels."""
-    target = open_target(spec)
-    return target.links and target.triple is None
+    return links_here(open_target(spec))
 
 
 def plan_document(plan: NetworkPlan) -> dict[str, Any]:

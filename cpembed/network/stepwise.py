@@ -33,7 +33,9 @@ from cpembed.network.product_kernels import utilisation
 from cpembed.network.verification import Judged, difference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import provenance
+from cpembed.targets import capabilities
 from cpembed.targets.base import Target
+from cpembed.targets.capabilities import exact_epilogue
 from cpembed.targets.choice import built_first
 from cpembed.targets.registry import open_target
 
@@ -180,7 +182,7 @@ class _ProductStep:
         return laid_out(kind, layout, output).computation, padded
 
     def _choose(self, workload: Computation) -> Selection | str:
-        exact = self.target.exact(workload)
+        exact = exact_epilogue(self.target, workload)
         asked = Request(
             workload,
             self.target.spec,
@@ -230,7 +232,7 @@ def _executed(
     latency = None if timing.latency_us is None else timing.latency_us.median
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
-        target.save(artifact, save)
+        capabilities.save(target, artifact, save)
     amount = timing.cycles if target.unit == "cycles" else latency
     return execution.outputs[0], amount, choice.candidate.identifier
 

@@ -116,7 +116,7 @@ def _place(target: AnyTarget, model: ModelChoice, cost: float) -> str:
     if cost <= model.least:
         return f"the fastest of {those}"
     least = figure(model.least, target.unit)
-    if cost <= target.equal * model.least:
+    if cost <= target.policy.tie_ratio * model.least:
         return f"of {those}, estimates cannot tell it from the fastest, {least}"
     return f"of {those}, the fastest, {least}, could not be taken"
 

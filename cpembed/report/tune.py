@@ -14,23 +14,24 @@ from cpembed.report import words
 from cpembed.report.blocks import header, table
 from cpembed.report.solve import given_rows
 from cpembed.runtime.tuning.database import Stored, Trial
+from cpembed.targets.tuner import require_tuner
 
 _Row = tuple[str, str]
 
 
 def report(result: TuneResult) -> Iterator[RenderableType]:
-    target, best = result.target, result.best
+    tuner, best = require_tuner(result.target), result.best
     kept = f"{wording.plural(result.kept, 'trial')} in {result.database}"
     candidate = Embedding.from_json(best.embedding)
     yield header(
         [
-            *given_rows(result.workload, target.spec),
+            *given_rows(result.workload, tuner.spec),
             ("constraints", result.constraints),
             *(("result", result.about[name]) for name in ("form",) if name in result.about),
             ("tried", _tried(result)),
-            *target.tuning_rows(best, result.untuned),
+            *tuner.rows(best, result.untuned),
             *_embedding(best, candidate),
-            ("schedule", target.trial_text(best)),
+            ("schedule", tuner.schedule_text(best)),
             ("kept", kept),
         ]
     )

@@ -12,7 +12,8 @@ from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing, measure
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Execution, Target
-from cpembed.targets.cpu.build import portable_kernel
+from cpembed.targets.capabilities import Linkable
+from cpembed.targets.cpu.lowering import portable_kernel
 from cpembed.transform.program import DerivedProgram
 
 PORTABLE = "generic"
@@ -32,7 +33,7 @@ class _OneSchedule(Space[None]):
         return Scored(0.0, schedule)
 
 
-class PortableTarget(Target[_Program, None, CompiledKernel]):
+class PortableTarget(Target[_Program, None, CompiledKernel], Linkable):
     """The derived program in plain loops."""
 
     def missing(self) -> tuple[str, ...]:
@@ -46,9 +47,6 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
 
     def build(self, lowered: _Program, schedule: None) -> CompiledKernel:
         return portable_kernel(*lowered)
-
-    links = True
-    has_tensorir = True
 
     def planned(
         self, lowered: _Program, schedule: None, processor: Processor | None = None
@@ -67,6 +65,3 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
 
     def executed_by(self, artifact: CompiledKernel) -> str:
         return PORTABLE
-
-    def untunable(self) -> str | None:
-        return "portable code has one schedule: nothing to tune"

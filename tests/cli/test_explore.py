@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.targets import families
+from cpembed.targets import family
 from tests.cli.calling import Called, Caller, in_a_process
 from tests.unit.exploration import cases
 
@@ -29,7 +29,7 @@ class Explored:
     evaluation there was."""
 
     def __init__(self, folder: Path, caller: Caller) -> None:
-        assert families.BUILT_IN["synthetic"]
+        assert family.BUILT_IN["synthetic"]
         self.folder = folder
         self.log = folder / "log"
         self._caller = caller

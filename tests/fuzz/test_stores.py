@@ -37,9 +37,11 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.registry import open_target, stored_tunings
+from cpembed.targets.tuner import require_tuner
+from cpembed.targets.vta.target import VtaTuner
 from cpembed.targets.vta.tuning import VtaTrial, key_of
-from cpembed.targets.x86 import command_reports as calibrate_report
-from cpembed.targets.x86.calibrated import CalibrateResult
+from cpembed.targets.x86 import commands as calibrate_report
+from cpembed.targets.x86.calibrate import CalibrateResult
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant
 from tests.unit.targets.cpu import tuning as cpu_tuning
@@ -115,12 +117,12 @@ def keep_cpu(folder: Path) -> ResultStore[Any]:
 def tuned_vta(folder: Path) -> Any:
     tail, chosen = vta_tuning.machine().tail, load_constraint_set("relaxed")
     asked = Lookup(vta_tuning.layer(), tail, chosen, directory=folder)
-    return tuned(vta_tuning.target(), asked)
+    return tuned(VtaTuner(vta_tuning.target()), asked)
 
 
 def tuned_cpu(folder: Path) -> Any:
     target = open_target(hardware_spec(cpu_tuning.TARGET))
-    return tuned(target, Lookup(cpu_tuning.layer(), directory=folder))
+    return tuned(require_tuner(target), Lookup(cpu_tuning.layer(), directory=folder))
 
 
 @pytest.mark.parametrize(

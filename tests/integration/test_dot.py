@@ -22,7 +22,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.running import check_candidates, check_schedules
 

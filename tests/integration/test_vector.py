@@ -27,8 +27,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
-from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import default_calibration
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import Layer
 from tests.running import check_candidates, check_schedules, exact_inputs

@@ -22,8 +22,8 @@ TARGETS = frozenset(hardware_spec_files()) - OPERATIONS
 """Names of machines: stems of specifications."""
 
 OPEN = {
-    "base", "choice", "commands", "families", "family", "known", "methods", "portable", "registry",
-    "verification",
+    "base", "capabilities", "choice", "commands", "family", "known", "methods",
+    "portable", "registry", "tuner", "verification",
 }  # fmt: skip
 """Modules of ``cpembed.targets`` for those above it; its folders are machines."""
 

@@ -17,9 +17,11 @@ from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.runtime.tuning.records import Lookup, tuned
+from cpembed.runtime.tuning.records import Lookup
+from cpembed.targets.capabilities import require_candidate, with_variants
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import open_target
+from cpembed.targets.tuner import tuning_record
 
 Make = Callable[[Any, Any], Any]
 
@@ -93,23 +95,24 @@ class Machine:
         """The fastest that `cpembed tune` measured, if it did."""
         named = self.constraints
         under = load_constraint_set(named) if isinstance(named, str) else named
-        kept = tuned(self.target, Lookup(solved.workload, epilogue, under))
-        if kept is not None:
-            ranked = kept.ranked(solved.constraints.weights)
-            choice = Choice(ranked, self.target.schedule_of(kept.trial), None, kept)
+        record = tuning_record(self.target, Lookup(solved.workload, epilogue, under))
+        if record is not None:
+            ranked = record.choice.ranked(solved.constraints.weights)
+            choice = Choice(ranked, record.schedule, None, record.choice)
             yield _program(self.target, choice, epilogue, make)
 
     def solve(self, workload: Computation) -> SolveResult | Refused:
         """The search for embeddings, or why there is none to be made."""
         if workload not in self._solved:
-            top = max(_TRIED, self.target.considered) if self.target.compares_always else _TRIED
+            policy = self.target.policy
+            top = max(_TRIED, policy.considered) if policy.compares_always else _TRIED
             try:
                 solved = solve(
                     workload,
                     self.spec,
                     constraints=self.constraints,
                     top=top,
-                    keep=self.target.contenders,
+                    keep=policy.shortlist,
                 )
             except InvariantError:
                 raise
@@ -136,7 +139,7 @@ def _program(
 ) -> Program | Refused:
     candidate = choice.candidate.candidate
     try:
-        target.require(candidate)
+        require_candidate(target, candidate)
         lowered = target.lower(candidate.program, epilogue)
         artifact = (make or target.build)(lowered, choice.schedule)
     except LoweringError as error:
@@ -148,7 +151,7 @@ def scheduled(
     target: AnyTarget, solved: SolveResult, epilogue: Any, make: Make
 ) -> Iterator[Program]:
     """All programs of all candidates: of each candidate in turn, its next best schedule."""
-    ranked = target.variants(solved.embeddings)
+    ranked = with_variants(target, solved.embeddings)
     spaces: list[Iterator[Program]] = [_schedules(target, item, epilogue, make) for item in ranked]
     while spaces:
         left: list[Iterator[Program]] = []
@@ -164,7 +167,7 @@ def _schedules(
     target: AnyTarget, ranked: RankedCandidate, epilogue: Any, make: Make
 ) -> Iterator[Program]:
     try:
-        target.require(ranked.candidate)
+        require_candidate(target, ranked.candidate)
         lowered = target.lower(ranked.candidate.program, epilogue)
         found = target.space(lowered).ranked()
     except LoweringError:
@@ -179,9 +182,9 @@ def _ordered(target: AnyTarget, solved: SolveResult, epilogue: Any) -> Iterator[
     """By the target's estimates, where it compares by them; else in the order of the ranking."""
     if not solved.embeddings:
         return
-    if target.compares_always:
+    if target.policy.compares_always:
         try:
-            yield from choices(target, target.variants(solved.embeddings), epilogue)
+            yield from choices(target, with_variants(target, solved.embeddings), epilogue)
         except LoweringError as error:
             yield Refused(str(error))
         return

@@ -12,14 +12,15 @@ from tvm import ir, relax
 
 from cpembed.integrations.tvm.choice import Program
 from cpembed.integrations.tvm.execution import EXECUTE
+from cpembed.targets.capabilities import RelaxEmitter
 
 
 def emit(builder: Any, program: Program, arguments: Mapping[str, Any], result: Any) -> Any:
     """An expression of type ``result`` for a program on relax expressions or arrays, by operand,
     with a ``relax.BlockBuilder``: as the target emits it, else a call that executes it."""
-    own = program.target.emit_relax(builder, program.artifact, arguments, result)
-    if own is not None:
-        return own
+    target = program.target
+    if isinstance(target, RelaxEmitter):
+        return target.emit_relax(builder, program.artifact, arguments, result)
     recipe = relax.const(np.frombuffer(_recipe(program), np.uint8))
     names = ir.StringImm(" ".join(arguments))
     given = [

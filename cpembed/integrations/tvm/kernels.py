@@ -14,6 +14,7 @@ from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.integrations.tvm.choice import Machine, Make, Program, Refused, scheduled
 from cpembed.integrations.tvm.fused import Fused
+from cpembed.targets.capabilities import tensorir
 
 Array = NDArray[Any]
 
@@ -105,7 +106,7 @@ class _Inputs:
 
     def making(self, machine: Machine) -> Make:
         def make(lowered: Any, schedule: Any) -> FunctionCalls:
-            calls = machine.target.tensorir(lowered, schedule, self.contents)
+            calls = tensorir(machine.target, lowered, schedule, self.contents)
             if calls is None:
                 raise LoweringError(f"programs of {machine.spec.name} are no TensorIR functions")
             return calls

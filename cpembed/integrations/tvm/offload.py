@@ -18,6 +18,7 @@ from cpembed.integrations.tvm.epilogue import constant
 from cpembed.integrations.tvm.recognise import Recognised
 from cpembed.integrations.tvm.report import OffloadReport, OperatorReport
 from cpembed.integrations.tvm.sites import Site, sites
+from cpembed.targets.capabilities import exact_epilogue, requantized_epilogue
 
 
 def offload(
@@ -68,7 +69,9 @@ class Offload:
             return OperatorReport(*name, reason=site.problem), None
         workload = site.recognised.computation
         found = self._requantized(site, site.recognised) if self.requantize else None
-        choice = found or self._chosen(site, site.recognised, self.machine.target.exact(workload))
+        choice = found or self._chosen(
+            site, site.recognised, exact_epilogue(self.machine.target, workload)
+        )
         if isinstance(choice, Refused):
             return OperatorReport(*name, str(workload), reason=choice.reason), None
         replacement, ranked = choice
@@ -87,7 +90,9 @@ class Offload:
         if epilogue is None:
             return None
         axes = epilogue.axes(recognised.output_split)
-        stored = self.machine.target.requantized(epilogue.shift, epilogue.low, epilogue.high, axes)
+        stored = requantized_epilogue(
+            self.machine.target, epilogue.shift, epilogue.low, epilogue.high, axes
+        )
         if stored is None:
             return None
         found = self._chosen(site, recognised, stored)

@@ -25,6 +25,7 @@ from cpembed.integrations.tvm.kernels import Kernel, kernel_of
 from cpembed.integrations.tvm.offload import Offload, rewritten
 from cpembed.integrations.tvm.report import OperatorReport
 from cpembed.integrations.tvm.schedule_report import NOBODY, OURS, ScheduleEntry, ScheduleReport
+from cpembed.targets.capabilities import has_tensorir, tvm_target
 
 Array = NDArray[Any]
 
@@ -64,7 +65,7 @@ class Pipeline:
         """Raises :class:`BackendUnavailable` where the module is compiled for something else than
         what the target's programs are called from."""
         current = tvm.target.Target.current(allow_none=True)
-        wanted = self.machine.target.tvm_target()
+        wanted = tvm_target(self.machine.target)
         if current is None or current.kind.name != wanted:
             found = "nothing" if current is None else current.kind.name
             raise BackendUnavailable(
@@ -136,7 +137,7 @@ class _Products:
         """By name of the function of a product, why it is no kernel."""
 
     def transform_module(self, mod: ir.IRModule, _: ir.transform.PassContext) -> ir.IRModule:
-        if not self.machine.target.has_tensorir:
+        if not has_tensorir(self.machine.target):
             return self._offloaded(mod)
         mod = _legalized(mod)
         plan: dict[Any, _Replaced] = {}

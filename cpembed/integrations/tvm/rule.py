@@ -18,6 +18,7 @@ from cpembed.integrations.tvm.fused import Fused, recognise_fused
 from cpembed.integrations.tvm.kernels import Kernel, closed_kernel_of
 from cpembed.integrations.tvm.schedule_report import NOBODY, OURS, ScheduleEntry, ScheduleReport
 from cpembed.integrations.tvm.whole import whole_function
+from cpembed.targets.capabilities import tvm_target
 
 
 def dlight_rule(
@@ -81,7 +82,7 @@ def entry_of(kernel: Kernel) -> ScheduleEntry:
 def require(kernel: Kernel, target: Any) -> None:
     """Raises :class:`LoweringError` where what a module is compiled for lacks what the kernel is
     made of: a code generator would end the process."""
-    name, wanted = kernel.program.target.spec.name, kernel.program.target.tvm_target()
+    name, wanted = kernel.program.target.spec.name, tvm_target(kernel.program.target)
     if target.kind.name != wanted:
         raise LoweringError(
             f"{name} is for {wanted}, the module is compiled for {target.kind.name}"

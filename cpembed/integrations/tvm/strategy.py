@@ -16,6 +16,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.integrations.tvm.choice import Machine, Program, programs
 from cpembed.integrations.tvm.emit import emit
 from cpembed.integrations.tvm.recognise import Recognised, recognise
+from cpembed.targets.capabilities import exact_epilogue
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ def strategy(
     recognised = recognise(prim_func)
     workload = recognised.computation
     solved = solve(workload, machine.spec, constraints=constraints, top=top)
-    found = list(programs(machine.target, solved, machine.target.exact(workload)))
+    found = list(programs(machine.target, solved, exact_epilogue(machine.target, workload)))
     candidates = tuple(
         StrategyCandidate(item, recognised, prim_func)
         for item in found

@@ -51,7 +51,7 @@ def write_copy(kernel: Kernel, nest: Nest, source: str, dtype: str) -> None:
         columns, rows = sides
         # Only the size counts, and there are fewer names of types to know.
         size = f"int{8 * np.dtype(dtype).itemsize}"
-        blocks = Blocks.of(rows.extent, columns.extent, size)
+        blocks = Blocks.largest(rows.extent, columns.extent, size)
         if blocks is not None:
             _transpose(kernel, nest, blocks, columns, rows, source, dtype)
             return

@@ -10,7 +10,6 @@ from typing import Any
 
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
@@ -60,7 +59,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     """Emulated Tensor Cores; times are estimates for the GPU :data:`MACHINE`."""
 
     provenance = Provenance.EMULATED
-    files = ("--save",)
     instructions = INSTRUCTIONS
     has_tensorir = True
 
@@ -104,9 +102,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     def save(self, artifact: CudaKernels, path: Path) -> None:
         save(artifact, path)
 
-    def untunable(self) -> str | None:
-        return "its kernels are emulated here: there is no time to tune by"
-
     def schedule_text(self, embedding: Embedding, schedule: KernelSchedule) -> str:
         return str(schedule)
 
@@ -116,6 +111,3 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"
-
-    def schedule_of(self, trial: Any) -> KernelSchedule:
-        raise LoweringError(self.untunable() or "")

@@ -15,7 +15,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.targets.base import Array, Details, Execution, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Details, Execution, Row, Target
 from cpembed.targets.scratchpad.artifact import INSTRUCTIONS, ScratchpadProgram, program, save
 from cpembed.targets.scratchpad.executor import COMPILER, Counters
 from cpembed.targets.scratchpad.lower import BoxProduct, lower
@@ -110,9 +110,8 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     fibers in place of the machine's processing elements."""
 
     provenance = Provenance.EMULATED
-    files = ("--save",)
     instructions = INSTRUCTIONS
-    considered = 32
+    policy = ChoicePolicy(considered=32)
 
     def __init__(self, spec: HardwareSpec) -> None:
         """Raise :class:`~cpembed.errors.SpecError` for a specification without a machine."""
@@ -155,14 +154,8 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     def save(self, artifact: ScratchpadProgram, path: Path) -> None:
         save(artifact, path)
 
-    def untunable(self) -> str | None:
-        return "it is emulated here: there is no time to tune by"
-
     def schedule_text(self, embedding: Embedding, schedule: Schedule) -> str:
         return str(schedule)
-
-    def schedule_of(self, trial: Any) -> Schedule:
-        raise LoweringError(self.untunable() or "")
 
     def peak_gops(self) -> float | None:
         # A granule takes ``cycles`` of the described machine.

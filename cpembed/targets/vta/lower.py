@@ -28,7 +28,7 @@ from cpembed.errors import WorkloadError
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing, time_work
 from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.layout_cost import threads_worth
+from cpembed.targets.cpu.estimate import threads_worth
 from cpembed.targets.vta.emit import Addresses, emit
 from cpembed.targets.vta.encoding import pack_uops
 from cpembed.targets.vta.estimate import default_schedule

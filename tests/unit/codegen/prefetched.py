@@ -21,10 +21,10 @@ from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu import build as kernel
+from cpembed.targets.cpu import lowering as kernel
 from cpembed.targets.cpu import target as cpu_target
-from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 

@@ -17,7 +17,7 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu.layout_cost import element_cost, segments
+from cpembed.targets.cpu.estimate import element_cost, segments
 from cpembed.targets.cpu.variants import in_windows, require_variant
 from cpembed.transform.program import DerivedProgram, PackedOperand, pack
 from tests.executed import execute

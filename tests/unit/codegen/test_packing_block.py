@@ -16,7 +16,7 @@ from cpembed.codegen.per_thread_packing import PackingBlocks, RowAccess, plan_pa
 from cpembed.codegen.program_nest import in_points
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
-from cpembed.targets.cpu.build import schedule_space
+from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.transform.program import DerivedProgram, PackedOperand
 

@@ -19,10 +19,10 @@ from cpembed.codegen.traffic import Reuse
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cpu import build as kernel
+from cpembed.targets.cpu import lowering as kernel
 from cpembed.targets.cpu import target as cpu_target
-from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.running import verify
 from tests.unit.codegen.prefetched import asked

@@ -11,9 +11,9 @@ from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.report.words import mapping
-from cpembed.targets.cpu.build import schedule_space
 from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.cpu.estimate import shared_lines
+from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.transform.program import DerivedProgram
 

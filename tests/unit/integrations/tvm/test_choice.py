@@ -50,8 +50,8 @@ def test_another_schedule_than_the_best_by_estimates_is_taken_where_it_was_tuned
     lowered = machine.target.lower(usual.ranked.candidate.program, None)
     other = machine.target.space(lowered).ranked()[-1].schedule
     assert other != usual.program.schedule
-    kept = SimpleNamespace(ranked=lambda _: usual.ranked, trial=SimpleNamespace(knobs=other))
-    monkeypatch.setattr(choice, "tuned", lambda target, of: kept)
+    kept = SimpleNamespace(choice=SimpleNamespace(ranked=lambda _: usual.ranked), schedule=other)
+    monkeypatch.setattr(choice, "tuning_record", lambda target, of: kept)
     found = closed_kernel_of(machine, fused)
     assert isinstance(found, Kernel)
     assert found.program.schedule == other

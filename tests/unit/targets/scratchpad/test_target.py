@@ -21,6 +21,7 @@ from cpembed.targets.scratchpad.executor import HEADER
 from cpembed.targets.scratchpad.lower import lower
 from cpembed.targets.scratchpad.schedule import Plan, check
 from cpembed.targets.scratchpad.target import ScratchpadTarget
+from cpembed.targets.tuner import why_untunable
 from tests.unit.targets.scratchpad.executor.running import needs_compiler
 from tests.unit.targets.scratchpad.plans import (
     TARGETS,
@@ -59,7 +60,7 @@ def test_sums_are_stored_as_they_are() -> None:
     target.epilogue(workload(GEMM, spec("sw26010")), Storing())
     with pytest.raises(WorkloadError, match="sw26010 stores the sums: leave out what is to be"):
         target.epilogue(workload(GEMM, spec("sw26010")), Storing(relu=True))
-    assert "there is no time to tune by" in (target.untunable() or "")
+    assert "there is no time to tune by" in (why_untunable(target) or "")
 
 
 def test_the_peak_is_that_of_the_described_machine() -> None:

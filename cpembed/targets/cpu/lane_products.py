@@ -18,12 +18,11 @@ from cpembed.codegen.passes import can_tile, split_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import kernel_nest, lane_name
 from cpembed.errors import LoweringError
-from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.dot_products import Registers
 from cpembed.targets.cpu.estimate import BlockStep
-from cpembed.targets.cpu.register_blocks import RegisterModel
-from cpembed.targets.cpu.roles import lane_extent, row_loops
+from cpembed.targets.cpu.lowering import BackEnd
+from cpembed.targets.cpu.register_blocks import RegisterModel, lane_extent, row_loops
 from cpembed.transform.program import DerivedProgram
 
 _SUMS_SHARE = 2
@@ -51,17 +50,17 @@ class LaneProduct:
     store: StoreText | None = None
 
 
-def back_end(product: LaneProduct) -> BackEnd:
+def lane_back_end(product: LaneProduct) -> BackEnd:
     """The code generator of an instruction that multiplies lane by lane."""
     return BackEnd(
         lane_nest,
-        lambda _: registers(product),
-        partial(plan, product),
+        lambda _: lane_registers(product),
+        partial(lane_plan, product),
         partial(lane_nest, unpadded=True),
     )
 
 
-def plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
+def lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
     """A kernel on vectors."""
     axis = _lane(program)
     text = InstructionText(
@@ -90,7 +89,7 @@ def _unrolled(nest: Nest, lane: str) -> set[str]:
 
 
 @cache
-def registers(product: LaneProduct) -> RegisterModel:
+def lane_registers(product: LaneProduct) -> RegisterModel:
     """What a block of its accumulators costs."""
     sums, timed = product.registers.count // _SUMS_SHARE, product.timed
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
 
 from cpembed.codegen import runtime
 from cpembed.codegen.compiled import CompiledKernel, MoveThreads, Processor
@@ -13,17 +12,11 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.nest import Nest
 from cpembed.codegen.plan import KernelPlan, Knobs
 from cpembed.codegen.program_nest import first_factor, in_order
-from cpembed.errors import BackendUnavailable, LoweringError
-from cpembed.hw.instruction import HardwareSpec
+from cpembed.errors import LoweringError
 from cpembed.targets.cpu.calibration import Calibration, calibration
-from cpembed.targets.cpu.layout_cost import cache_affine, threads_worth
+from cpembed.targets.cpu.estimate import cache_affine, threads_worth
 from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules
 from cpembed.transform.program import DerivedProgram
-
-if TYPE_CHECKING:
-    from cpembed.targets.cpu.target import CpuTarget
-
-BackendName = Literal["auto", "native", "generic"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class Lowered:
         nest = replace(back_end.nest(program, epilogue), threads=threads)
         unpadded = back_end.nest_unpadded(program, epilogue)
         unpadded = unpadded and replace(unpadded, threads=threads)
-        figures = (machine or calibration()).knowing(model.product)
+        figures = (machine or calibration()).for_product(model.product)
         schedules = Schedules(nest, model, figures, unpadded)
         return cls(program, epilogue, back_end, schedules, processor)
 
@@ -84,13 +77,13 @@ class Lowered:
         def whole() -> KernelPlan:
             return self.back_end.plan(program, space.scheduled(program, knobs, whole=True))
 
-        near = cache_affine(scheduled, in_order(program), space.machine, space.threads)
+        affine = cache_affine(scheduled, in_order(program), space.machine, space.threads)
         return CompiledKernel(
             program,
             plan,
             epilogue=self.epilogue,
-            whole_plan=whole,
-            move_threads=move_threads(near, space.machine, space.threads),
+            whole=whole,
+            move_threads=copy_threads(affine, space.machine, space.threads),
             processor=self.processor,
         )
 
@@ -103,72 +96,12 @@ def portable_kernel(
 ) -> CompiledKernel:
     """Portable code; ``fallback`` says what it stands in for."""
     plan = portable_plan(program, runtime.thread_count(), epilogue)
-    threads = move_threads((), calibration(), runtime.thread_count())
+    threads = copy_threads((), calibration(), runtime.thread_count())
     return CompiledKernel(
         program, plan, fallback, epilogue, move_threads=threads, processor=processor
     )
 
 
-def build(
-    program: DerivedProgram,
-    spec: HardwareSpec,
-    *,
-    backend: BackendName = "auto",
-    knobs: Knobs | None = None,
-    epilogue: Epilogue | None = None,
-) -> CompiledKernel:
-    """Compile a derived program.
-
-    ``native`` uses the target's instruction or raises: :class:`BackendUnavailable` where there is
-    no back end or the machine lacks the instruction, :class:`LoweringError` where the program
-    cannot be expressed with it. ``generic`` is portable code; ``auto`` is native where that works,
-    else generic, and the kernel's ``fallback`` says why. ``knobs`` set the native schedule;
-    ``epilogue`` is what is stored of the sums, by default the sums themselves.
-    """
-    if backend == "generic":
-        return portable_kernel(program, epilogue)
-    try:
-        target = _cpu_target(spec)
-        if missing := target.missing():
-            raise BackendUnavailable(
-                f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
-            )
-        lowered = target.lower(program, epilogue)
-        return lowered.compiled(knobs or lowered.schedules.best())
-    except (BackendUnavailable, LoweringError) as error:
-        if backend == "native":
-            raise
-        return portable_kernel(program, epilogue, str(error))
-
-
-def schedule_space(
-    program: DerivedProgram,
-    spec: HardwareSpec,
-    machine: Calibration | None = None,
-    epilogue: Epilogue | None = None,
-) -> Schedules:
-    """Settings of :func:`build`'s ``knobs`` with their estimated times; the best ranked one is the
-    default.
-
-    Raises as :func:`build` does for ``native``, except that the machine need not have the
-    instruction.
-    """
-    target = _cpu_target(spec)
-    figures = machine or target.machine
-    return Lowered.of(program, target.back_end, epilogue, figures, target.processor).schedules
-
-
-def _cpu_target(spec: HardwareSpec) -> CpuTarget:
-    """Raises :class:`BackendUnavailable` for a target that no CPU is."""
-    from cpembed.targets.cpu.target import CpuTarget
-    from cpembed.targets.registry import open_target
-
-    found = open_target(spec)
-    if not isinstance(found, CpuTarget):
-        raise BackendUnavailable(f"{spec.name} is no target of a CPU; use the generic back end")
-    return found
-
-
-def move_threads(near: Collection[str], machine: Calibration, most: int) -> MoveThreads:
+def copy_threads(affine: Collection[str], machine: Calibration, threads: int) -> MoveThreads:
     """By the model of a machine, at most so many; ``near``: see :func:`cache_affine`."""
-    return lambda operand: threads_worth(operand, machine, most, near=operand.name in near)
+    return lambda operand: threads_worth(operand, machine, threads, affine=operand.name in affine)
