@@ -150,10 +150,10 @@ def command(
     (bench,) = benches
     if plot is not None:
         from cpembed.files import write_whole
-        from cpembed.report.bench_plot import plot_svg
+        from cpembed.report.plots import baselines_svg
 
         title = f"{bench.suite} on {bench.maker.spec.name}"
-        write_whole(plot, plot_svg(bench.finished(), title))
+        write_whole(plot, baselines_svg(bench.finished(), title))
     if as_json:
         print_json(bench.to_json())
     else:
@@ -186,7 +186,7 @@ def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
 def _check_plot(baselines: tuple[str, ...]) -> None:
     """Before hours are spent on what cannot be drawn."""
     from cpembed.errors import WorkloadError
-    from cpembed.report.bench_plot import require_matplotlib
+    from cpembed.report.plots import require_matplotlib
 
     if not baselines:
         raise WorkloadError("--plot draws ratios to a baseline: add --baseline onednn")

@@ -110,9 +110,9 @@ def command(
     if as_json:
         print_json(result.to_json())
     else:
-        from cpembed.report.build import report
+        from cpembed.report.run import build_report
 
-        print_text(*report(result))
+        print_text(*build_report(result))
     return code
 
 

@@ -33,7 +33,7 @@ def build_model(
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.run import random_inputs
     from cpembed.network.service import Asked, network
-    from cpembed.report.network import verified
+    from cpembed.report.network import verification_text
     from cpembed.report.network_page.document import read
 
     graph = load_model(model, shapes or None)
@@ -63,7 +63,7 @@ def build_model(
         )
     print_text(
         f"{where}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
-        f"verified: {verified(read(result.document))}",
+        f"verified: {verification_text(read(result.document))}",
         f"files: {', '.join(files)}",
     )
     return 0

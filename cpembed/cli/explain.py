@@ -103,9 +103,9 @@ def _draw(explanation: Explanation, svg: Path | None, html: Path | None) -> None
     if svg is None and html is None:
         return
     from cpembed.files import write_whole
-    from cpembed.report.drawing import document
+    from cpembed.report import drawing
 
     if svg is not None:
-        write_whole(svg, document.svg(explanation))
+        write_whole(svg, drawing.svg(explanation))
     if html is not None:
-        write_whole(html, document.html(explanation))
+        write_whole(html, drawing.html(explanation))

@@ -172,7 +172,7 @@ def _check(
     method: Method, population: int | None, certificate: Path | None, plot: Path | None
 ) -> None:
     """Before hours are spent on what cannot be written."""
-    from cpembed.report.bench_plot import require_matplotlib
+    from cpembed.report.plots import require_matplotlib
 
     if population is not None and method != "nsga2":
         problem = f"--population is of nsga2, not of {method}: leave it out"
@@ -227,6 +227,6 @@ def _write(
     if certificate is not None:
         write_whole(certificate, json.dumps(result.certificate(), indent=2) + "\n")
     if plot is not None:
-        from cpembed.report.explore_plot import plot_svg
+        from cpembed.report.plots import front_svg
 
-        write_whole(plot, plot_svg(result))
+        write_whole(plot, front_svg(result))

@@ -138,9 +138,9 @@ def _show(
         key = workload_key(subject(words, target, TuneOptions(constraints=WIDEST)).workload)
         files = [file for file in files if file.key["workload"] == key]
     if as_json:
-        print_json(report.stored_json(files))
+        print_json(report.records_json(files))
     elif files:
-        print_text(*report.stored_report(files))
+        print_text(*report.records_report(files))
     else:
         message(f"nothing is kept in {database or default_directory()}")
     return 0
@@ -148,9 +148,9 @@ def _show(
 
 def _run(opened: OpenTuning, stop: Stop) -> None:
     """Measure, until a stop is asked for; on a terminal with a bar that shows the best so far."""
-    from cpembed.report.tune import standing
+    from cpembed.report.tune import progress_text
 
     tuning = opened.tuning
     with Bar("tuning", tuning.task.trials) as bar:
         for _ in opened.run(lambda: stop.asked):
-            bar.show(standing(tuning.best), advance=1)
+            bar.show(progress_text(tuning.best), advance=1)
