@@ -64,7 +64,7 @@ def same(document: dict[str, object]) -> dict[str, object]:
 def test_a_report_names_points_and_how_costs_came_about(explored: Explored) -> None:
     called = explored("--top", "2")
     assert called.code == 0
-    assert "the front of the space, proven for the software" in called.out
+    assert "the front of the space, proven for the programs" in called.out
     assert "240, of which" in called.out
     assert called.out.count("simulated") == 2
 

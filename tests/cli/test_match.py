@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cli.match import SECONDS
+from cpembed.cli.models import SECONDS
 from cpembed.driver.named import hardware_spec
 from cpembed.graph.graph import Graph
 from cpembed.network import match as match_module

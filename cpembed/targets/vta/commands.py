@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cpembed.cli.options import Subcommand, file_option, json_option, seed_option
-from cpembed.cli.output import message, print_json, print_text
-from cpembed.cli.terminal import write
+from cpembed.cli.output import message, print_json, print_text, write
 from cpembed.errors import ProgramError
 
 if TYPE_CHECKING:
