@@ -118,7 +118,8 @@ def test_each_rewrite_is_a_strip(explanation: Explanation) -> None:
     root = parsed(drawing.html(explanation))
     shown = ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
     assert shown.count("original") == len(explanation.program.roles)
-    drawn = sum(rewrite_text(step) in shown for steps in explanation.steps.values() for step in steps)
+    steps = [step for steps in explanation.steps.values() for step in steps]
+    drawn = sum(rewrite_text(step) in shown for step in steps)
     assert drawn == len(explanation.program.rewrites)
     for operand in explanation.program.operands:
         assert all(dimension.name in shown for dimension in operand.dimensions)
