@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions
@@ -30,7 +30,7 @@ from cpembed.transform.methods.winograd import Winograd
 
 AnyTarget = Target[Any, Any, Any]
 
-SUMS = Storing()
+SUMS = EpilogueRequest()
 """Output of the sums as they are, which is what a kernel stores unless it is asked for more."""
 
 
@@ -157,7 +157,7 @@ class Plan:
         What keeps the target's instruction from being used; empty where it is used.
     insists : bool
         Whether portable code must not stand in.
-    storing : Storing, optional
+    storing : EpilogueRequest, optional
         Output that the epilogue was made from; None if the epilogue is the caller's own, which
         portable code then stores too.
     """
@@ -168,7 +168,7 @@ class Plan:
     epilogue: Any
     missing: tuple[str, ...] = ()
     insists: bool = False
-    storing: Storing | None = SUMS
+    storing: EpilogueRequest | None = SUMS
 
     @property
     def native(self) -> bool:

@@ -16,7 +16,7 @@ from cpembed.driver.result import Explanation, SolveResult
 
 _REPORTS = {
     "Bench": "cpembed.report.bench:report",
-    "BuildResult": "cpembed.report.build:report",
+    "BuildResult": "cpembed.report.run:report",
     "EstimateResult": "cpembed.report.solve:estimate_report",
     "Explanation": "cpembed.report.explain:report",
     "ExploreResult": "cpembed.report.explore:report",
@@ -84,7 +84,7 @@ def _picture(result: Any) -> str:
         result = result.explain()
     if not isinstance(result, Explanation):
         return ""
-    from cpembed.report.drawing.document import svg
+    from cpembed.report.drawing import svg
 
     data = b64encode(svg(result).encode()).decode()
     title = escape(f"{result.solved.target.name} in {result.solved.workload.name}")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
@@ -163,7 +163,7 @@ class Target(ABC, Generic[L, S, A]):
         """Time the contraction on these inputs, and packing and unpacking around it; called in a
         worker."""
 
-    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         """Return the target's form of a requested output; None to store the sums.
 
         Called before the search. Raises :class:`~cpembed.errors.WorkloadError` for an output that

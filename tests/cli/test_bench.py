@@ -161,7 +161,7 @@ def test_a_target_without_back_end_is_solved_only(cpembed: Caller, tmp_path: Pat
     called = cpembed("bench", "deepbench", *target, "--layers", "12")
     assert called.code == 0
     assert called.err.count("\n") == 1
-    assert "no back end executes gemm_16x16x16 yet: solving only; --backend generic" in called.err
+    assert "no back end executes gemm_16x16x16 yet: searching only; --backend generic" in called.err
     native = cpembed("bench", "deepbench", *target, "--backend", "native")
     native.is_one_line_error(5, "no back end executes gemm_16x16x16")
 

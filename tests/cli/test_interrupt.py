@@ -135,7 +135,7 @@ if sys.argv[1] == "finaliser":
 else:
     with interrupt.Stop("row", lambda: "3 rows are kept") as stop:
         handled()
-        assert stop.asked
+        assert stop.requested
         handled()
 print("not reached")
 """

@@ -147,7 +147,7 @@ def test_trials(
 
         def shown() -> None:
             found = stored_tunings(tmp_path)
-            render(tune_report.stored_report(found))
+            render(tune_report.records_report(found))
             json.dumps(tune_report.stored_json(found), allow_nan=False)
 
         _, said = reading(shown, store.path)

@@ -100,7 +100,7 @@ def moves_us(
 ) -> float:
     """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest``
     stores the results, and may read the first factor as it came; ``inside`` is what it packs
-    itself; ``near``: see :func:`~cpembed.targets.cpu.layout_cost.cache_affine`.
+    itself; ``near``: see :func:`~cpembed.targets.cpu.estimate.cache_affine`.
 
     Layouts that are the same memory cost nothing.
     """

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -129,8 +129,8 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     def missing(self) -> tuple[str, ...]:
         return self._missing
 
-    def epilogue(self, workload: Computation, storing: Storing) -> None:
-        if storing != Storing():
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> None:
+        if storing != EpilogueRequest():
             raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> BoxProduct:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-from rich.console import RenderableType
 
 from cpembed import wording
+from cpembed.blocks import Block, Header, Table
 from cpembed.cli.options import (
     Subcommand,
     folder_option,
@@ -18,8 +18,6 @@ from cpembed.cli.options import (
     use_threads,
 )
 from cpembed.cli.output import Bar, message, print_json, print_text
-from cpembed.report import words
-from cpembed.report.blocks import header, table
 from cpembed.targets.cpu.calibration import OPERATIONS, Calibration
 from cpembed.targets.x86.calibrate import CalibrateResult, bandwidth
 
@@ -90,20 +88,21 @@ def command(
     return 0
 
 
+_EMPTY = "·"
 _LEVELS = ("L1", "L2", "L3", "memory")
 _PRODUCT_COLUMNS = ("ns", "a row less", "same sum", "peak a thread", "all threads")
 
 
-def report(result: CalibrateResult) -> Iterator[RenderableType]:
+def report(result: CalibrateResult) -> Iterator[Block]:
     found = result.calibration
-    yield header(_machine_rows(result))
+    yield Header(_machine_rows(result))
     yield ""
-    yield table(
+    yield Table(
         ("product", *(f"{name}>" for name in _PRODUCT_COLUMNS)),
         [_product_row(found, name) for name in OPERATIONS if name in found.product_ns],
     )
     yield ""
-    yield table(
+    yield Table(
         ("64 bytes", *(f"{level}>" for level in _LEVELS)),
         [
             _line_row("tile load", found.tile_line_ns),
@@ -114,7 +113,7 @@ def report(result: CalibrateResult) -> Iterator[RenderableType]:
         ],
     )
     yield ""
-    yield header(
+    yield Header(
         [
             ("a call", wording.duration(found.call_us)),
             (
@@ -148,7 +147,7 @@ def _product_row(found: Calibration, name: str) -> list[str]:
     return [
         name,
         f"{found.product_ns[name]:.3g}",
-        f"{row:.3g}" if row else words.NOTHING,
+        f"{row:.3g}" if row else _EMPTY,
         f"{found.latency_ns[name]:.3g}",
         _peak(name, found.peak_gops(name)),
         _peak(name, found.shared_peak_gops(name)),
@@ -157,14 +156,14 @@ def _product_row(found: Calibration, name: str) -> list[str]:
 
 def _peak(name: str, gops: float | None) -> str:
     unit = "TFLOPS" if "bf16" in name else "TOPS"
-    return words.NOTHING if gops is None else f"{gops / 1e3:.3g} {unit}"
+    return _EMPTY if gops is None else f"{gops / 1e3:.3g} {unit}"
 
 
 def _line_row(name: str, lines: Sequence[float]) -> list[str]:
     cells = [_line(ns) for ns in lines]
-    return [name, *cells, *[words.NOTHING] * (len(_LEVELS) - len(cells))]
+    return [name, *cells, *[_EMPTY] * (len(_LEVELS) - len(cells))]
 
 
 def _line(ns: float) -> str:
     rate = bandwidth(ns)
-    return words.NOTHING if rate is None else f"{ns:.3g} ns, {rate:.3g} GB/s"
+    return _EMPTY if rate is None else f"{ns:.3g} ns, {rate:.3g} GB/s"

@@ -28,7 +28,7 @@ from cpembed.driver.run_result import RunResult
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.ir.reference import reference
 from cpembed.report.bench import report
-from cpembed.report.bench_plot import plot_svg
+from cpembed.report.plots import baselines_svg
 from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Subject
 from cpembed.runtime.baselines.comparison import compare_interleaved
 from cpembed.runtime.measurement import interleaved, load
@@ -346,8 +346,8 @@ def test_the_drawing_has_a_part_a_baseline(
         )
         for index, compared in ROWS
     ]
-    text = plot_svg(rows, "suite on target")
-    assert text == plot_svg(rows, "suite on target")
+    text = baselines_svg(rows, "suite on target")
+    assert text == baselines_svg(rows, "suite on target")
     assert text.startswith("<?xml")
     for words in ("suite on target: one", "suite on target: two"):
         assert words in text
@@ -367,7 +367,7 @@ def test_disturbed_rows_are_drawn_otherwise_and_said(
     for noisy in (False, True):
         baselines = {"one": msgspec.structs.replace(compared["one"], noisy=noisy)}
         run = msgspec.structs.replace(finished.run, baselines=baselines)
-        drawn.append(plot_svg([msgspec.structs.replace(finished, index=7, run=run)], "suite"))
+        drawn.append(baselines_svg([msgspec.structs.replace(finished, index=7, run=run)], "suite"))
     steady, disturbed = drawn
     assert "disturbed" not in steady
     assert "<pattern" not in steady

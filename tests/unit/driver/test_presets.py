@@ -26,7 +26,7 @@ from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import WorkloadError
-from cpembed.report.solve import set_words
+from cpembed.report.solve import constraints_text
 from cpembed.targets.choice import choices
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import suite
@@ -84,7 +84,7 @@ def test_a_set_whose_search_was_stopped_proves_nothing(stopped: bool) -> None:
             return first if named == DEFAULT_CONSTRAINTS else second  # noqa: B023
 
         found = presets.default_searches(search, SearchOptions(), lambda _: None)[0]
-        words = set_words(found)
+        words = constraints_text(found)
         assert ("gives nothing better" in words or "nothing fits under" in words) is not stopped
         assert found.is_stopped is (stopped and not found.embeddings)
         assert ("not searched to the end" in found.why_nothing) is stopped

@@ -12,7 +12,7 @@ from tvm.relax import op
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.integrations import tvm as plugin
-from cpembed.integrations.tvm.schedule_report import NOBODY
+from cpembed.integrations.tvm.reports import NOBODY
 from cpembed.targets.cuda.build import cuda_target
 from cpembed.targets.cuda.relax import Emulation
 from cpembed.targets.registry import missing_for

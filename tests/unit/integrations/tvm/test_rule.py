@@ -10,7 +10,7 @@ from tvm.s_tir.meta_schedule.database import TuningRecord
 
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.integrations import tvm as plugin
-from cpembed.integrations.tvm.designs import ANNOTATION, recorded
+from cpembed.integrations.tvm.scheduling import ANNOTATION, recorded
 from cpembed.targets.cuda.build import cuda_target
 from cpembed.targets.cuda.relax import Emulation
 from cpembed.targets.registry import missing_for

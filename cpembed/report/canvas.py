@@ -1,4 +1,4 @@
-"""Shapes on a growing sheet, as SVG elements; their looks are classes of one style sheet."""
+"""A growing sheet of SVG elements, whose looks are classes of one style sheet."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from html import escape
 
 CHARACTER = 7.9
-"""Width of a character in pixels, a little more than monospaced fonts of the size take."""
+"""Width of a character in pixels, slightly more than monospaced fonts of this size need."""
 LINE = 19
-"""Distance of two lines of text."""
+"""Distance between two lines of text in pixels."""
 LANES = 6
-"""Colours for instruction axes; a seventh axis starts again."""
+"""Number of colours for instruction axes; a seventh axis gets the first colour again."""
 
 _LIGHT: Mapping[str, str] = {
     "bg": "#ffffff",
@@ -37,11 +37,11 @@ DEFINITIONS = (
     'patternTransform="rotate(45)"><line class="hatching" x1="0" y1="0" x2="0" y2="6"/>'
     "</pattern></defs>"
 )
-"""What the classes refer to; once in a document."""
+"""Definitions that the classes refer to, needed once in a document."""
 
 
 def _colours(theme: Mapping[str, str]) -> str:
-    # Plain colours, no variables: viewers that are not browsers read them too.
+    # Plain colours instead of variables, which viewers other than browsers do not read.
     rules = [
         f".bg{{fill:{theme['bg']}}}",
         f".text{{fill:{theme['text']}}}",
@@ -68,11 +68,11 @@ STYLE = (
     ".join{fill-opacity:.22}.padding{fill:url(#hatch)}.hatching{stroke-width:2}"
     f"{_colours(_LIGHT)}@media (prefers-color-scheme:dark){{{_colours(_DARK)}}}"
 )
-"""The style sheet of a drawing, in light and in dark."""
+"""Style sheet of a drawing, with a light and a dark theme."""
 
 
 def page_colours() -> str:
-    """The same colours for the HTML around drawings."""
+    """Return the style sheet of the HTML around drawings, in the same colours."""
     sheets = [
         f":root{{color-scheme:light dark}}body{{background:{t['bg']};color:{t['text']}}}"
         f"dt,figcaption{{color:{t['dim']}}}"
@@ -86,7 +86,7 @@ def width_of(text: str) -> float:
 
 
 class Canvas:
-    """Elements, and how far to the right and down they reach."""
+    """SVG elements, and the size of the area that they cover in pixels."""
 
     def __init__(self) -> None:
         self.elements: list[str] = []
@@ -99,19 +99,31 @@ class Canvas:
     def box(
         self, x: float, y: float, width: float, height: float, style: str, title: str = ""
     ) -> None:
-        """A rectangle; the title is shown where the pointer rests."""
+        """Add a rectangle; its title is shown while the pointer rests on it."""
         self._reach(x + width, y + height)
         place = f'x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}"'
         inner = f"<title>{escape(title)}</title>" if title else ""
         self.elements.append(f'<rect class="{style}" {place}>{inner}</rect>')
 
     def text(self, x: float, y: float, text: str, style: str = "text", anchor: str = "") -> None:
-        """A line of text whose foot is at ``y``; ``anchor`` middle or end moves it to the left."""
+        """Add a line of text.
+
+        Parameters
+        ----------
+        x, y
+            Position of the anchor on the baseline, in pixels.
+        text
+            Text, not escaped yet.
+        style
+            Classes of the style sheet.
+        anchor
+            Point of the text that is at ``x``: its start by default, ``middle`` or ``end``.
+        """
         share = {"": 1.0, "middle": 0.5, "end": 0.0}[anchor]
         self._reach(x + share * width_of(text), y + 5)
-        where = f' text-anchor="{anchor}"' if anchor else ""
+        anchored = f' text-anchor="{anchor}"' if anchor else ""
         place = f'x="{_px(x)}" y="{_px(y)}"'
-        self.elements.append(f'<text class="{style}" {place}{where}>{escape(text)}</text>')
+        self.elements.append(f'<text class="{style}" {place}{anchored}>{escape(text)}</text>')
 
     def lines(self, x: float, y: float, lines: list[str]) -> None:
         for number, line in enumerate(lines):
@@ -120,14 +132,14 @@ class Canvas:
     def path(self, data: str, style: str) -> None:
         self.elements.append(f'<path class="{style}" d="{data}"/>')
 
-    def place(self, other: Canvas, x: float, y: float) -> None:
-        """Put another sheet on this one."""
-        self._reach(x + other.width, y + other.height)
-        inner = "".join(other.elements)
+    def place(self, sheet: Canvas, x: float, y: float) -> None:
+        """Place another sheet on this one, its corner at a position."""
+        self._reach(x + sheet.width, y + sheet.height)
+        inner = "".join(sheet.elements)
         self.elements.append(f'<g transform="translate({_px(x)} {_px(y)})">{inner}</g>')
 
     def svg(self, label: str, before: str = "") -> str:
-        """The sheet as an ``svg`` element with a margin."""
+        """Return the sheet as an ``svg`` element with a margin, described by a label."""
         width, height = _px(self.width + 2), _px(self.height + 2)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label)}" '
@@ -137,13 +149,13 @@ class Canvas:
 
 
 def curve(x0: float, y0: float, x1: float, y1: float) -> str:
-    """A path from left to right that leaves and arrives horizontally."""
+    """Return a path from left to right that leaves and arrives horizontally."""
     middle = (x0 + x1) / 2
     return _rounded(f"M{x0} {y0} C{middle} {y0} {middle} {y1} {x1} {y1}")
 
 
 def strip(top: tuple[float, float, float], bottom: tuple[float, float, float]) -> str:
-    """The area between two horizontal segments (left, right, y)."""
+    """Return the area between two horizontal segments, each (left, right, y)."""
     (a, b, y0), (c, d, y1) = top, bottom
     return _rounded(f"M{a} {y0} L{b} {y0} L{d} {y1} L{c} {y1} Z")
 
