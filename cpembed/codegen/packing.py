@@ -48,24 +48,10 @@ class Direction(Enum):
 class LayoutTransform:
     """Order in which an operand is packed or unpacked.
 
-    Parameters
-    ----------
-    operand : PackedOperand
-        Operand with both layouts.
-    names : tuple of str
-        Identifiers of the packed dimensions.
-    source : tuple of IndexExpr
-        Original index over these.
-    rows : int
-        Number of leading dimensions that are walked as one row number.
-    order : tuple of str
-        Loops over the other dimensions, outermost first.
-    base : IndexExpr
-        Index at which the packed operand begins in its buffer.
-    packed : str
-        Name of the packed buffer.
-    windows : Im2colPacking, optional
-        Runs of a row whose elements are digits of one number.
+    ``names`` identify the packed dimensions, and ``source`` is the original index over them. The
+    first ``rows`` dimensions are walked as one row number, the others by loops in ``order``,
+    outermost first. The operand begins at ``base`` in the buffer ``packed``. ``windows`` are the
+    runs of a row whose elements are digits of one number.
     """
 
     operand: PackedOperand

@@ -30,13 +30,6 @@ class Reuse:
     """Footprints of the part of a nest that one of ``threads`` threads executes.
 
     Threads share the iterations of the outermost loops; fractions of an iteration count as such.
-
-    Parameters
-    ----------
-    nest : Nest
-        Nest with register tiles.
-    threads : int
-        Number of threads.
     """
 
     def __init__(self, nest: Nest, threads: int = 1) -> None:

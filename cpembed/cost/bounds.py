@@ -119,17 +119,7 @@ class _Joint:
 
 
 class SpaceBounds:
-    """Bounds for embeddings that choose one map from each of the components.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Workload and instruction with paired operands.
-    components : sequence of Maps
-        Maps of each component, or one list of embeddings.
-    weights : Weights
-        Weights of the score.
-    """
+    """Bounds for embeddings that choose one map from each of the components."""
 
     def __init__(
         self, problem: EmbeddingProblem, components: Sequence[Maps], weights: Weights

@@ -71,25 +71,12 @@ State = Tile | Fused | None
 
 @dataclass(frozen=True)
 class Dimension:
-    """Dimension of an operand.
+    """Dimension of an operand: its index over the workload's ``axes``, whose extents these are.
 
-    Parameters
-    ----------
-    index : IndexExpr
-        Index over workload axes.
-    extent : int
-        Size of the dimension.
-    memory : OperandMemory
-        Memory from which the instruction reads the operand.
-    element_bytes : int
-        Size of an element.
-    axes : mapping of str to int
-        Extents of the workload's axes.
-    smallest : mapping of str to int
-        Smallest extents of the instruction's axes.
-    joined : mapping of tuple to Dimension
-        Dimensions joined with the neighbours, by the members of the fused axis that walks them in
-        memory (:mod:`cpembed.ir.joining`).
+    ``memory`` is the one from which the instruction reads the operand, ``smallest`` are the
+    smallest extents of the instruction's axes. ``joined`` has dimensions that this one makes with
+    its neighbours, by the members of the fused axis that walks them in memory
+    (:mod:`cpembed.ir.joining`).
     """
 
     index: IndexExpr

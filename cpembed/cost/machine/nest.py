@@ -33,22 +33,10 @@ Sizes = Mapping[str, Floats]
 
 @dataclass(frozen=True)
 class TileOperand:
-    """Operand of the nest.
+    """Operand of the nest: an index and an extent for each dimension, row-major.
 
-    Parameters
-    ----------
-    name : str
-        Name in the workload.
-    scope : str
-        Memory from which the instruction reads it.
-    element_bytes, held_bytes : int
-        Size of an element elsewhere and in ``scope``.
-    dimensions : tuple of (IndexExpr, int)
-        Index and extent of each dimension, row-major.
-    loops : frozenset of str
-        Loops that move it.
-    is_output : bool
-        Executions write it.
+    ``scope`` is the memory from which the instruction reads it, where an element has
+    ``held_bytes``; elsewhere it has ``element_bytes``. ``loops`` are those that move it.
     """
 
     name: str
