@@ -289,7 +289,7 @@ class Epilogue:
         return not (self.parameters or self.placement)
 
     def in_integers(self, sums: str) -> bool:
-        """True if no step involves floats."""
+        """Return True if no step involves floats."""
         return is_integer(sums) and is_integer(self.dtype) and not self.scale
 
     def expression(self, value: str, sums: str, channel: str, residual: str = "") -> str:

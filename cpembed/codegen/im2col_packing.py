@@ -164,8 +164,8 @@ class Run:
     @property
     def _around(self) -> list[Bound]:
         """Conditions on the dimensions that the run does not walk."""
-        walked = {digit.dimension for digit in self.along}
-        fixed = (n for n in range(len(self.source.shape)) if n not in walked)
+        along = {digit.dimension for digit in self.along}
+        fixed = (n for n in range(len(self.source.shape)) if n not in along)
         return [b for n in fixed for b in self.source.bounds(n, 0, self.source.shape[n] - 1)]
 
     @property

@@ -1,4 +1,4 @@
-"""From a derived program to a nest: its loops, its operands flat, one point of the loops a task."""
+"""Nest of a derived program: flat operands, and one point of the spatial loops a task."""
 
 from __future__ import annotations
 

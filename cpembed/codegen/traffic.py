@@ -94,8 +94,10 @@ class Reuse:
         return sum(n for number, n in enumerate(self.footprints[around]) if number != bypassing)
 
     def _moved(self, number: int, around: int) -> float:
-        """Return the lines of an operand that enter; ``around`` is the innermost loop whose data do
-        not fit, 0 being the task itself."""
+        """Return the lines of an operand that enter a cache.
+
+        ``around`` is the innermost loop whose data do not fit, 0 for the task itself.
+        """
         if around == 0:
             return self.footprints[0][number] * self.tasks
         moves = self._moves[number]

@@ -240,8 +240,7 @@ def fused_name(members: Sequence[str]) -> str:
 
 
 def _span(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the distance from the first to the last element in steps between neighbours, and the
-    step."""
+    """Return the steps between neighbours from the first to the last element, and their size."""
     moving = [(step, count) for step, count in steps if count > 1]
     unit = math.gcd(*(step for step, _ in moving)) or 1
     return sum(step * (count - 1) for step, count in moving) // unit, unit

@@ -84,8 +84,7 @@ class Tiling:
         return cls(window, form, pieces=-(-window.taps // taps), count=-(-window.outputs // m))
 
     def first(self, tile: int, piece: int) -> int:
-        """Return the image's element that is a tile's first input, outside the image for
-        padding."""
+        """Return the index in the image of a tile's first input, which may be padding."""
         window = self.window
         return window.first + window.stride * self.form.outputs * tile + self.form.taps * piece
 
@@ -362,8 +361,7 @@ def _applied(matrix: Matrix, array: Array, axis: int) -> Array:
 
 
 def _cut(image: Array, axis: int, tiling: Tiling) -> Array:
-    """Return the image with an axis split in three: piece of the filter, tile, place in the
-    tile."""
+    """Split an axis of the image in three: piece of the filter, tile, place in the tile."""
     form, window = tiling.form, tiling.window
     step = window.stride * form.outputs
     last = tiling.first(tiling.count - 1, tiling.pieces - 1) + form.multiplications
