@@ -82,7 +82,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Storing:
+class EpilogueRequest:
     """Epilogue that a command requests; None and False leave the choice to the target."""
 
     output: str | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from cpembed.codegen.epilogue import Epilogue, Storing
+from cpembed.codegen.epilogue import Epilogue, EpilogueRequest
 from cpembed.driver.bench_baselines import BaselineRow, baseline_row
 from cpembed.driver.bench_layers import layer_workload
 from cpembed.driver.bench_rows import (
@@ -121,7 +121,9 @@ class RowMaker:
         workload = self.workload(layer)
         target = open_target(self.spec if instead is None else load_hardware_spec(instead))
         constraints = None if self.any_set else self.constraints
-        epilogue = target.epilogue(workload, Storing()) if self.epilogue is None else self.epilogue
+        epilogue = (
+            target.epilogue(workload, EpilogueRequest()) if self.epilogue is None else self.epilogue
+        )
         return best_record(target, Lookup(workload, epilogue, constraints))
 
     def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
@@ -379,7 +381,7 @@ def inputs_digest(maker: RowMaker, layer: Layer) -> str:
         target = open_target(spec)
         inputs.append(target.figures())
         if not maker.untuned:
-            epilogue = maker.epilogue or target.epilogue(workload, Storing())
+            epilogue = maker.epilogue or target.epilogue(workload, EpilogueRequest())
             constraints = None if maker.any_set else maker.constraints
             record = best_record(target, Lookup(workload, epilogue, constraints))
             inputs.append(record and (record.trial.identifier, record.trial.key, record.trials))

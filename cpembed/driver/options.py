@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 if TYPE_CHECKING:
-    from cpembed.codegen.epilogue import Storing
+    from cpembed.codegen.epilogue import EpilogueRequest
     from cpembed.embedding.constraint_set import ConstraintSet, Weights
 
 BackendName = Literal["auto", "native", "generic"]
@@ -212,11 +212,11 @@ class KernelOptions(CandidateOptions):
     )
 
     @property
-    def storing(self) -> Storing:
+    def storing(self) -> EpilogueRequest:
         """Output of the kernel, before a target gives it a form of its own."""
-        from cpembed.codegen.epilogue import Storing
+        from cpembed.codegen.epilogue import EpilogueRequest
 
-        return Storing(self.output, self.shift, self.bias, self.scale, self.relu)
+        return EpilogueRequest(self.output, self.shift, self.bias, self.scale, self.relu)
 
     @property
     def free_choice(self) -> bool:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.request import SUMS, AnyTarget
 from cpembed.driver.result import SolveResult
@@ -39,7 +39,7 @@ class Plan:
         What keeps the target's instruction from being used; empty where it is used.
     insists : bool
         Whether portable code must not stand in.
-    storing : Storing, optional
+    storing : EpilogueRequest, optional
         Output that the epilogue was made from; None if the epilogue is the caller's own, which
         portable code then stores too.
     """
@@ -50,7 +50,7 @@ class Plan:
     epilogue: Any
     missing: tuple[str, ...] = ()
     insists: bool = False
-    storing: Storing | None = SUMS
+    storing: EpilogueRequest | None = SUMS
 
     @property
     def native(self) -> bool:

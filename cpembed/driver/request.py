@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions
@@ -23,7 +23,7 @@ from cpembed.targets.registry import open_target
 
 AnyTarget = Target[Any, Any, Any]
 
-SUMS = Storing()
+SUMS = EpilogueRequest()
 """Output of the sums as they are, which is what a kernel stores unless it is asked for more."""
 
 

@@ -17,7 +17,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from cpembed.codegen.compiled import CompiledKernel, Processor
-from cpembed.codegen.epilogue import Epilogue, Storing
+from cpembed.codegen.epilogue import Epilogue, EpilogueRequest
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.recorded import FunctionCalls, function_calls
 from cpembed.cost.candidate import Candidate
@@ -173,7 +173,7 @@ class Target(ABC, Generic[L, S, A]):
 
     # ---------------------------------------------------------------- what is stored, and verified
 
-    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         """What is stored of the sums, checked before anything is searched; None for the sums.
 
         Raises :class:`~cpembed.errors.WorkloadError` for what this target does not store.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpembed.codegen.compiled import CompiledKernel, Processor
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.codegen.recorded import Recorder
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing, measure
@@ -61,7 +61,7 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
     def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
         return measure(artifact, inputs, rounds=_ROUNDS)
 
-    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         name = f"{self.spec.name} with the {PORTABLE} back end"
         return storing.epilogue(name, workload.output.dtype)
 

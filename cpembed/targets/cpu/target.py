@@ -11,7 +11,7 @@ from typing import Any
 
 from cpembed.codegen import runtime
 from cpembed.codegen.compiled import CompiledKernel, Processor, described
-from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, Storing
+from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, EpilogueRequest
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import Knobs
 from cpembed.codegen.recorded import Recorder
@@ -85,7 +85,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
     def methods(self) -> CpuMethods | None:
         return CpuMethods(self) if self.processor is runtime else None
 
-    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         if storing.output is not None and storing.output not in PROCESSOR_RESULT_TYPES:
             raise WorkloadError(
                 f"{self.spec.name} stores {', '.join(PROCESSOR_RESULT_TYPES)}, not "

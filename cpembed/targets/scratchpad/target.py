@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -122,9 +122,9 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     def missing(self) -> tuple[str, ...]:
         return self._missing
 
-    def epilogue(self, workload: Computation, storing: Storing) -> None:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> None:
         """Sums are stored as they are."""
-        if storing != Storing():
+        if storing != EpilogueRequest():
             raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> BoxProduct:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.epilogue import MAX_SHIFT, Storing
+from cpembed.codegen.epilogue import MAX_SHIFT, EpilogueRequest
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import InvariantError, ProgramError
@@ -167,7 +167,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         document = timeline(artifact.program, artifact.timing)
         write_whole(path, json.dumps(document, separators=(",", ":")))
 
-    def epilogue(self, workload: Computation, storing: Storing) -> Tail:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Tail:
         return tail_for(self.spec.name, workload, storing)
 
     def stored_type(self, workload: Computation, epilogue: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.driver.named import workload
 from cpembed.driver.run import run
 from cpembed.driver.solve import solve
@@ -56,9 +56,9 @@ def test_numbers_are_emulated_and_times_estimated(target: str) -> None:
 
 def test_sums_are_stored_as_they_are() -> None:
     target = ScratchpadTarget(spec("sw26010"))
-    target.epilogue(workload(GEMM, spec("sw26010")), Storing())
+    target.epilogue(workload(GEMM, spec("sw26010")), EpilogueRequest())
     with pytest.raises(WorkloadError, match="sw26010 stores the sums: leave out what is to be"):
-        target.epilogue(workload(GEMM, spec("sw26010")), Storing(relu=True))
+        target.epilogue(workload(GEMM, spec("sw26010")), EpilogueRequest(relu=True))
     assert "there is no time to tune by" in (target.untunable() or "")
 
 
