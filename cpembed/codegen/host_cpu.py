@@ -116,6 +116,7 @@ def cpu_features() -> frozenset[str]:
     Features that depend on absent ones are left out too.
     """
     features, table = reported_features() - listed(HIDE_VARIABLE), x86_features()
+    # Features without their basis may be the basis of others.
     while absent := {name for name in features if not features.issuperset(table.basis(name))}:
         features -= absent
     return features

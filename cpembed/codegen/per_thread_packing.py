@@ -106,6 +106,7 @@ class PackingBlocks:
         if access.span > rows:
             return None
         most = min(access.count, 1 + (rows - access.span) // access.step)
+        # Nothing is packed twice however short blocks are, and short ones stay near.
         if access.span == access.step:
             most = 1
         # As many blocks as necessary, of about the same length.

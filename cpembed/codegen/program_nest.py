@@ -87,6 +87,7 @@ def kernel_nest(
         return Loop(names[loop.name], loop.extent, loop.kind)
 
     first, second, output = in_order(program)
+    # Accumulators keep the workload's type; only what is stored changes.
     sums = output.dtype
     if epilogue is not None:
         output = replace(output, dtype=epilogue.dtype)

@@ -143,6 +143,7 @@ def recorded_calls(
             continue
         originals[name] = kernel.original(name)
         packed[name] = originals[name] if in_place else kernel.empty(name)
+        # Recorded now, before the kernel's own calls, this packing becomes the preparation.
         if name in before:
             kernel.pack_into(name, originals[name], packed[name])
     prepare = recorder.taken()
@@ -156,6 +157,7 @@ def recorded_calls(
     kernel.bound_calls(moved, packed, packed[output])
     run = recorder.taken()
     in_place = kernel.is_packed_in_place(output)
+    # Otherwise the last call unpacks the output into its original layout.
     originals[output] = packed[output] if in_place else run[-1].buffers[-1]
     return RecordedCalls(prepare, run, originals, packed)
 

@@ -36,6 +36,7 @@ class Reuse:
         steps = {task.name: task.tile for task in nest.tasks}
         trips: list[float] = []
         remaining = threads
+        # Outer loops are divided among the threads first, as parallel chunks are.
         for task in nest.tasks:
             share = min(remaining, task.count)
             remaining = -(-remaining // share)

@@ -148,6 +148,8 @@ class Dimension:
         return tile.padded(self.axes[axis]) if isinstance(tile, Tile) else self.axes[axis]
 
     def _treatments(self, step: int, tile: Tile) -> list[str]:
+        # A digit, or its entire axis, can become a dimension; in place, the layout must suit the
+        # instruction as it is.
         memory, axis = self.memory, tile.instruction_axis
         in_place = memory.stride_rule(axis) is StrideRule.ANY or (
             step == 1 and memory.reads_contiguously(axis, self.element_bytes, self.smallest)

@@ -121,8 +121,10 @@ def rank(
             check_time()
             if top is not None and len(best) >= top:
                 last = best[-1][0]
+                # Bounds ascend, so no later embedding can be better either.
                 if item.lower > last.cost:
                     break
+                # Equal costs are ordered by the canonical form, which is known without a program.
                 if _Key(item.lower, repr(item.embedding.digits), item.space) > last:
                     continue
             derived += 1
@@ -142,6 +144,7 @@ def rank(
     try:
         within(seconds, derive_all)
     except OutOfTime:
+        # The limit that passed is the caller's.
         if seconds is None:
             raise
         cut = True

@@ -143,6 +143,7 @@ def _search_limited(
         if limited.applies:
             limited.run()
             return
+    # Other models have no ceilings: enumerate what the time allows.
     best.results.append(
         search_pairing(ranker.pairing, ranker.constraints, limits, ranker.progress, formulation)
     )
@@ -256,6 +257,7 @@ class LimitedSearch:
 
     def run(self) -> None:
         """Search until time is over; results are stored in ``best`` as soon as they exist."""
+        # Most problems are enumerated completely in a fraction of the limit.
         quick = self._enumerate_all(self.limits.share(_QUICK))
         self.best.results.append(quick)
         if quick.complete or not self._left().seconds:
@@ -291,6 +293,7 @@ class LimitedSearch:
         floor = min(item.objective.floor(item.least) for item in bounded)
         step = max([floor, *(item.objective.scale for item in bounded)]) * _FIRST_STEP
         best: RankedSearch | None = None
+        # A low ceiling admits few embeddings and is searched fast, so it starts close to the bound.
         for _ in range(_STEPS):
             ceiling = floor + step
             left = limits.after(time.perf_counter() - started)
@@ -395,6 +398,7 @@ class Objective:
     def floor(self, least: Sequence[Least]) -> float:
         """Return a lower bound on the score of all embeddings."""
         logarithm = sum(bound.executions for bound in least) / _UNIT
+        # Floating-point rounding must not lift the floor above a score.
         calls = 2.0**logarithm * self.macs * (1 - 1e-9)
         mac = self.weights.mac * max(0.0, calls * self.macs_per_call - self.macs)
         data = self.weights.data * max(0, self._extra(least))

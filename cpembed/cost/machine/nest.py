@@ -64,6 +64,7 @@ class TileOperand:
         """
         pieces, piece = np.ones(1), np.full(1, float(self.element_bytes))
         contiguous = np.ones(1, bool)
+        # From the innermost dimension outwards, pieces join while dimensions are touched in full.
         for index, extent in reversed(self.dimensions):
             count, span = _touched(index, extent, sizes)
             gap = piece * (span - count) / np.maximum(count - 1, 1.0)

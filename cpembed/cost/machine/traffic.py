@@ -189,6 +189,7 @@ def orders(nest: ExecutionNest) -> tuple[list[tuple[str, ...]], bool]:
 
     Orders in which each operand stays in place through as many loops are equivalent.
     """
+    # Only the sets of loops that leave an operand in place tell orders apart.
     names = [loop.name for loop in nest.loops]
     staying = dict.fromkeys(frozenset(names) - operand.loops for operand in nest.operands)
     sets = [loops for loops in staying if loops]

@@ -185,6 +185,7 @@ class Winograd(Rewritten):
         """
         if array.dtype == object:
             return array
+        # int64 for every integer type, since sums on the way may exceed the operand's.
         dtype = np.dtype(np.int64 if self.is_exact else self.product.operand(operand).dtype)
         return array.astype(np.promote_types(dtype, array.dtype))
 
@@ -366,6 +367,7 @@ def _cut(image: Array, axis: int, tiling: Tiling) -> Array:
     step = window.stride * form.outputs
     last = tiling.first(tiling.count - 1, tiling.pieces - 1) + form.multiplications
     padded = with_zeros(image, axis, -window.first, last - window.first)
+    # Neighbouring tiles share elements, which are repeated here.
     pieces = np.arange(tiling.pieces)[:, None, None] * form.taps
     places = np.arange(tiling.count)[:, None] * step + np.arange(form.multiplications)
     return np.take(padded, pieces + places, axis)
