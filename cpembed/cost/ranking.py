@@ -29,7 +29,7 @@ from cpembed.transform.program import DerivedProgram
 class RankedCandidate:
     """Candidate with its overheads, its score (lower is better) and its rank (1 is best).
 
-    ``constraints`` is the name of the constraint set under which it was ranked.
+    ``constraints`` is the name of the constraint set of the search, if there was one.
     """
 
     rank: int
@@ -81,7 +81,6 @@ def rank(
     top: int | None = None,
     report: Callable[[int], None] = lambda count: None,
     layouts: LayoutCache | None = None,
-    constraints: str = "",
     seconds: float | None = None,
 ) -> Ranking:
     """Rank embeddings by score.
@@ -103,8 +102,6 @@ def rank(
         Called with the number of programs derived so far.
     layouts : LayoutCache, optional
         Layouts shared with other rankings of the same problem.
-    constraints : str
-        Name of the constraint set.
     seconds : float, optional
         Time limit, after which the best of the derived candidates are returned.
     """
@@ -149,7 +146,7 @@ def rank(
             raise
         cut = True
     ranked = (
-        RankedCandidate(n, candidate, cost, key.cost.score, constraints)
+        RankedCandidate(n, candidate, cost, key.cost.score)
         for n, (key, candidate, cost) in enumerate(best[:top], 1)
     )
     return Ranking(tuple(ranked), derived, tuple(refused), cut)

@@ -81,7 +81,7 @@ def find_best(
     progress: Progress,
     formulation: Formulation = Formulation.AUTO,
 ) -> RankedSearch:
-    """Search, and rank the best embeddings: :func:`find_best_of` of a workload and an instruction.
+    """Search for all embeddings and rank the best, best first under a time limit.
 
     Parameters
     ----------
@@ -89,27 +89,6 @@ def find_best(
         Operator at fixed sizes.
     instruction : Instruction
         Hardware instruction to embed.
-    constraints, top, limits, progress, formulation
-        As in :func:`find_best_of`.
-    """
-    pairing = Pairing(workload, instruction)
-    return find_best_of(pairing, constraints, top, limits, progress, formulation)
-
-
-def find_best_of(
-    pairing: Pairing,
-    constraints: ConstraintSet,
-    top: int | None,
-    limits: SearchLimits,
-    progress: Progress,
-    formulation: Formulation = Formulation.AUTO,
-) -> RankedSearch:
-    """Search for all embeddings and rank the best, best first under a time limit.
-
-    Parameters
-    ----------
-    pairing : Pairing
-        Workload and instruction with their operands paired.
     constraints : ConstraintSet
         Conditions on the embeddings, and the weights of the score.
     top : int or None
@@ -126,6 +105,7 @@ def find_best_of(
     SpecError, WorkloadError
         As :func:`~cpembed.embedding.search.search_pairing` does.
     """
+    pairing = Pairing(workload, instruction)
     ranker = Ranker(pairing, constraints, top, progress)
     if limits.seconds is None:
         return ranker.rank(search_pairing(pairing, constraints, limits, progress, formulation))
@@ -204,9 +184,11 @@ class Ranker:
             top=self.top,
             report=lambda count: self.progress("derive", count),
             layouts=self.layouts,
-            constraints=self.constraints.name,
             seconds=seconds,
         )
+        name = self.constraints.name
+        candidates = tuple(replace(c, constraints=name) for c in ranking.candidates)
+        ranking = replace(ranking, candidates=candidates)
         if ranking.cut:
             return RankedSearch(result.cut(len(ranking.candidates)), ranking, proven=False)
         proven, best = result.complete, ranking.candidates
