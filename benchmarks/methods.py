@@ -93,7 +93,7 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     from cpembed.driver.request import Request
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
-    from cpembed.runtime.baselines.base import NotCovered, Subject
+    from cpembed.runtime.baselines import NotCovered, Subject
     from cpembed.runtime.measurement.interleaved import OUR_POOL, Work, time_interleaved
     from cpembed.runtime.measurement.runner import wall_clock
     from cpembed.targets.registry import open_target

@@ -121,7 +121,7 @@ def _show(
     """Print the tuning records, of one workload if it is named."""
     from cpembed.driver.named import hardware_spec
     from cpembed.report import tune as report
-    from cpembed.runtime.tuning.database import default_directory, workload_key
+    from cpembed.runtime.tuning.database import tuning_folder, workload_key
     from cpembed.runtime.tuning.records import WIDEST
     from cpembed.targets.registry import stored_tunings
 
@@ -142,7 +142,7 @@ def _show(
     elif files:
         print_text(*report.stored_report(files))
     else:
-        message(f"nothing is kept in {database or default_directory()}")
+        message(f"nothing is kept in {database or tuning_folder()}")
     return 0
 
 

@@ -55,7 +55,7 @@ from cpembed.driver.solve import Progress, constraint_set, explained
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.result import silent
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
-from cpembed.runtime.tuning.records import Lookup, tuned
+from cpembed.runtime.tuning.records import Lookup, tuned_choice
 from cpembed.steps import step
 from cpembed.targets.choice import Choice, built_first, choices
 from cpembed.targets.registry import open_target
@@ -215,7 +215,7 @@ def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choic
         constraints = options.constraints and constraint_set(options.constraints)
         identifier = candidate.identifier if options.named_candidate else None
         lookup = Lookup(searched.solved.workload, plan.epilogue, constraints or None, identifier)
-        record = tuned(target, lookup)
+        record = tuned_choice(target, lookup)
         if record is not None:
             weights = searched.solved.constraints.weights
             ranked = record.ranked(weights) if identifier is None else candidate

@@ -11,7 +11,7 @@ from cpembed.errors import BackendUnavailable, CpembedError, CrashError, Invaria
 from cpembed.exploration.store import ActivityRow, AnalysisRow, Row, packed, unpacked
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import Outcome, Task, Workers
-from cpembed.runtime.measurement.results import ResultStore
+from cpembed.stores import ResultStore
 from cpembed.targets.family import Activity, Choice, Costs, Family, Point
 
 

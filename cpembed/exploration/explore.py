@@ -26,8 +26,8 @@ from cpembed.exploration.space import Space, read_space
 from cpembed.exploration.store import Method, Row, store_for
 from cpembed.graph.passes import prepare
 from cpembed.runtime.cluster import Workers
-from cpembed.runtime.measurement.results import ResultStore
 from cpembed.runtime.tuning.database import digest, workload_key
+from cpembed.stores import ResultStore
 from cpembed.targets.family import Family
 
 

@@ -18,8 +18,7 @@ import platformdirs
 
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.environment import versions
-from cpembed.runtime.measurement.results import ResultStore
-from cpembed.stores import NotARow, Time, decoded
+from cpembed.stores import NotARow, ResultStore, Time, decoded
 from cpembed.targets.family import Activity, Family
 
 

@@ -15,9 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import platformdirs
-
-from cpembed.sealing import SealedFolder
+from cpembed.stores import SealedFolder, store_folder
 
 T = TypeVar("T")
 
@@ -32,7 +30,7 @@ def default_folder() -> Path | None:
     told = os.environ.get(FOLDER_VARIABLE)
     if told is not None:
         return Path(told) if told else None
-    return platformdirs.user_cache_path("cpembed") / "network"
+    return store_folder("network")
 
 
 @cache

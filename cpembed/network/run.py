@@ -18,7 +18,7 @@ from cpembed.network.build import CompiledNetwork, RunningNetwork
 from cpembed.network.products import Progress
 from cpembed.network.verification import Judged, judge_network
 from cpembed.runtime import worker
-from cpembed.runtime.measurement.special import with_special_values
+from cpembed.runtime.measurement.verification import with_special_values
 from cpembed.steps import step
 
 ROUNDS, COLD_ROUNDS = 30, 5
@@ -175,8 +175,8 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
 
 def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
     """The inputs with special values among them
-    (:func:`~cpembed.runtime.measurement.special.with_special_values`). Booleans, single elements,
-    and integers by which a gather finds elements are the same arrays."""
+    (:func:`~cpembed.runtime.measurement.verification.with_special_values`). Booleans, single
+    elements, and integers by which a gather finds elements are the same arrays."""
     generator = np.random.default_rng(seed)
     indices = _read_as_indices(graph)
     return {

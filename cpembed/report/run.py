@@ -18,8 +18,8 @@ from cpembed.report.blocks import header
 from cpembed.report.methods import asked_rows, error_words
 from cpembed.report.solve import found, searched
 from cpembed.runtime.measurement.runner import NOISE, Quantiles, Timing
-from cpembed.runtime.tuning.plain import figure
 from cpembed.targets.choice import Choice, ModelChoice
+from cpembed.wording import amount
 
 _Row = tuple[str, str]
 
@@ -62,7 +62,7 @@ def instead(why: Substitution | None) -> list[_Row]:
     reason = f"which cannot be embedded: proven under {search.constraints.name}"
     if why.asked is not None:
         used = search.embeddings[0].overheads.utilisation
-        slower = f"{figure(why.asked, why.unit)} by estimate"
+        slower = f"{amount(why.asked, why.unit)} by estimate"
         reason = f"of which {used:.1%} would be useful: {slower}, packing and unpacking included"
     elif search.embeddings:
         used = search.embeddings[0].overheads.utilisation
@@ -96,7 +96,7 @@ def _why(
     included = ", packing and unpacking included" if target.unit == "us" else ""
     if method is not None and method.rewritten is not None:
         included = " for a product, without the parts around it"
-    times = f"{figure(cost, target.unit)} by estimate{included}"
+    times = f"{amount(cost, target.unit)} by estimate{included}"
     if model.considered == 1:
         return times
     among = f"{times}: {_place(target, model, cost)}"
@@ -108,7 +108,7 @@ def _why(
     estimated = model.of(first)
     if estimated is None or estimated == model.estimates[0]:
         return among
-    return f"{among} (rank 1: {figure(estimated.cost, target.unit)})"
+    return f"{among} (rank 1: {amount(estimated.cost, target.unit)})"
 
 
 def _place(target: AnyTarget, model: ModelChoice, cost: float) -> str:
@@ -116,7 +116,7 @@ def _place(target: AnyTarget, model: ModelChoice, cost: float) -> str:
     those = f"the {wording.plural(len(model.estimates), 'candidate')} that were estimated"
     if cost <= model.least:
         return f"the fastest of {those}"
-    least = figure(model.least, target.unit)
+    least = amount(model.least, target.unit)
     if cost <= target.equal * model.least:
         return f"of {those}, estimates cannot tell it from the fastest, {least}"
     return f"of {those}, the fastest, {least}, could not be taken"
@@ -155,7 +155,7 @@ def _expected(result: RunResult) -> list[_Row]:
     if expected is None or not expected.is_off:
         return []
     measured, estimated = (
-        figure(value, expected.unit) for value in (expected.measured, expected.estimated)
+        amount(value, expected.unit) for value in (expected.measured, expected.estimated)
     )
     ratio = expected.ratio
     off = f"{ratio:.1f} times as long as" if ratio > 1 else f"1/{1 / ratio:.1f} of"

@@ -13,7 +13,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.report import words
 from cpembed.report.blocks import header, table
 from cpembed.report.solve import given_rows
-from cpembed.runtime.tuning.database import Stored, Trial
+from cpembed.runtime.tuning.database import Trial, TrialFile
 
 _Row = tuple[str, str]
 
@@ -41,7 +41,7 @@ def standing(best: Trial | None) -> str:
     return "no program yet" if best is None else best.standing()
 
 
-def stored_report(files: Sequence[Stored[Any]]) -> Iterator[RenderableType]:
+def stored_report(files: Sequence[TrialFile[Any]]) -> Iterator[RenderableType]:
     """A line for each file of the database."""
     columns = ("workload", "target", "constraints", "trials>", "best", "embedding")
     yield table(columns, map(_row, files))
@@ -49,7 +49,7 @@ def stored_report(files: Sequence[Stored[Any]]) -> Iterator[RenderableType]:
         yield "old: measured by another version of the package, or on another machine; not used"
 
 
-def stored_json(files: Sequence[Stored[Any]]) -> dict[str, Any]:
+def stored_json(files: Sequence[TrialFile[Any]]) -> dict[str, Any]:
     """The document of ``tune --show --json``."""
     return {
         "files": [
@@ -65,7 +65,7 @@ def stored_json(files: Sequence[Stored[Any]]) -> dict[str, Any]:
     }
 
 
-def _row(file: Stored[Any]) -> list[str]:
+def _row(file: TrialFile[Any]) -> list[str]:
     key, best = file.key, file.best
     named = f"{key['workload']['expression']}  {wording.sizes(key['workload']['extents'])}"
     cells = [named, key["target"], key["constraints"], f"{file.count:,}"]

@@ -31,8 +31,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.measurement.verification import Expected, Verification
-from cpembed.runtime.tuning.database import Trial
-from cpembed.runtime.tuning.plain import PlainTrial
+from cpembed.runtime.tuning.database import PlainTrial, Trial
 from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
 from cpembed.runtime.tuning.space import Proposal, S, Space
 from cpembed.targets import tuned
@@ -397,7 +396,7 @@ class Target(ABC, Generic[L, S, A]):
     @property
     def baselines(self) -> Mapping[str, Callable[[HardwareSpec, Epilogue | None], Any]]:
         """Other libraries that its kernels can be compared with, by name; each is loaded for a
-        target and what is stored (:class:`~cpembed.runtime.baselines.base.Baseline`)."""
+        target and what is stored (:class:`~cpembed.runtime.baselines.Baseline`)."""
         return {}
 
     def storing_kernel(self, artifact: A, choice: Any, epilogue: Epilogue) -> Any:

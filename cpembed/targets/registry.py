@@ -9,7 +9,7 @@ from typing import Any, cast
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.plugins import load_plugin, plugin_names
-from cpembed.runtime.tuning.database import Stored, default_directory, stored
+from cpembed.runtime.tuning.database import TrialFile, trial_files, tuning_folder
 from cpembed.targets.base import Target
 from cpembed.targets.known import BUILT_IN, GROUP
 
@@ -65,7 +65,7 @@ def all_targets() -> dict[str, type[Target[Any, Any, Any]]]:
     return found
 
 
-def stored_tunings(folder: Path | None = None) -> list[Stored[Any]]:
+def stored_tunings(folder: Path | None = None) -> list[TrialFile[Any]]:
     """Return what a tuning database holds of every target, sorted by the name of the file.
 
     Parameters
@@ -76,6 +76,6 @@ def stored_tunings(folder: Path | None = None) -> list[Stored[Any]]:
     """
     kinds = {target.trial.kind: target.trial for target in all_targets().values()}
     files = [
-        file for kind in kinds.values() for file in stored(folder or default_directory(), kind)
+        file for kind in kinds.values() for file in trial_files(folder or tuning_folder(), kind)
     ]
     return sorted(files, key=lambda file: file.path)

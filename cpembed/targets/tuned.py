@@ -13,8 +13,7 @@ from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.environment import versions
-from cpembed.runtime.tuning.database import module_digest, problem_key, store_of
-from cpembed.runtime.tuning.plain import PlainTrial
+from cpembed.runtime.tuning.database import PlainTrial, module_digest, problem_key, trial_store
 from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
 from cpembed.runtime.tuning.space import Proposal, S
 from cpembed.steps import step
@@ -56,7 +55,7 @@ def open_tuning(
 ) -> Tuning[Any, S]:
     """A search that keeps its trials in a folder."""
     key = target.trial_key(task.workload, task.constraints, epilogue, target.objective)
-    store = store_of(folder, key, target.trial)
+    store = trial_store(folder, key, target.trial)
 
     def measure(proposal: Proposal[S]) -> Any:
         return target.tried(proposal, epilogue, call)

@@ -17,7 +17,7 @@ from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.runtime.tuning.records import Lookup, tuned
+from cpembed.runtime.tuning.records import Lookup, tuned_choice
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import open_target
 
@@ -93,7 +93,7 @@ class Machine:
         """The fastest that `cpembed tune` measured, if it did."""
         named = self.constraints
         under = load_constraint_set(named) if isinstance(named, str) else named
-        kept = tuned(self.target, Lookup(solved.workload, epilogue, under))
+        kept = tuned_choice(self.target, Lookup(solved.workload, epilogue, under))
         if kept is not None:
             ranked = kept.ranked(solved.constraints.weights)
             choice = Choice(ranked, self.target.schedule_of(kept.trial), None, kept)

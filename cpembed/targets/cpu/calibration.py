@@ -7,7 +7,6 @@ for each CPU model and number of threads.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,13 +14,21 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from cpembed.codegen.runtime import thread_count
 from cpembed.codegen.system import cpu_model
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
-from cpembed.stores import Count, Natural, NotARow, Positive, Time, decoded, say
+from cpembed.stores import (
+    Count,
+    Natural,
+    NotARow,
+    Positive,
+    Time,
+    decoded,
+    store_folder,
+    warn_damaged,
+)
 from cpembed.targets.cpu.figures import published
 
 DIRECTORY_VARIABLE = "CPEMBED_CALIBRATION_DIR"
@@ -120,8 +127,7 @@ def default_calibration(threads: int = 1) -> Calibration:
 
 def default_directory() -> Path:
     """The folder that ``CPEMBED_CALIBRATION_DIR`` names, else one of the user's data folder."""
-    told = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(told) if told else platformdirs.user_data_path("cpembed") / "calibration"
+    return store_folder("calibration", variable=DIRECTORY_VARIABLE, durable=True)
 
 
 def calibration_path(folder: Path | None = None, threads: int | None = None) -> Path:
@@ -144,7 +150,7 @@ def load_calibration(folder: Path | None = None) -> Calibration | None:
         reason = f"cannot be read: {error.strerror}"
     except NotARow as error:
         reason = f"is no calibration of this version ({error})"
-    say(f"{path} {reason}; published figures stand in: run `cpembed calibrate` again")
+    warn_damaged(f"{path} {reason}; published figures stand in: run `cpembed calibrate` again")
     return None
 
 

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import platformdirs
-
 from cpembed.codegen.host_cpu import reported_features
 from cpembed.errors import LoweringError
 from cpembed.host_compiler import compiler_command
-from cpembed.sealing import SealedFolder
+from cpembed.stores import SealedFolder, store_folder
 
 NATIVE = Path(__file__).parent / "native"
 """What the runtimes share."""
@@ -86,7 +84,7 @@ class TextCompiler:
         told = os.environ.get(self.folder_variable)
         if told is not None:
             return Path(told) if told else None
-        return platformdirs.user_cache_path("cpembed") / self.name
+        return store_folder(self.name)
 
     def compiled(self, source: str) -> Path:
         """The library of a text that the host's compiler takes as it is.
@@ -106,7 +104,7 @@ class TextCompiler:
             path.parent.mkdir(exist_ok=True)
             draft = path.with_name(f"{path.name}.{threading.get_ident()}")
             kept = SealedFolder(self.default_folder())
-            draft.write_bytes(kept.of(name.replace("/", "-"), make))
+            draft.write_bytes(kept.get_or_make(name.replace("/", "-"), make))
             draft.replace(path)
         return path
 

@@ -19,8 +19,7 @@ from cpembed.codegen.system import cache_bytes, cpu_model
 from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime import worker
-from cpembed.runtime.measurement.interleaved import BUSY
-from cpembed.runtime.measurement.load import Elsewhere
+from cpembed.runtime.measurement.interleaved import BUSY, Elsewhere
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.x86.features import lacking
 from cpembed.targets.x86.microbenchmarks import (

@@ -20,7 +20,7 @@ from cpembed.driver.tune import OpenTuning, TuneResult, open_tuning, tune
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.runtime.measurement.runner import Quantiles
-from cpembed.runtime.tuning.database import stored
+from cpembed.runtime.tuning.database import trial_files
 from cpembed.runtime.tuning.records import Lookup, Record, best_record
 from cpembed.runtime.tuning.session import CandidatePool, Task
 from cpembed.targets.choice import choices
@@ -65,7 +65,15 @@ def tuning(
     """``untuned`` is the place of what runs untuned among the model's schedules."""
     every = designs(objective=objective)
     chosen = load_constraint_set(constraints)
-    task = Task(layer(), SPEC, chosen, trials, 0, 0.0, float("inf"))
+    task = Task(
+        workload=layer(),
+        target=SPEC,
+        constraints=chosen,
+        trials=trials,
+        seed=0,
+        started=0.0,
+        deadline=float("inf"),
+    )
     measurer = FakeMeasurer(us, limit=limit)
     field = CandidatePool(tuple(every), kernels(every[0])[untuned], ("cannot",))
     return CpuTuning(task, field, measurer, objective, folder), measurer
@@ -279,7 +287,7 @@ def test_what_changes_times_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 def test_kept_trials_are_read_as_they_were_written(tmp_path: Path) -> None:
     result, _ = tuned(tmp_path)
-    (file,) = stored(tmp_path, CpuTrial)
+    (file,) = trial_files(tmp_path, CpuTrial)
     assert file.is_current
     assert file.count == 24
     assert file.best == result.best

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cpembed import sealing
+from cpembed import stores
 from cpembed.network.cache import FOLDER_VARIABLE, Cache, default_folder, digest_of
-from cpembed.sealing import SealedFolder
+from cpembed.stores import SealedFolder
 
 
 def test_what_is_kept_is_made_once(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_what_another_user_wrote_is_not_unpickled(
         (folder / "other").rename(folder / "key")
     else:
         with monkeypatch.context() as patch:
-            patch.setattr(sealing, "key_path", lambda: tmp_path / "theirs" / "cache.key")
+            patch.setattr(stores, "key_path", lambda: tmp_path / "theirs" / "cache.key")
             SealedFolder(folder).put("key", contents)
     assert Cache(folder).of(tuple, "key", lambda: (2,)) == (2,)
     assert not trap.exists()
@@ -81,15 +81,15 @@ def test_a_key_that_others_can_read_is_none(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "cache.key"
     path.write_bytes(bytes(32))
     path.chmod(mode)
-    assert sealing.user_key.__wrapped__(path) != bytes(32)
+    assert stores.user_key.__wrapped__(path) != bytes(32)
     path.chmod(0o600)
-    assert sealing.user_key.__wrapped__(path) == bytes(32)
+    assert stores.user_key.__wrapped__(path) == bytes(32)
 
 
 def test_a_key_is_made_once(tmp_path: Path) -> None:
     path = tmp_path / "new" / "cache.key"
-    first = sealing.user_key.__wrapped__(path)
-    assert first == sealing.user_key.__wrapped__(path) == path.read_bytes()
+    first = stores.user_key.__wrapped__(path)
+    assert first == stores.user_key.__wrapped__(path) == path.read_bytes()
     assert [one.name for one in path.parent.iterdir()] == ["cache.key"]
 
 

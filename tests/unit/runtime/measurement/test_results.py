@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from cpembed.errors import CpembedError
-from cpembed.runtime.measurement.results import ResultStore
+from cpembed.stores import ResultStore
 
 
 class Number(msgspec.Struct, frozen=True):
