@@ -114,7 +114,7 @@ def command(
     cpembed shape model.onnx --macs 4096 --powers --save best.toml
     cpembed shape model.onnx --macs 256 --packing 64 --layouts
     """
-    from cpembed.exploration.shapes.saving import check_file
+    from cpembed.exploration.shapes.shape import check_file
 
     if save is not None:
         check_file(save)
@@ -147,7 +147,7 @@ def command(
 
             result = find_shapes(Model(suite, inputs=shapes or None), question, executing, report)
     if save is not None and result.shapes:
-        from cpembed.exploration.shapes.saving import save as save_targets
+        from cpembed.exploration.shapes.shape import save as save_targets
 
         for file in save_targets(save, result.shapes, question.constraints.name):
             message(f"target {file}")

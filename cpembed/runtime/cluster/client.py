@@ -254,6 +254,7 @@ class Cluster(Workers):
                 if time.monotonic() - self._looked > LOOK_SECONDS:
                     self._look()
                 self._fill(run)
+                # Suspects come last and one at a time: whoever ends a worker then is to blame.
                 if not run.submitted and run.held is None:
                     if not run.suspects:
                         return
@@ -285,6 +286,7 @@ class Cluster(Workers):
 
     def _fill(self, run: Run) -> None:
         """Submit tasks while there is room for them."""
+        # Even without a slot the next task is held: its kind says which workers it waits for.
         while self._has_slot(run) or not run.submitted:
             task = run.next()
             if task is None or not self._has_room(run, task):
@@ -311,6 +313,7 @@ class Cluster(Workers):
         packed = pickle.dumps(task)
         with self._answering():
             key = run.new_key()
+            # `pure=False`: two tasks of equal arguments, such as two timings, are both executed.
             future = self._client.submit(
                 execute, identity(), packed, threads, key=key, pure=False, resources=tag
             )
