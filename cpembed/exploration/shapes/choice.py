@@ -1,10 +1,20 @@
 """The best K columns of a cost table, where each layer takes its best of them.
 
-One and two shapes are found here by exhausting what bounds leave, larger sets and those that share
-a budget by CP-SAT (:mod:`~cpembed.exploration.shapes.median`). Shapes that another one matches on
-every layer are removed beforehand (:func:`undominated`).
+One and two shapes are found by exhausting what bounds leave (:func:`best_one`, :func:`best_two`),
+larger sets and those that share a budget by CP-SAT (:func:`best_sets`). Shapes that another one
+matches on every layer are removed beforehand (:func:`undominated`).
+
+The CP-SAT model is that of the p-median problem: open at most K of the shapes, and serve each layer
+by its best open one. A layer's distinct costs ``D_0 < D_1 < …`` are levels: ``z_k`` says that no
+open shape reaches level ``k``, so that the layer costs ``D_0 + sum (D_{k+1} - D_k) z_k``;
+``z_{k-1}`` and no open shape of cost ``D_k`` imply ``z_k`` (Elloumi, A tighter formulation of the
+p-median problem, Journal of Combinatorial Optimization 19, 2010). Levels that cost more than a
+known set are left out. The choice of open shapes (:class:`OpenShapes`) is shared with the model of
+layouts (:mod:`~cpembed.exploration.shapes.layout_model`).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import math

@@ -1,7 +1,15 @@
 """The cost table of a layer: the fewest executions of every shape, without a search for each.
 
-What feeds an instruction axis is a combination of feeds (:mod:`~cpembed.exploration.shapes.feeds`)
-whose counts multiply to its extent. Combinations on two instruction axes go together unless they
+A **feed** is a workload axis, or a group of axes that may be fused, on one instruction axis, with
+the counts that a digit along it may have there, as the constraints themselves allow them. Only
+digits of stride 1 are tabulated, because that stride needs the fewest executions:
+``ceil(extent / (count * stride)) * stride`` does not decrease with the stride, and an axis that may
+be walked in larger steps may be walked in steps of one. Constraint sets for which this does not
+hold are searched shape by shape (:func:`tabulation_obstacle`).
+
+A combination of feeds on an instruction axis has counts that multiply to its extent, and executions
+are a product over digits. So a table over extents is joined from smaller ones over the pairs of
+factors. Combinations on two instruction axes go together unless they
 use the same resource: a workload axis, or a dimension of an operand that only one digit may move
 along. So an instruction axis has a table for each set of shared resources that its combinations
 use, and the executions of a shape are the least product over disjoint sets.
@@ -27,7 +35,7 @@ from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.search import alternative_problems
 from cpembed.errors import InvariantError, WorkloadError
-from cpembed.exploration.shapes.shape import AXES, Extents, representative, shapes_within
+from cpembed.exploration.shapes.shape import AXES, Extents, Scope, representative
 from cpembed.ir.computation import Computation
 
 TABULATED = (
@@ -268,31 +276,6 @@ class RecordingModel(DigitModel):
     ) -> None:
         if not partner_options:
             self.sole_digits.add(option)
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The shapes that are compared: those of at most ``macs`` multiply-accumulates, with extents of
-    at least ``smallest``, and of powers of two only where ``powers`` is set."""
-
-    macs: int
-    powers: bool = False
-    smallest: int = 1
-
-    @property
-    def shapes(self) -> Extents:
-        """All shapes, ascending; their row numbers are the columns of cost tables."""
-        return _shapes(self)
-
-    @property
-    def largest(self) -> int:
-        """The largest extent of any shape."""
-        return int(self.shapes.max())
-
-
-@lru_cache(maxsize=2)
-def _shapes(scope: Scope) -> Extents:
-    return shapes_within(scope.macs, powers=scope.powers, smallest=scope.smallest)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ of its shape: the executions that it has at least, any layouts.
 model the nodes' options depend on each other, as at most K shapes are open.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""The products of a network with the tensors between them, as far as layouts matter."""
+"""Layouts of tensors, and the products of a network with the tensors between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,15 @@ class Part:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The dimensions of a tensor in memory, the outermost first, as ``parts``.
+    """The dimensions of a tensor in memory, the outermost first, as ``parts``: a form in which
+    layouts of different programs are compared.
+
+    >>> layout = TensorLayout.plain((1, 64, 56, 56))
+    >>> layout.named(image=True)
+    'NCHW'
+    >>> blocks = (Part(1, 16, 4), Part(2, 1, 56), Part(3, 1, 56), Part(1, 1, 16))
+    >>> TensorLayout((1, 64, 56, 56), blocks).named(image=True)
+    'NCHW16c'
 
     Axes of one element have no part. A buffer may have room for more of the outermost part of an
     axis, a halo or padding: whoever stores into it takes the distances between its elements from

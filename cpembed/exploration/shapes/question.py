@@ -24,8 +24,8 @@ from cpembed.exploration.shapes.choice import (
     cost_limit,
     sets_within,
 )
-from cpembed.exploration.shapes.executions import LayerExecutions, Scope, layer_executions
-from cpembed.exploration.shapes.shape import template, tile_bytes
+from cpembed.exploration.shapes.executions import LayerExecutions, layer_executions
+from cpembed.exploration.shapes.shape import Scope, template, tile_bytes
 from cpembed.graph.graph import Graph
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import Workers

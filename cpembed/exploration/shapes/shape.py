@@ -1,4 +1,4 @@
-"""Shapes of a matrix-product instruction, and the targets that have them."""
+"""Shapes of a matrix-product instruction, and the targets that have them, as values and files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +105,31 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
             "fewer: allow smaller extents"
         )
     return shapes
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The shapes that are compared: those of at most ``macs`` multiply-accumulates, with extents of
+    at least ``smallest``, and of powers of two only where ``powers`` is set."""
+
+    macs: int
+    powers: bool = False
+    smallest: int = 1
+
+    @property
+    def shapes(self) -> Extents:
+        """All shapes, ascending; their row numbers are the columns of cost tables."""
+        return _shapes(self)
+
+    @property
+    def largest(self) -> int:
+        """The largest extent of any shape."""
+        return int(self.shapes.max())
+
+
+@lru_cache(maxsize=2)
+def _shapes(scope: Scope) -> Extents:
+    return shapes_within(scope.macs, powers=scope.powers, smallest=scope.smallest)
 
 
 @cache

@@ -27,9 +27,9 @@ from cpembed.exploration.shapes.choice import (
     sets_within,
     undominated,
 )
-from cpembed.exploration.shapes.executions import Scope
 from cpembed.exploration.shapes.finding import choose_undominated
 from cpembed.exploration.shapes.question import Question
+from cpembed.exploration.shapes.shape import Scope
 from cpembed.time_limit import Clock
 
 
