@@ -103,12 +103,13 @@ class Composites(Emitter):
         self,
         image: str,
         weights: str,
+        bias: str | None,
         *,
         transposed: bool = False,
-        strides: Sequence[int],
+        shape: Sequence[int] | None = None,
         **options: Any,
     ) -> str:
-        """Emit a convolution without a bias.
+        """Emit a convolution, whose channels a later normalization can scale.
 
         Parameters
         ----------
@@ -116,21 +117,38 @@ class Composites(Emitter):
             Tensor [n, channels, sizes].
         weights : str
             Tensor [filters, channels of a group, taps], the first two exchanged if ``transposed``.
+        bias : str or None
+            Tensor [filters].
         transposed : bool
             Whether it is a transposed convolution.
-        strides : sequence of int
-            Step of each image axis.
+        shape : sequence of int, optional
+            Shape of the result.
         **options
-            Further keywords of :func:`convolution` or :func:`transposed_convolution`.
+            Keywords of :func:`convolution` or :func:`transposed_convolution`.
         """
-        if not transposed:
-            return self.product(convolution, image, weights, strides=strides, **options)
+
+        def write(weights: str, bias: str | None) -> str:
+            if transposed:
+                result = self._transposed_convolution(image, weights, **options)
+            else:
+                result = self.product(convolution, image, weights, **options)
+            if bias is not None:
+                vector = self.channels(bias, len(self.shape(result)))
+                result = self.elementwise(add(X, Y), result, vector)
+            return result if shape is None else self.reshaped(result, shape)
+
+        if transposed:
+            return self.scalable(weights, bias, write, axis=1, groups=options["groups"])
+        return self.scalable(weights, bias, write)
+
+    def _transposed_convolution(
+        self, image: str, weights: str, *, strides: Sequence[int], **options: Any
+    ) -> str:
         channels = self.shape(image)[1:]
 
         def form(spread: Sequence[int], weights: Sequence[int], **options: Any) -> Form:
-            return transposed_convolution(
-                (spread[0], *channels), weights, strides=strides, **options
-            )
+            shape = (spread[0], *channels)
+            return transposed_convolution(shape, weights, strides=strides, **options)
 
         return self.product(form, self._spread(image, strides), weights, **options)
 
@@ -146,13 +164,6 @@ class Composites(Emitter):
         stops = spread_shape((n, c, *sizes), strides)
         kind = Slice((0,) * len(stops), stops, (1,) * len(stops))
         return self.emit(kind, self.reshaped(x, (n, c, *padded)))
-
-    def biased(self, image: str, bias: str | None) -> str:
-        """Add a bias [c], if there is one, to an image [n, c, …]."""
-        if bias is None:
-            return image
-        vector = self.channels(bias, len(self.shape(image)))
-        return self.elementwise(add(X, Y), image, vector)
 
     def scalable(
         self,

@@ -92,6 +92,11 @@ class Call(Composites):
         rank = self.rank(tensor)
         return axis_of(axis, rank) if rank else 0
 
+    def along_dim(self) -> tuple[str, int]:
+        """Return ``self`` and its axis ``dim``, counted from the front."""
+        x = self["self"]
+        return x, self.axis(x, self["dim"])
+
     def axes(self, tensor: str, axes: Sequence[int] | None) -> tuple[int, ...]:
         """Count axes from the front, in ascending order; none stands for all."""
         if not axes:

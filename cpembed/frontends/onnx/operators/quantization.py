@@ -22,7 +22,6 @@ from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.frontends.onnx.operators.matrices import scaled
 from cpembed.frontends.onnx.operators.windows import (
     convolution_options,
-    convolved_floats,
     pooled,
     pooled_image,
 )
@@ -320,7 +319,8 @@ def qlinear_conv(call: Call) -> str:
         # The bias has the scale of the products.
         scale = call.constant(1, "a scale").reshape(-1) * call.constant(4, "a scale")
         bias = dequantized(call, bias, np.asarray(scale, np.float32), None, 0)
-    return _integers(call, convolved_floats(call, x, w, bias), 6, axis=1)
+    result = call.convolved(x, w, bias, **convolution_options(call, x, w))
+    return _integers(call, result, 6, axis=1)
 
 
 def qlinear_matmul(call: Call) -> str:

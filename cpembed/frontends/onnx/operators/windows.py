@@ -94,34 +94,17 @@ def _check_taps(call: Call, weights: str) -> None:
         call.reject(f"kernel_shape {list(taps)} is not that of the weights, {list(expected)}")
 
 
-def convolved_floats(call: Call, image: str, weights: str, bias: str | None) -> str:
-    """Emit a convolution of floats with the node's attributes.
-
-    Parameters
-    ----------
-    call : Call
-        The node.
-    image, weights : str
-        Tensors [n, channels, sizes] and [filters, channels of a group, taps].
-    bias : str or None
-        Tensor [filters].
-    """
-    options = convolution_options(call, image, weights)
-
-    def write(weights: str, bias: str | None) -> str:
-        return call.biased(call.convolved(image, weights, **options), bias)
-
-    return call.scalable(weights, bias, write)
-
-
 def conv(call: Call) -> str:
     _check_taps(call, call.input(1))
-    return convolved_floats(call, call.input(0), call.input(1), call.optional(2))
+    image, weights, bias = call.input(0), call.input(1), call.optional(2)
+    return call.convolved(image, weights, bias, **convolution_options(call, image, weights))
 
 
 def fused_conv(call: Call) -> str:
     """Emit a convolution, a tensor that is added, and an activation."""
-    result = convolved_floats(call, call.input(0), call.input(1), call.optional(2))
+    image, weights, bias = call.input(0), call.input(1), call.optional(2)
+    options = convolution_options(call, image, weights)
+    result = call.convolved(image, weights, bias, **options)
     if call.optional(3) is not None:
         result = call.elementwise(add(X, Y), result, call.input(3))
     a, b = (*(call.attribute("activation_params") or ()), 0.0, 0.0)[:2]
@@ -144,11 +127,7 @@ def conv_transpose(call: Call) -> str:
     image, weights, bias = call.input(0), call.input(1), call.optional(2)
     _check_taps(call, weights)
     options = _transposed_options(call, image, weights)
-
-    def write(weights: str, bias: str | None) -> str:
-        return call.biased(call.convolved(image, weights, transposed=True, **options), bias)
-
-    return call.scalable(weights, bias, write, axis=1, groups=options["groups"])
+    return call.convolved(image, weights, bias, transposed=True, **options)
 
 
 def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:

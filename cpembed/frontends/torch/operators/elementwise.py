@@ -15,6 +15,8 @@ from cpembed.frontends.torch.call import Call, Handler, Results, handlers
 from cpembed.graph.kinds import Elementwise, Input, Number, Scalar
 from cpembed.graph.kinds.elementwise import computing_dtype
 
+Unary = Callable[[Scalar], Scalar]
+Binary = Callable[[Scalar, Scalar], Scalar]
 Function = Callable[..., Scalar]
 
 
@@ -66,13 +68,16 @@ def unary(expression: Function, *parameters: str) -> Handler:
 
 def activated(call: Call, expression: Function, *parameters: Any) -> str:
     """Emit a function of ``self`` and of numbers in the type of the result."""
-    return write(call, call.result.dtype, lambda x: expression(x, *parameters), call["self"])
+
+    def bound(x: Scalar) -> Scalar:
+        return expression(x, *parameters)
+
+    return write(call, call.result.dtype, bound, call["self"])
 
 
-def binary(expression: Function, *names: str) -> Handler:
-    """Return the handler of a function of tensors, by default of ``self`` and ``other``."""
-    names = names or ("self", "other")
-    return lambda call: write(call, call.result.dtype, expression, *map(call.__getitem__, names))
+def binary(expression: Binary, second: str = "other") -> Handler:
+    """Return the handler of a function of ``self`` and a second tensor or number."""
+    return lambda call: write(call, call.result.dtype, expression, call["self"], call[second])
 
 
 # -- arithmetic -----------------------------------------------------------------------------------
@@ -82,7 +87,7 @@ def _times(x: Scalar, factor: float) -> Scalar:
     return x if factor == 1 else mul(x, factor)
 
 
-def _scaled(expression: Function) -> Handler:
+def _scaled(expression: Binary) -> Handler:
     """Return the handler of a function of ``self`` and ``alpha`` times ``other``."""
 
     def handler(call: Call) -> Results:
@@ -138,7 +143,7 @@ def _floor_divide(call: Call) -> Results:
     return binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
 
 
-_POWERS: Mapping[float, Function] = {
+_POWERS: Mapping[float, Unary] = {
     **e.SMALL_POWERS,
     0.5: function("sqrt"),
     -1: lambda x: div(1, x),
@@ -154,7 +159,7 @@ def _power(call: Call) -> Results:
             call.reject("a power of integers whose exponent may be below 0: use floats")
     elif isinstance(exponent, int | float) and exponent in _POWERS:
         return activated(call, _POWERS[exponent])
-    return binary(function("pow"), "self", "exponent")(call)
+    return binary(function("pow"), "exponent")(call)
 
 
 def _clamp(call: Call) -> str:
@@ -170,17 +175,26 @@ def _clamp(call: Call) -> str:
     return write(call, call.result.dtype, expression, call["self"], *values)
 
 
-def _product_added(product: Function) -> Handler:
+def _product_added(product: Binary) -> Handler:
     """Return the handler of ``self`` plus ``value`` times a product or quotient of two tensors."""
 
     def handler(call: Call) -> Results:
         value = call["value"]
-        expression = binary(
-            lambda x, a, b: e.add(x, _times(product(a, b), value)), "self", "tensor1", "tensor2"
-        )
-        return expression(call)
+
+        def expression(x: Scalar, a: Scalar, b: Scalar) -> Scalar:
+            return e.add(x, _times(product(a, b), value))
+
+        tensors = call["self"], call["tensor1"], call["tensor2"]
+        return write(call, call.result.dtype, expression, *tensors)
 
     return handler
+
+
+def _lerp(call: Call) -> Results:
+    def expression(a: Scalar, b: Scalar, weight: Scalar) -> Scalar:
+        return e.add(a, mul(weight, e.sub(b, a)))
+
+    return write(call, call.result.dtype, expression, call["self"], call["end"], call["weight"])
 
 
 def _filled(value: float | None) -> Handler:
@@ -216,6 +230,10 @@ def _softplus(x: Scalar, beta: float, threshold: float) -> Scalar:
     scaled = _times(x, beta)
     value = e.softplus(scaled)
     return e.where(e.less(threshold, scaled), x, value if beta == 1 else div(value, beta))
+
+
+def _threshold(x: Scalar, threshold: float, value: float) -> Scalar:
+    return e.where(e.less(threshold, x), x, value)
 
 
 def _relu6(x: Scalar) -> Scalar:
@@ -256,7 +274,7 @@ def _promoted(call: Call, *values: Any) -> str:
     return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
 
 
-def _comparison(expression: Function) -> Handler:
+def _comparison(expression: Binary) -> Handler:
     def handler(call: Call) -> str:
         values = call["self"], call["other"]
         return write(call, _promoted(call, *values), expression, *values)
@@ -309,7 +327,7 @@ def _masked_fill(call: Call) -> str:
     return call.emit(Elementwise(e.where(X, fill, Input(1)), result), *tensors)
 
 
-def _float_test(expression: Function) -> Handler:
+def _float_test(expression: Unary) -> Handler:
     """Return the handler of a test for NaN or infinity, which integers never pass."""
 
     def handler(call: Call) -> str:
@@ -321,7 +339,7 @@ def _float_test(expression: Function) -> Handler:
     return handler
 
 
-_UNARY: Mapping[str, Function] = {
+_UNARY: Mapping[str, Unary] = {
     **{
         name: function(name)
         for name in (
@@ -350,7 +368,7 @@ _UNARY: Mapping[str, Function] = {
     "hardsigmoid": lambda x: div(_relu6(x), 6.0),
 }
 """Functions of one tensor without parameters."""
-_COMPARISONS: Mapping[str, Function] = {
+_COMPARISONS: Mapping[str, Binary] = {
     "eq": e.equal,
     "ne": e.differ,
     "lt": e.less,
@@ -375,10 +393,7 @@ HANDLERS: Mapping[str, Handler] = {
     **handlers("clamp.default|Tensor", _clamp),
     **handlers("addcmul", _product_added(mul)),
     **handlers("addcdiv", _product_added(div)),
-    **handlers(
-        "lerp.Scalar|Tensor",
-        binary(lambda a, b, w: e.add(a, mul(w, e.sub(b, a))), "self", "end", "weight"),
-    ),
+    **handlers("lerp.Scalar|Tensor", _lerp),
     **handlers("_to_copy to.dtype|device|dtype_layout type_as lift_fresh_copy", _convert),
     # The contents of an empty tensor are undefined: zeros are as good as anything.
     **handlers("zeros_like new_zeros empty_like new_empty empty.memory_format", _filled(0)),
@@ -389,9 +404,7 @@ HANDLERS: Mapping[str, Handler] = {
     **handlers("gelu", _gelu),
     **handlers("softplus", unary(_softplus, "beta", "threshold")),
     **handlers("prelu _prelu_kernel", _prelu),
-    **handlers(
-        "threshold", unary(lambda x, t, v: e.where(e.less(t, x), x, v), "threshold", "value")
-    ),
+    **handlers("threshold", unary(_threshold, "threshold", "value")),
     **handlers("leaky_relu", unary(e.leaky_relu, "negative_slope")),
     **{
         name: handler

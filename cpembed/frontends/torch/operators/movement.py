@@ -130,14 +130,12 @@ def _limits(call: Call, x: str, axis: int) -> tuple[int, int]:
 
 
 def _slice(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     return call.part(x, axis, *_limits(call, x, axis), call["step"])
 
 
 def _slice_scatter(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     start, stop = _limits(call, x, axis)
     if call["step"] != 1:
         call.reject("elements are stored with gaps between them: store whole ranges")
@@ -145,8 +143,7 @@ def _slice_scatter(call: Call) -> str:
 
 
 def _select_scatter(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     index = call["index"] % call.shape(x)[axis]
     shape = [1 if k == axis else size for k, size in enumerate(call.shape(x))]
     return _replaced(call, call.reshaped(call["src"], shape), axis, index, index + 1)
@@ -165,24 +162,21 @@ def _replaced(call: Call, source: str, axis: int, start: int, stop: int) -> str:
 
 
 def _select(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     index = call["index"] % call.shape(x)[axis]
     return call.reshaped(call.part(x, axis, index, index + 1), call.result.shape)
 
 
 def _narrow(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     start = call["start"] % call.shape(x)[axis]
     return call.part(x, axis, start, start + call["length"])
 
 
 def _split(call: Call) -> tuple[str, ...]:
     """Emit parts of the sizes that the results have."""
-    x = call["self"]
+    x, axis = call.along_dim()
     call.in_result("indices")
-    axis = call.axis(x, call["dim"])
     parts: list[str] = []
     start = 0
     for result in call.results:
@@ -195,8 +189,7 @@ def _split(call: Call) -> tuple[str, ...]:
 
 
 def _unbind(call: Call) -> tuple[str, ...]:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     parts = (call.part(x, axis, k, k + 1) for k in range(call.shape(x)[axis]))
     return tuple(call.reshaped(part, call.result.shape) for part in parts)
 
@@ -303,8 +296,8 @@ def _nearest(axes: int, offset: float) -> Handler:
 
 
 def _index_select(call: Call) -> str:
-    x = call["self"]
-    return call.emit(Gather(call.axis(x, call["dim"])), x, call["index"])
+    x, axis = call.along_dim()
+    return call.emit(Gather(axis), x, call["index"])
 
 
 def _index(call: Call) -> str:

@@ -40,13 +40,9 @@ def _convolution(call: Call, axes: int, transposed: bool) -> str:
     if transposed:
         options["output_padding"] = per_axis(call["output_padding"], axes)
 
-    def write(weights: str, bias: str | None) -> str:
-        result = call.convolved(x, weights, transposed=transposed, **options)
-        return call.reshaped(call.biased(result, bias), call.result.shape)
-
-    if transposed:
-        return call.scalable(weights, bias, write, axis=1, groups=call["groups"])
-    return call.scalable(weights, bias, write)
+    return call.convolved(
+        x, weights, bias, transposed=transposed, shape=call.result.shape, **options
+    )
 
 
 def _any_convolution(call: Call) -> str:
