@@ -167,42 +167,6 @@ def _check_convolution(
         )
 
 
-@dataclass(frozen=True)
-class _Channels:
-    """Axes of a convolution besides those of the image.
-
-    Attributes
-    ----------
-    family : str
-        Name of the workload without its number of image axes.
-    extents : dict
-        Extents by the axes' letters.
-    result, image, filter : str
-        Letters that index each operand.
-    """
-
-    family: str
-    extents: dict[str, int]
-    result: str
-    image: str
-    filter: str
-
-    @classmethod
-    def grouped(
-        cls, images: int, groups: int, channels: int, filters: int, is_transposed: bool
-    ) -> _Channels:
-        """``channels`` and ``filters`` are those of a group."""
-        if groups > 1 and channels == 1 and not is_transposed:
-            m = "m" if filters > 1 else ""
-            extents = {"n": images, "c": groups, **({"m": filters} if m else {})}
-            return cls("depthwise", extents, f"nc{m}", "nc", f"c{m}")
-        g = "g" if groups > 1 else ""
-        extents = {"n": images, **({"g": groups} if g else {}), "k": filters, "c": channels}
-        order = "ck" if is_transposed else "kc"
-        family = "transposed_conv" if is_transposed else "conv"
-        return cls(family, extents, f"n{g}k", f"n{g}c", f"{g}{order}")
-
-
 def _convolution(
     image: Sequence[int],
     weights: Sequence[int],
@@ -214,13 +178,22 @@ def _convolution(
 ) -> Form:
     """Write the statement of a convolution; ``axes`` give the index of each image axis."""
     is_transposed = axes[0].flipped
-    channels = _Channels.grouped(
-        image[0], groups, image[1] // groups, filters // groups, is_transposed
-    )
-    result, read, taps = [*channels.result], [*channels.image], [*channels.filter]
-    extents = {name: channels.extents[name] for name in channels.result}
-    reduced = {name: size for name, size in channels.extents.items() if name not in extents}
-    sizes = [channels.extents[name] for name in channels.image]
+    multiplier, depth = filters // groups, image[1] // groups
+    if groups > 1 and depth == 1 and not is_transposed:
+        m = "m" if multiplier > 1 else ""
+        family, letters = "depthwise", (f"nc{m}", "nc", f"c{m}")
+        channels = {"n": image[0], "c": groups, "m": multiplier}
+    else:
+        g = "g" if groups > 1 else ""
+        family = f"{'transposed_' if is_transposed else ''}conv"
+        letters = (f"n{g}k", f"n{g}c", f"{g}{'ck' if is_transposed else 'kc'}")
+        channels = {"n": image[0], "g": groups, "k": multiplier, "c": depth}
+    # Letters of the axes besides those of the image, which index the result, image and filter.
+    result, read, taps = map(list, letters)
+    extents = {name: channels[name] for name in result}
+    reduced = {name: channels[name] for name in read if name not in extents}
+    sizes = [channels[name] for name in read]
+    pixel_steps = [*(1 for _ in read), *(axis.pixel_step for axis in axes)]
     for (output, tap), axis in zip(_AXES[len(axes)], axes, strict=True):
         if axis.output_extent < 1:
             raise WorkloadError(
@@ -231,8 +204,6 @@ def _convolution(
         read.append(axis.index(output, tap))
         taps.append(f"{axis.taps - 1} - {tap}" if axis.flipped else tap)
         sizes.append(axis.extent)
-    pixel_steps = [*(1 for _ in channels.image), *(axis.pixel_step for axis in axes)]
-    family = channels.family
     computation = parse_computation(
         f"O[{', '.join(result)}] += I[{', '.join(read)}] * W[{', '.join(taps)}]",
         extents | reduced,

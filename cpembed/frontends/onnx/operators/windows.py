@@ -20,16 +20,9 @@ _LARGEST = 1 << 20
 """Maximum stride, dilation, size and padding of a window: beyond it a file is damaged."""
 
 
-def window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
-    """Read the window of an operator from its attributes.
-
-    Parameters
-    ----------
-    call : Call
-        The node.
-    taps, image : sequence of int
-        Sizes of the window and of the image, one an image axis.
-    """
+def _window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
+    """Read the window of an operator from its attributes; the taps and the image's sizes are one a
+    pooled or convolved axis."""
     axes = len(taps)
     strides = call.list_of("strides", (1,) * axes) or ()
     dilations = call.list_of("dilations", (1,) * axes) or ()
@@ -78,7 +71,7 @@ def convolution_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     dict
         Keywords of :func:`~cpembed.frontends.products.convolution`.
     """
-    moving = window(call, call.shape(weights)[2:], call.shape(image)[2:])
+    moving = _window(call, call.shape(weights)[2:], call.shape(image)[2:])
     return {
         "strides": moving.strides,
         "before": moving.before,
@@ -133,7 +126,7 @@ def conv_transpose(call: Call) -> str:
 def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     sizes, taps = call.shape(image)[2:], call.shape(weights)[2:]
     axes = len(taps)
-    moving = window(call, taps, sizes)
+    moving = _window(call, taps, sizes)
     steps = [max(pair) for pair in zip(moving.strides, moving.dilations, strict=True)]
     output_padding = call.list_of("output_padding", (0,) * axes) or ()
     if not all(0 <= n < steps[k] for k, n in enumerate(output_padding)):
@@ -206,7 +199,7 @@ def pooled(call: Call, operation: str, x: str) -> str:
     taps = call.list_of("kernel_shape")
     if taps is None or len(taps) != call.rank() - 2:
         call.reject("kernel_shape does not name a size for each image axis")
-    moving = window(call, taps, call.type().shape[2:])
+    moving = _window(call, taps, call.type().shape[2:])
     reaches = (moving.reach(axis) for axis in range(len(taps)))
     if any(max(pads) >= r for r, *pads in zip(reaches, moving.before, moving.after, strict=True)):
         call.reject("a window lies in the padding alone: pad less than a window's size")

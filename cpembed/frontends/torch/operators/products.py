@@ -13,7 +13,7 @@ from cpembed.frontends import expressions as e
 from cpembed.frontends.composites import Window
 from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul
-from cpembed.frontends.torch.call import Call, Handler, Results, handlers, per_axis
+from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Elementwise, Reduce, Softmax
 
 # -- convolutions ---------------------------------------------------------------------------------
@@ -211,37 +211,30 @@ def _adaptive(operation: str, axes: int) -> Handler:
     return handler
 
 
-HANDLERS: Mapping[str, Handler] = {
-    **handlers("conv1d.default|padding", _conv(1)),
-    **handlers("conv2d.default|padding", _conv(2)),
-    **handlers("conv3d.default|padding", _conv(3)),
-    **handlers("conv_transpose1d", _conv(1, transposed=True)),
-    **handlers("conv_transpose2d.input", _conv(2, transposed=True)),
-    **handlers("conv_transpose3d.input", _conv(3, transposed=True)),
-    **handlers("convolution", _any_convolution),
-    **handlers("linear", _linear),
-    **handlers("matmul", _matmul("self", "other")),
-    **handlers("mm bmm", _matmul("self", "mat2")),
-    **handlers("mv", _matmul("self", "vec")),
-    **handlers("dot", _matmul("self", "tensor")),
-    **handlers("outer", _outer),
-    **handlers("addmm", _product_added("mat1", "mat2")),
-    **handlers("addmv", _product_added("mat", "vec")),
-    **handlers("baddbmm", _product_added("batch1", "batch2")),
-    **handlers(
-        "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", _attention
-    ),
-    **{
-        name: handler
-        for n in (1, 2, 3)
-        for operators, handler_of_axes in (
-            (f"max_pool{n}d max_pool{n}d_with_indices", _max_pool(n)),
-            (f"avg_pool{n}d", _average_pool(n)),
-            (f"adaptive_avg_pool{n}d", _adaptive("mean", n)),
-            (f"adaptive_max_pool{n}d", _adaptive("max", n)),
-        )
-        for name, handler in handlers(operators, handler_of_axes).items()
-    },
-    **handlers("_adaptive_avg_pool2d", _adaptive("mean", 2)),
-    **handlers("_adaptive_avg_pool3d", _adaptive("mean", 3)),
-}
+HANDLERS: Mapping[str, Handler] = table(
+    {
+        "conv1d.default|padding": _conv(1),
+        "conv2d.default|padding": _conv(2),
+        "conv3d.default|padding": _conv(3),
+        "conv_transpose1d": _conv(1, transposed=True),
+        "conv_transpose2d.input": _conv(2, transposed=True),
+        "conv_transpose3d.input": _conv(3, transposed=True),
+        "convolution": _any_convolution,
+        "linear": _linear,
+        "matmul": _matmul("self", "other"),
+        "mm bmm": _matmul("self", "mat2"),
+        "mv": _matmul("self", "vec"),
+        "dot": _matmul("self", "tensor"),
+        "outer": _outer,
+        "addmm": _product_added("mat1", "mat2"),
+        "addmv": _product_added("mat", "vec"),
+        "baddbmm": _product_added("batch1", "batch2"),
+        "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu": _attention,
+        **{f"max_pool{n}d max_pool{n}d_with_indices": _max_pool(n) for n in (1, 2, 3)},
+        **{f"avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
+        **{f"adaptive_avg_pool{n}d": _adaptive("mean", n) for n in (1, 2, 3)},
+        **{f"adaptive_max_pool{n}d": _adaptive("max", n) for n in (1, 2, 3)},
+        "_adaptive_avg_pool2d": _adaptive("mean", 2),
+        "_adaptive_avg_pool3d": _adaptive("mean", 3),
+    }
+)
