@@ -1,5 +1,5 @@
-"""Operators that both front ends compose of several kinds: products, windows, movements, sums and
-normalizations along axes."""
+"""Operators that both front ends compose of several kinds: products, windows, and functions along
+axes."""
 
 from __future__ import annotations
 
