@@ -11,10 +11,10 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
-from cpembed.frontends.composites import Window
 from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.graph.kinds import Input, Pool
+from cpembed.frontends.products import Window
+from cpembed.graph.kinds import Input
 
 _LARGEST = 1 << 20
 """Maximum stride, dilation, size and padding of a window: beyond it a file is damaged."""
@@ -35,7 +35,10 @@ def _window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
         call.reject(f"pads {list(pads)}: windows are padded by 0 or more; cut with Slice before")
     if max((*strides, *dilations, *taps, *pads), default=1) > _LARGEST:
         call.reject("strides, dilations, windows and pads are below a million")
-    padded = Window(tuple(taps), strides, dilations, pads[:axes], pads[axes:])
+    padded = Window(
+        taps=tuple(taps), strides=strides, dilations=dilations, before=pads[:axes],
+        after=pads[axes:],
+    )  # fmt: skip
     match call.text("auto_pad", "NOTSET"):
         case "NOTSET" | "":
             return padded
@@ -71,14 +74,8 @@ def convolution_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     dict
         Keywords of :func:`~cpembed.frontends.products.convolution`.
     """
-    moving = _window(call, call.shape(weights)[2:], call.shape(image)[2:])
-    return {
-        "strides": moving.strides,
-        "before": moving.before,
-        "after": moving.after,
-        "dilations": moving.dilations,
-        "groups": call.integer("group", 1),
-    }
+    window = _window(call, call.shape(weights)[2:], call.shape(image)[2:])
+    return {"window": window, "groups": call.integer("group", 1)}
 
 
 def _check_taps(call: Call, weights: str) -> None:
@@ -152,8 +149,9 @@ def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
         half = max(0, total) // 2
         before[k] = half if automatic == "SAME_UPPER" else max(0, total) - half
         after[k] = total - before[k]
-    options = convolution_options(call, image, weights)
-    return {**options, "before": before, "after": after, "output_padding": output_padding}
+    moving = replace(moving, before=before, after=after)
+    groups = call.integer("group", 1)
+    return {"window": moving, "groups": groups, "output_padding": output_padding}
 
 
 def batch_normalization(call: Call) -> str:
@@ -231,7 +229,8 @@ def pooled_image(call: Call, operation: str, x: str) -> str:
         call.reject(f"{call.type_of(x)} is no image: give at least three dimensions, and pixels")
     taps = call.shape(x)[2:]
     ones, zeros = (1,) * len(taps), (0,) * len(taps)
-    return call.emit(Pool(operation, taps, ones, zeros, zeros, ones), x)
+    window = Window(taps=taps, strides=ones, dilations=ones, before=zeros, after=zeros)
+    return call.emit(window.pool(operation), x)
 
 
 def local_response(call: Call) -> str:
@@ -247,7 +246,9 @@ def local_response(call: Call) -> str:
     rows = (shape[0], 1, shape[1], math.prod(shape[2:]))
     squares = call.reshaped(call.elementwise(mul(X, X), call.input()), rows)
     before = (size - 1) // 2
-    pool = Pool("mean", (size, 1), (1, 1), (before, 0), (size - 1 - before, 0), (1, 1), True)
+    after, ones = (size - 1 - before, 0), (1, 1)
+    window = Window(taps=(size, 1), strides=ones, dilations=ones, before=(before, 0), after=after)
+    pool = window.pool("mean", counts_padding=True)
     means = call.reshaped(call.emit(pool, squares), shape)
     below = apply("pow", add(bias, mul(Y, alpha)), beta)
     return call.elementwise(div(X, below), call.input(), means)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from cpembed.frontends import expressions as e
-from cpembed.frontends.composites import Window
 from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul
+from cpembed.frontends.products import Window
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Elementwise, Reduce, Softmax
 
@@ -30,19 +30,17 @@ def _convolution(call: Call, axes: int, transposed: bool) -> str:
         before, after = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     else:
         before = after = (0,) * axes if padding == "valid" else per_axis(padding, axes)
-    options: dict[str, Any] = {
-        "strides": per_axis(call["stride"], axes),
-        "before": before,
-        "after": after,
-        "dilations": dilations,
-        "groups": call["groups"],
-    }
+    window = Window(
+        taps=call.shape(weights)[2:],
+        strides=per_axis(call["stride"], axes),
+        dilations=dilations,
+        before=before,
+        after=after,
+    )
+    options: dict[str, Any] = {"groups": call["groups"], "shape": call.result.shape}
     if transposed:
         options["output_padding"] = per_axis(call["output_padding"], axes)
-
-    return call.convolved(
-        x, weights, bias, transposed=transposed, shape=call.result.shape, **options
-    )
+    return call.convolved(x, weights, bias, window, transposed=transposed, **options)
 
 
 def _any_convolution(call: Call) -> str:
@@ -158,7 +156,8 @@ def _pooled(call: Call, operation: str, axes: int, counts_padding: bool = False)
     taps = per_axis(call["kernel_size"], axes)
     padding = per_axis(call["padding"], axes)
     strides = per_axis(call["stride"], axes, taps)
-    window = Window(taps, strides, per_axis(call.get("dilation") or 1, axes), padding, padding)
+    dilations = per_axis(call.get("dilation") or 1, axes)
+    window = Window(taps=taps, strides=strides, dilations=dilations, before=padding, after=padding)
     ceil_mode = bool(call["ceil_mode"])
     return call.pooled(
         operation, call["self"], window, ceil_mode=ceil_mode, counts_padding=counts_padding
@@ -204,8 +203,8 @@ def _adaptive(operation: str, axes: int) -> Handler:
                     f"all alike: choose a size that divides {size}"
                 )
         taps = tuple(s // r for s, r in zip(sizes, results, strict=True))
-        zeros = (0,) * axes
-        window = Window(taps, taps, (1,) * axes, zeros, zeros)
+        ones, zeros = (1,) * axes, (0,) * axes
+        window = Window(taps=taps, strides=taps, dilations=ones, before=zeros, after=zeros)
         return call.first_of(call.pooled(operation, x, window))
 
     return handler
