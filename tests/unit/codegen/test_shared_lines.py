@@ -13,7 +13,7 @@ from cpembed.driver.solve import solve
 from cpembed.report.messages import mapping_text
 from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.cpu.estimate import shared_lines
-from cpembed.targets.cpu.lowering import schedule_space
+from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.transform.program import DerivedProgram
 
