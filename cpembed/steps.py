@@ -38,6 +38,26 @@ class Progress(Protocol):
         ...
 
 
+class PhaseProgress(Protocol):
+    """Function that is called as a search proceeds, whose length nobody knows beforehand."""
+
+    def __call__(self, phase: str, count: int, /) -> None:
+        """Show a phase (``model``, ``search``, ``derive``, ``prove`` …) with a running count.
+
+        Parameters
+        ----------
+        phase
+            The phase.
+        count
+            Number of solutions, or of other results of the phase, so far.
+        """
+        ...
+
+
+def silent(*_: object) -> None:
+    """Show nothing: the :class:`Progress`, or :class:`PhaseProgress`, of a quiet caller."""
+
+
 Listener = Callable[[str | None, float | None], None]
 """Function that is called with each step and its limit in seconds, and with None at its end."""
 

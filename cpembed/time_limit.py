@@ -70,3 +70,8 @@ class Clock:
     def left(self, after: float = 0.0) -> float | None:
         """Return the seconds until ``after`` seconds past the limit; None without a limit."""
         return None if self._seconds is None else self._seconds + after - self.passed
+
+    @property
+    def is_over(self) -> bool:
+        """True if there is a limit, and it has passed."""
+        return self._seconds is not None and self.passed >= self._seconds

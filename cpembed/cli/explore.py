@@ -21,10 +21,9 @@ from cpembed.cli.options import (
 from cpembed.cli.output import Bar, message, print_json, print_text
 
 if TYPE_CHECKING:
-    from cpembed.exploration.explore import Exploration
+    from cpembed.exploration.costing import Method
+    from cpembed.exploration.explore import Exploration, ExploreResult
     from cpembed.exploration.points import EvaluatedPoint
-    from cpembed.exploration.result import ExploreResult
-    from cpembed.exploration.store import Method
 
 
 def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> list[str] | None:
@@ -188,7 +187,7 @@ def _run(exploration: Exploration, stop: Stop) -> None:
     with workers_of() as workers, Bar("", None) as bar:
         steps = exploration.run(workers)
         for step in steps:
-            bar.show(step.doing, often=True, total=step.of, completed=step.done)
+            bar.show(step.doing, often=True, total=step.total, completed=step.done)
             if stop.asked:
                 break
         steps.close()

@@ -114,7 +114,7 @@ def command(
     cpembed shape model.onnx --macs 4096 --powers --save best.toml
     cpembed shape model.onnx --macs 256 --packing 64 --layouts
     """
-    from cpembed.exploration.shapes.saving import check_file
+    from cpembed.exploration.shapes.shape import check_file
 
     if save is not None:
         check_file(save)
@@ -125,9 +125,9 @@ def command(
     with workers_of() as executing:
         from cpembed.embedding.constraint_set import load_constraint_set
         from cpembed.exploration.shapes.cells import Cost
-        from cpembed.exploration.shapes.executions import Scope
         from cpembed.exploration.shapes.finding import find_shapes
         from cpembed.exploration.shapes.question import DEFAULT_SET, Model, Question
+        from cpembed.exploration.shapes.shape import Scope
 
         question = Question(
             Scope(macs, powers, smallest),
@@ -147,7 +147,7 @@ def command(
 
             result = find_shapes(Model(suite, inputs=shapes or None), question, executing, report)
     if save is not None and result.shapes:
-        from cpembed.exploration.shapes.saving import save as save_targets
+        from cpembed.exploration.shapes.shape import save as save_targets
 
         for file in save_targets(save, result.shapes, question.constraints.name):
             message(f"target {file}")

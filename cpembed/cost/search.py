@@ -24,7 +24,6 @@ from cpembed.embedding.domains import digit_model_obstacle
 from cpembed.embedding.problem import LabelMismatch
 from cpembed.embedding.result import (
     Formulation,
-    Progress,
     SearchResult,
     Seconds,
     merged,
@@ -33,6 +32,7 @@ from cpembed.embedding.result import (
 from cpembed.embedding.search import search_pairing
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
+from cpembed.steps import PhaseProgress as Progress
 from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.derive import LayoutCache
 

@@ -42,13 +42,11 @@ from cpembed.runtime import worker
 from cpembed.runtime.baselines import Baseline, Subject
 from cpembed.runtime.cluster import Task, Workers
 from cpembed.runtime.tuning.records import Lookup, Record, best_record
+from cpembed.steps import PhaseProgress as Phase
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
 from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
-
-Phase = Callable[[str, int], None]
-"""Called with the name of a phase and a running count."""
 
 
 @dataclass(frozen=True)

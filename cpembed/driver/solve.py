@@ -30,6 +30,7 @@ from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.computation import Computation
 from cpembed.ir.polyhedral import require_written
+from cpembed.steps import PhaseProgress as Progress
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.proof import require
 
@@ -38,9 +39,6 @@ _EXPLANATION_SECONDS = 0.5
 
 _PROOF_SECONDS = 1.0
 """Time after the limit in which proofs, or the explanation, may still end."""
-
-Progress = Callable[[str, int], None]
-"""Called with a stage (``model``, ``search``, ``derive``, ``prove`` …) and a running count."""
 
 Filter = Callable[[tuple[RankedCandidate, ...]], tuple[RankedCandidate, ...]]
 """Selects some of the ranked candidates."""

@@ -17,11 +17,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
-from cpembed.exploration.costing import Costing, LayerWork, Request
+from cpembed.exploration.costing import Costing, LayerWork, Method, Request
 from cpembed.exploration.objectives import Limit, Objective
 from cpembed.exploration.points import EvaluatedPoint, Step, evaluated
 from cpembed.exploration.space import Place, Space
-from cpembed.exploration.store import Method
 from cpembed.runtime.cluster import Workers
 from cpembed.targets.family import Point
 
@@ -75,10 +74,20 @@ def require_method(method: Method) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """The method of a search that samples, its number of ``trials`` and its ``seed``.
+    """Options of a search that samples.
 
-    ``population`` is that of ``nsga2``; ``distinct`` False counts every proposal of a machine as a
-    trial.
+    Attributes
+    ----------
+    method
+        One of optuna's methods.
+    trials
+        Number of trials.
+    seed
+        Seed of the method.
+    population
+        Population of ``nsga2``.
+    distinct
+        False counts every proposal of a machine as a trial, as some publications do.
     """
 
     method: Method
@@ -241,7 +250,7 @@ class SampledSearch:
 
         A step changes a number to its neighbour, or a word to any other.
         """
-        seen, frontier = {place}, [place]
+        reached, frontier = {place}, [place]
         while frontier:
             following: list[Place] = []
             for visited in frontier:
@@ -249,10 +258,10 @@ class SampledSearch:
                 if visited not in self._by_place and flaw is None:
                     return visited
                 for neighbour in self._neighbours(visited):
-                    if neighbour not in seen:
-                        seen.add(neighbour)
+                    if neighbour not in reached:
+                        reached.add(neighbour)
                         following.append(neighbour)
-            if len(seen) > max(_MAX_VISITED, 2 * self.space.combinations):
+            if len(reached) > max(_MAX_VISITED, 2 * self.space.combinations):
                 return None
             frontier = following
         return None

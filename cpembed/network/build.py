@@ -17,9 +17,9 @@ from cpembed.export.loader import Library as OpenLibrary
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
-from cpembed.network.products import Progress, silent
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.network.verification import in_memory, typed
+from cpembed.steps import Progress, silent
 from cpembed.targets.registry import missing_for
 
 

@@ -24,11 +24,10 @@ from cpembed.network.cache import Cache, digest_of
 from cpembed.network.layer import Layer, recorded
 from cpembed.network.objects import symbol_of
 from cpembed.network.operators import Placed
-from cpembed.network.products import Progress
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import machine
 from cpembed.runtime.measurement.runner import time_work
-from cpembed.steps import step
+from cpembed.steps import Progress, step
 
 _ROUNDS, _ROUND_MS = 7, 4.0
 

@@ -10,9 +10,10 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object, compiled_for
 from cpembed.export.program import CompiledObject
 from cpembed.network.cache import Cache, digest_of, source_digest
-from cpembed.network.products import Progress, cores
+from cpembed.network.products import cores
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import versions
+from cpembed.steps import Progress
 
 
 def symbol_of(plan: KernelPlan) -> str:

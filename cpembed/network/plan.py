@@ -15,9 +15,10 @@ from cpembed.network.comparison import by_policy
 from cpembed.network.layout import Layout
 from cpembed.network.measuring import Measuring
 from cpembed.network.options import Execution, Ways
-from cpembed.network.products import Products, Progress, cores, silent
+from cpembed.network.products import Products, cores
 from cpembed.network.splitting import without_residuals
 from cpembed.network.tensors import Layouts
+from cpembed.steps import Progress, silent
 
 CHANNELS_LAST = "channels_last"
 

@@ -7,7 +7,7 @@ and repeated blocks once in it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,6 +20,7 @@ from cpembed.ir.computation import Computation
 from cpembed.network.cache import Cache, digest_of, source_digest
 from cpembed.network.layer import Layer, choose_layer
 from cpembed.runtime.worker import call_each
+from cpembed.steps import Progress, silent
 from cpembed.targets.registry import open_target
 
 _SOURCES = (
@@ -27,9 +28,6 @@ _SOURCES = (
     "network/layer.py",
 )
 """What a search depends on."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many are done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +107,6 @@ def _search(target: HardwareSpec, timeout: float | None, wanted: Wanted) -> Laye
         return choose_layer(wanted.workload, target, wanted.searched, timeout)
     except LoweringError:
         return None
-
-
-def silent(what: str, done: int, of: int) -> None:
-    """Nobody watches."""
 
 
 def cores() -> int:

@@ -19,10 +19,10 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_for
 from cpembed.network.document import network_document, plan_document
 from cpembed.network.plan import Planning, plan_network
-from cpembed.network.products import Progress, silent
 from cpembed.network.run import NetworkRun, run_network
 from cpembed.network.stepwise import StepwiseRun, run_stepwise, stepwise_document
 from cpembed.network.verification import Judged
+from cpembed.steps import Progress, silent
 from cpembed.targets.registry import open_target
 
 

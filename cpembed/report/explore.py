@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed.exploration.exact import ExactSearch
+from cpembed.exploration.explore import ExploreResult
 from cpembed.exploration.objectives import Objective
 from cpembed.exploration.points import EvaluatedPoint
-from cpembed.exploration.result import ExploreResult
 from cpembed.exploration.sampled import SampledSearch
 from cpembed.report.blocks import header, heading, table
 from cpembed.targets.family import Value

@@ -10,7 +10,7 @@ import io
 from itertools import combinations
 from typing import Any
 
-from cpembed.exploration.result import ExploreResult
+from cpembed.exploration.explore import ExploreResult
 from cpembed.report.bench_plot import require_matplotlib
 
 _WIDTH, _HEIGHT = 4.2, 3.4

@@ -303,17 +303,16 @@ def compare_interleaved(
         return expected.judge_converted(output.view(numpy_dtype(output_type)))
 
     _verify(kernel, output_type, judge, inputs)
+    account = _Account(fastest)
     sides = {
         _OURS: Work(wall_clock(_execution(kernel, inputs)), OUR_POOL),
         _PACKING: Work(wall_clock(_execution(kernel, inputs, packing=True)), OUR_POOL),
-        _CALL: Work(wall_clock(fastest.run), baseline.pool),
+        **_baseline_sides(fastest, account, baseline.pool),
     }
-    account = _Account(fastest)
-    if account.names is not None:
-        sides[_PRIMITIVE] = Work(account, baseline.pool)
+    unthrottled = None
     if probe is not None:
         sides[_PRODUCTS] = Work(wall_clock(probe.stretch), OUR_POOL)
-    unthrottled = None if probe is None else probe.wait
+        unthrottled = probe.wait
     interleaved = time_interleaved(sides, rounds=rounds, round_ms=round_ms, unthrottled=unthrottled)
     return Comparison(
         form=fastest.form,
@@ -365,6 +364,13 @@ class _Account:
         calls = sum(calls for calls, _ in self._blocks)
         total = sum(calls * getattr(primitives, part) for calls, primitives in self._blocks)
         return total / calls if calls else None
+
+
+def _baseline_sides(contender: Contender, account: _Account, pool: str) -> dict[str, Work]:
+    sides = {_CALL: Work(wall_clock(contender.run), pool)}
+    if account.names is not None:
+        sides[_PRIMITIVE] = Work(account, pool)
+    return sides
 
 
 def _fastest(contenders: Sequence[Contender], baseline: Baseline, round_ms: float) -> Contender:

@@ -136,12 +136,12 @@ class Members:
 
 @dataclass
 class Submitted:
-    """A task with its future. ``beside_others`` is True if other tasks were ever submitted at the
+    """A task with its future. ``was_concurrent`` is True if other tasks were ever submitted at the
     same time: Dask may then blame it for the end of a worker that another one caused."""
 
     task: Task
     future: Any
-    beside_others: bool = False
+    was_concurrent: bool = False
     started: float = field(default_factory=time.monotonic)
 
 
@@ -183,7 +183,7 @@ class Run:
         self.submitted[key] = submitted
         if len(self.submitted) > 1:
             for item in self.submitted.values():
-                item.beside_others = True
+                item.was_concurrent = True
 
         def on_completion(_: Any) -> None:
             self._completed.put(key)
@@ -254,6 +254,7 @@ class Cluster(Workers):
                 if time.monotonic() - self._looked > LOOK_SECONDS:
                     self._look()
                 self._fill(run)
+                # Suspects come last and one at a time: whoever ends a worker then is to blame.
                 if not run.submitted and run.held is None:
                     if not run.suspects:
                         return
@@ -285,6 +286,7 @@ class Cluster(Workers):
 
     def _fill(self, run: Run) -> None:
         """Submit tasks while there is room for them."""
+        # Even without a slot the next task is held: its kind says which workers it waits for.
         while self._has_slot(run) or not run.submitted:
             task = run.next()
             if task is None or not self._has_room(run, task):
@@ -311,6 +313,7 @@ class Cluster(Workers):
         packed = pickle.dumps(task)
         with self._answering():
             key = run.new_key()
+            # `pure=False`: two tasks of equal arguments, such as two timings, are both executed.
             future = self._client.submit(
                 execute, identity(), packed, threads, key=key, pure=False, resources=tag
             )
@@ -331,7 +334,7 @@ class Cluster(Workers):
             if error is None:
                 return Outcome(task, future.result())
         if isinstance(error, KilledWorker):
-            if item.beside_others:
+            if item.was_concurrent:
                 return None
             return Outcome(task, error=_killed(task, error.allowed_failures + 1))
         if isinstance(error, OtherVersion):

@@ -61,6 +61,7 @@ def join(joining: Joining, report: Callable[[str], None]) -> bool:
     with _interrupts(), tempfile.TemporaryDirectory() as folder, _settings(joining):
         protection = security(at, joining.tls, "worker")
         host = local_address(at)
+        # A scheduler that does not answer is reported before anything is started.
         connected(at, protection).close()
         if (warning := exposed(at)) is not None:
             report(warning)
@@ -88,6 +89,7 @@ async def _work(
             at,
             nthreads=1,
             resources=resources,
+            # Tasks run in child processes, whose memory Dask would not see.
             memory_limit="0",
             plugins=[Warming()],
             **settings,

@@ -200,6 +200,7 @@ class Processes(Workers):
                     return
                 finished, result, error = self._results.get()
                 running -= 1
+                # Any other error is a bug, and belongs to no single task.
                 if error is not None and not isinstance(error, CpembedError):
                     raise error
                 yield Outcome(finished, result, error)
@@ -212,6 +213,7 @@ class Processes(Workers):
             return
         for slot in self._slots:
             slot.process.stop()
+        # Each task that was put yields one result, also one whose process was stopped.
         for _ in range(running):
             self._results.get()
         for slot in self._slots:

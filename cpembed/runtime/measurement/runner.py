@@ -105,6 +105,7 @@ def measure(
         packed_ahead = packed_before(workload)
     ahead = tuple(name for name in names if name in packed_ahead)
     packed = {name: kernel.pack(name, inputs[name]) for name in names}
+    # Unpacking is timed on the output of a real call.
     output = kernel.execute(packed)
     latency = time_work(kernel.bound(packed, output), rounds, round_ms)
 

@@ -367,6 +367,7 @@ def _key_of(path: Path) -> dict[str, Any] | None:
             try:
                 msgspec.json.decode(line, type=_Header)
                 key: dict[str, Any] = json.loads(line)["key"]
+                # NaN would make a key that no later run can reproduce.
                 json.dumps(key, allow_nan=False)
             except (ValueError, RecursionError):
                 continue

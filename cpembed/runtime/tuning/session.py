@@ -117,6 +117,7 @@ class Search(Generic[S]):
         families: dict[str, Proposal[S]] = {}
         for item in ranked:
             families.setdefault(repr(item.design.candidate.embedding.family), item)
+        # `ranked` is ascending, so each family is represented by its best schedule.
         best = list(families.values())[:FIRST]
         yield from (item for item in best if item.estimate <= self._spread * best[0].estimate)
         yield from ranked[:SCREENED]
@@ -276,6 +277,7 @@ class Tuning(Generic[T, S]):
         store.open()
         self._trials = store.load()
         self._trial_by_key: dict[str, T] = {}
+        # Final comparisons repeat trials: a replayed search is told the first measurement.
         for trial in self._trials:
             self._trial_by_key.setdefault(trial.key, trial)
 
@@ -329,8 +331,9 @@ class Tuning(Generic[T, S]):
     def _due(self, measure_batch: BatchMeasurement[S, T] | None) -> Iterator[Proposal[S]]:
         """Yield the search's proposals until the deadline."""
         for generation in self._search.generations(self.task.trials):
-            one_by_one = [[proposal] for proposal in generation]
-            for batch in one_by_one if measure_batch is None else [generation]:
+            single_proposals = [[proposal] for proposal in generation]
+            for batch in single_proposals if measure_batch is None else [generation]:
+                # The first trial is always made, so that a session has an outcome.
                 if self.done and time.perf_counter() > self.task.deadline:
                     self.stopped = True
                     return

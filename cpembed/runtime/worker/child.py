@@ -54,6 +54,7 @@ def serve(descriptor: int, parent: int, preload: list[str]) -> None:
         def show_warning(text: Warning | str, kind: type[Warning], *_: Any, **__: Any) -> None:
             connection.send(("warning", str(text), kind))
 
+        # The parent filters warnings: here each is sent.
         warnings.simplefilter("always")
         warnings.showwarning = show_warning
         while True:
@@ -94,6 +95,7 @@ def _answer(
     except Exception as error:
         text = traceback.format_exc()
         try:
+            # Some errors can be pickled but not unpickled: their constructors take other arguments.
             pickle.loads(pickle.dumps(error))
         except Exception:
             error = RuntimeError(f"{type(error).__name__}: {error}")
@@ -105,6 +107,7 @@ def _die_with(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The parent may have ended before the call above.
         if os.getppid() != parent:
             os._exit(1)
 

@@ -184,7 +184,9 @@ class Worker:
             stdout=self._output,
             stderr=self._output,
             pass_fds=(descriptor,),
+            # Ctrl-C at the terminal reaches the parent alone, which decides.
             start_new_session=True,
+            # The user's environment wins.
             env={**(environment or {}), **os.environ},
         )
         child_end.close()

@@ -9,7 +9,7 @@ cores. Each constant has a microkernel of its own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +20,7 @@ from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.interleaved import BUSY, Elsewhere
+from cpembed.steps import Progress, silent
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.x86.features import lacking
 from cpembed.targets.x86.microbenchmarks import (
@@ -57,10 +58,6 @@ _CONTENDED = 1.5
 """A tile product that takes more than so many times its cycles shares its unit with others. Less
 than that is the clock, which AMX lowers."""
 
-OnStep = Callable[[str, int, int], None]
-"""Called with ``build``, the kernels that are compiled and their number, then with ``measure``, the
-rounds that are done and the figures that need more."""
-
 
 def product_of(spec: HardwareSpec) -> str | None:
     """The product instruction of a target, which its CPU features and the type of its sums name;
@@ -70,11 +67,6 @@ def product_of(spec: HardwareSpec) -> str | None:
         if set(wanted) <= set(spec.cpu_features) and (name in _OF_FLOATS) == (sums == "float32"):
             return name
     return None
-
-
-def unreported(what: str, done: int, of: int) -> None:
-    """Nobody wants to know."""
-    del what, done, of
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ class Measured:
 
 
 def measure_calibration(
-    rounds: int = ROUNDS, timeout: float = TIMEOUT, on_step: OnStep = unreported
+    rounds: int = ROUNDS, timeout: float = TIMEOUT, on_step: Progress = silent
 ) -> Measured:
     """Measure every constant whose instruction this CPU has, in the worker; an instruction whose
     kernels end their process is left out.
@@ -116,7 +108,7 @@ def measure_calibration(
 
 
 def _measured(
-    ended: Mapping[str, str], rounds: int, timeout: float, *, progress: OnStep
+    ended: Mapping[str, str], rounds: int, timeout: float, *, progress: Progress
 ) -> Measured:
     """``ended``: why instructions are left out whose kernels ended a worker."""
     started = time.perf_counter()

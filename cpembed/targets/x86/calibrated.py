@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cpembed.codegen.runtime import thread_count
+from cpembed.steps import Progress, silent
 from cpembed.targets.cpu.calibration import (
     OPERATIONS,
     Calibration,
@@ -21,9 +22,7 @@ from cpembed.targets.x86.calibrate import (
     ROUNDS,
     TIMEOUT,
     Measured,
-    OnStep,
     measure_calibration,
-    unreported,
 )
 
 _LINE = 64
@@ -72,7 +71,7 @@ def calibrate(
     rounds: int = ROUNDS,
     timeout: float = TIMEOUT,
     database: Path | None = None,
-    on_step: OnStep = unreported,
+    on_step: Progress = silent,
 ) -> CalibrateResult:
     """Measure the constants of this machine and keep them in the place of older ones.
 

@@ -36,7 +36,7 @@ from cpembed.runtime.baselines import (
     Subject,
     compare_interleaved,
 )
-from cpembed.runtime.measurement import interleaved, load
+from cpembed.runtime.measurement import interleaved
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.targets.cpu.calibration import (
     DIRECTORY_VARIABLE,
@@ -72,7 +72,7 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> FakeBaseline:
     )
     # Whatever else this machine does, nothing is disturbed.
     monkeypatch.setattr(interleaved, "wait_for_idle_threads", lambda: True)
-    monkeypatch.setattr(load, "_elsewhere", lambda: 0.0)
+    monkeypatch.setattr(interleaved, "_elsewhere", lambda: 0.0)
     monkeypatch.setattr(interleaved, "UNSURE", math.inf)
     return fake
 

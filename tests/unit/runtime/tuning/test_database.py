@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cpembed import stores
 from cpembed.driver.named import hardware_spec
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Digit
@@ -205,3 +206,7 @@ def test_the_folder_is_the_variable_s(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.delenv(database.DIRECTORY_VARIABLE)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert tuning_folder() == tmp_path / "data" / "cpembed" / "tune"
+    monkeypatch.setenv(stores.FOLDER_VARIABLE, str(tmp_path / "all"))
+    assert tuning_folder() == tmp_path / "all" / "tune"
+    monkeypatch.setenv(database.DIRECTORY_VARIABLE, str(tmp_path))
+    assert tuning_folder() == tmp_path
