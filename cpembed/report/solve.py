@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from cpembed.cost.machine.estimate import Estimate
     from cpembed.driver.estimate import EstimateResult
-    from cpembed.driver.pareto import ParetoResult
     from cpembed.driver.plan import Compared
+    from cpembed.driver.solve import ParetoResult
 
 Row = tuple[str, str]
 
