@@ -34,7 +34,7 @@ from cpembed.graph.kinds import (
 )
 from cpembed.ir.dtypes import numpy_dtype, size_bytes
 from cpembed.network.kernel_cache import Cache, Progress, digest_of, symbol_of
-from cpembed.network.operators import Placed
+from cpembed.network.operators import PlacedTensor
 from cpembed.network.product_kernels import Layer, recorded
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import machine
@@ -63,7 +63,9 @@ _BYTES_PER_US = 4000.0
 AnyTarget = Target[Any, Any, Any]
 
 
-def conversion_us(target: AnyTarget, source: Placed, into: Placed, threads: int) -> float:
+def conversion_us(
+    target: AnyTarget, source: PlacedTensor, into: PlacedTensor, threads: int
+) -> float:
     """Microseconds of copying a tensor into another layout."""
     return _moved_us(target, [source], [into], threads)
 
@@ -71,8 +73,8 @@ def conversion_us(target: AnyTarget, source: Placed, into: Placed, threads: int)
 def estimate_us(
     target: AnyTarget,
     kind: Kind,
-    inputs: Sequence[Placed],
-    outputs: Sequence[Placed],
+    inputs: Sequence[PlacedTensor],
+    outputs: Sequence[PlacedTensor],
     threads: int,
 ) -> float:
     """Microseconds of an operator that is no product."""
@@ -99,16 +101,16 @@ def functions(expression: Scalar) -> int:
 
 
 def _moved_us(
-    target: AnyTarget, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
+    target: AnyTarget, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor], threads: int
 ) -> float:
     tensors = [*inputs, *outputs]
-    size = sum(tensor.type.elements * size_bytes(tensor.stored) for tensor in tensors)
+    size = sum(tensor.type.elements * size_bytes(tensor.storage_dtype) for tensor in tensors)
     orders = {_order(tensor) for tensor in tensors if tensor.type.elements > 1}
     known = target.copying_us(size, threads, reordered=len(orders) > 1)
     return size / (_BYTES_PER_US * threads) if known is None else known
 
 
-def _order(tensor: Placed) -> tuple[tuple[int, ...], int]:
+def _order(tensor: PlacedTensor) -> tuple[tuple[int, ...], int]:
     """The order of the axes that have more than one element."""
     layout = tensor.layout
     order = tuple(axis for axis in layout.order if layout.shape[axis] > 1)
@@ -144,9 +146,9 @@ class Measuring:
                 constants[name] = np.zeros(shape, numpy_dtype(dtype))
         return self._us(recorded(layer, epilogue, constants, self.threads).run)
 
-    def plan_us(self, plan: KernelPlan, placed: Sequence[Placed]) -> float:
+    def plan_us(self, plan: KernelPlan, placed: Sequence[PlacedTensor]) -> float:
         """Of a kernel on tensors."""
-        buffers = tuple(Memory(max(1, one.layout.elements), one.stored) for one in placed)
+        buffers = tuple(Memory(max(1, one.layout.elements), one.storage_dtype) for one in placed)
         return self._us([RecordedCall(plan, buffers)])
 
     def _us(self, calls: Sequence[RecordedCall]) -> float:

@@ -23,7 +23,7 @@ from cpembed.network.candidate_layouts import Layouts, residual_of
 from cpembed.network.costs import Measuring, conversion_us, estimate_us
 from cpembed.network.kernel_cache import Progress
 from cpembed.network.layout import Layout
-from cpembed.network.operators import Placed, conversion_plan, generated_plan
+from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.physical_product import laid_out
 from cpembed.network.product_kernels import Layer, Products, Wanted
 from cpembed.targets.base import Target
@@ -109,9 +109,9 @@ class Ways:
             found[operator.name] = ways
         return found
 
-    def placed(self, name: str, layout: Layout) -> Placed:
+    def placed(self, name: str, layout: Layout) -> PlacedTensor:
         fill = self.layouts.fills.get(name, 0)
-        return Placed(self.graph.types[name], layout, fill)
+        return PlacedTensor(self.graph.types[name], layout, fill)
 
     # ------------------------------------------------------------------------------ products
 
@@ -194,13 +194,15 @@ class Ways:
                 found.append(Execution(ports, cost))
         return tuple(found)
 
-    def _kernel_us(self, kind: Kind, inputs: Sequence[Placed], outputs: Sequence[Placed]) -> float:
+    def _kernel_us(
+        self, kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
+    ) -> float:
         if self.measuring is None:
             return estimate_us(self.target, kind, inputs, outputs, self.threads)
         plan = generated_plan(kind, inputs, outputs, self.threads)
         return self.measuring.plan_us(plan, (*inputs, *outputs))
 
-    def _conversion_us(self, source: Placed, into: Placed) -> float:
+    def _conversion_us(self, source: PlacedTensor, into: PlacedTensor) -> float:
         if self.measuring is None:
             return conversion_us(self.target, source, into, self.threads)
         plan = conversion_plan(source, into, self.threads)
@@ -223,9 +225,9 @@ class Ways:
             found |= dict.fromkeys(tuple(place[name] for name in names) for place in places)
         return list(found) or [tuple(self.layouts.of[name][0] for name in names)]
 
-    def _input(self, name: str, places: Mapping[str, Layout]) -> Placed:
+    def _input(self, name: str, places: Mapping[str, Layout]) -> PlacedTensor:
         kind = self.graph.types[name]
-        return self.placed(name, places[name]) if name in places else Placed.plain(kind)
+        return self.placed(name, places[name]) if name in places else PlacedTensor.plain(kind)
 
     def _is_outside(self, names: Sequence[str]) -> bool:
         """Whether a tensor is the caller's memory."""

@@ -20,8 +20,8 @@ from cpembed.network.candidate_layouts import residual_of
 from cpembed.network.kernel_cache import Cache, Progress, compiled, digest_of, features, symbol_of
 from cpembed.network.layout import Layout
 from cpembed.network.layout_problem import ports_of
-from cpembed.network.operators import Placed, conversion_plan, generated_plan
-from cpembed.network.operators.values import memory_of, stored
+from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
+from cpembed.network.operators.values import flat_storage, storage_type
 from cpembed.network.physical_product import laid_out
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.product_kernels import recorded
@@ -118,7 +118,7 @@ class _Maker:
         kind = self.plan.graph.types[tensor]
         fill = self.plan.ways.layouts.fills.get(tensor, 0) if layout.has_halo else None
         name = tensor if role is not Role.WORKSPACE else self._unused(f"{tensor}@{layout}")
-        buffer = Buffer(name, stored(kind.dtype), layout.elements, role, shape, fill=fill)
+        buffer = Buffer(name, storage_type(kind.dtype), layout.elements, role, shape, fill=fill)
         self.buffers[name] = buffer
         self.places[tensor, layout] = name
         self.tensors.setdefault(tensor, name)
@@ -156,7 +156,7 @@ class _Maker:
         raise InvariantError(f"{tensor} is not there as {layout}")
 
     def _constant(self, array: Array, dtype: str) -> str:
-        flat = memory_of(array)
+        flat = flat_storage(array)
         key = f"c{digest_of(flat.dtype.str, flat.shape, flat.tobytes())[:24]}"
         if key not in self.buffers:
             self.buffers[key] = Buffer(key, dtype, flat.size, Role.CONSTANT, (), flat)
@@ -194,7 +194,7 @@ class _Maker:
             result = self._unused(f"{name}.result") if name in graph.inputs else name
             self.results[name] = result
             self.buffers[result] = Buffer(
-                result, stored(kind.dtype), plain.elements, Role.OUTPUT, plain.shape
+                result, storage_type(kind.dtype), plain.elements, Role.OUTPUT, plain.shape
             )
             if not kind.elements:
                 continue
@@ -202,12 +202,12 @@ class _Maker:
             if constant is None:
                 read = self._place(name, plain)
             else:
-                read = self._constant(constant, stored(kind.dtype))
+                read = self._constant(constant, storage_type(kind.dtype))
             placed = self._placed(name, plain)
             plan = conversion_plan(placed, placed, self.plan.threads)
             self._call(plan, [read, result], f"{name} returned")
 
-    def _placed(self, tensor: str, layout: Layout) -> Placed:
+    def _placed(self, tensor: str, layout: Layout) -> PlacedTensor:
         return self.plan.ways.placed(tensor, layout)
 
     def _alias(self, operator: Operator) -> None:
@@ -227,7 +227,7 @@ class _Maker:
             for name in operator.inputs
         ]
         arguments = [
-            self._constant(graph.constants[name], stored(graph.types[name].dtype))
+            self._constant(graph.constants[name], storage_type(graph.types[name].dtype))
             if graph.is_constant(name)
             else self._place(name, layouts[name])
             for name in operator.inputs
