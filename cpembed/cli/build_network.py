@@ -32,14 +32,14 @@ def build_model(
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
-    from cpembed.network.service import Asked, network
+    from cpembed.network.service import NetworkRequest, network
     from cpembed.report.network import verified
     from cpembed.report.network_page.document import read
 
     graph = load_model(model, shapes or None)
     how = Planning(timeout=timeout or SEARCH_LIMIT)
     contents = Contents(torch=torch)
-    asked = Asked(target, folder, how, times=False, name=name, contents=contents)
+    asked = NetworkRequest(target, folder, how, times=False, name=name, contents=contents)
     with Bar("", None) as bar:
 
         def progress(what: str, done: int, total: int) -> None:

@@ -112,14 +112,16 @@ def command(
             bar.show(what, total=total, completed=done)
 
         from cpembed.network.plan import Planning
-        from cpembed.network.service import Asked, network, network_plan
+        from cpembed.network.service import NetworkRequest, network, network_plan
 
         how = Planning(timeout, layout_time, policy, measures)
         run: NetworkRun | StepwiseRun | None = None
         if plan_only:
             document = network_plan(graph, target, how, progress)
         else:
-            result = network(graph, Asked(target, save, how, not no_verify), inputs, progress)
+            result = network(
+                graph, NetworkRequest(target, save, how, not no_verify), inputs, progress
+            )
             document, run = result.document, result.run
     if output is not None and run is not None:
         _write_outputs(output, run.outputs)

@@ -42,7 +42,7 @@ def _operators(found: TargetMatch) -> RenderableType:
 
 
 def _row(operator: OperatorMatch) -> tuple[str, ...]:
-    found, macs = operator.found, across.macs_text(operator.macs)
+    found, macs = operator.match, across.macs_text(operator.macs)
     if found is None or found.embedding is None:
         outcome = "no" if found is None else found.outcome
         return operator.name, operator.label, macs, outcome, "", "", "", operator.reason or ""
