@@ -35,7 +35,7 @@ def ways(graph: Graph) -> ExecutionChoices:
 
 def product_ports(found: ExecutionChoices, operator: Operator) -> list[Ports]:
     assert isinstance(operator.kind, Product)
-    pairs = found._laid_out(operator, operator.kind)  # pyright: ignore[reportPrivateUsage]
+    pairs = found._physical_products(operator, operator.kind)  # pyright: ignore[reportPrivateUsage]
     return [ports for ports, _ in pairs]
 
 

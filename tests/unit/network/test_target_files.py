@@ -51,8 +51,8 @@ NAMES = ["of_my_own", SHIPPED, "avx512_vnni"]
 def test_the_contents_of_the_file_are_planned(tmp_path: Path, name: str) -> None:
     spec = hardware_spec(str(written(tmp_path, name)))
     plan = plan_network(prepared_for(GRAPH, spec), spec, Planning(cache=Cache(tmp_path)))
-    layers = [e.layer for e in plan.executions.values() if e.layer is not None]
-    assert [layer.spec for layer in layers] == [spec]
+    kernels = [e.kernel for e in plan.executions.values() if e.kernel is not None]
+    assert [kernel.spec for kernel in kernels] == [spec]
     assert set(required_features(plan)) == {"avx2", "sse4_2"}
 
 
@@ -76,8 +76,8 @@ def test_the_contents_of_the_file_are_what_runs(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_is_built_from_the_file(tmp_path: Path, name: str) -> None:
     spec = hardware_spec(str(written(tmp_path, name)))
-    layer = workload("gemm m=8 n=16 k=8", spec)
-    built = build(layer, str(written(tmp_path, name)), tmp_path / "out", name="layer")
+    kernel = workload("gemm m=8 n=16 k=8", spec)
+    built = build(kernel, str(written(tmp_path, name)), tmp_path / "out", name="kernel")
     assert not isinstance(built, SolveResult)
     assert built.chosen.solved.target == spec
     assert "sse4_2" in built.features
