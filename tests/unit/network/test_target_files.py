@@ -76,8 +76,8 @@ def test_the_contents_of_the_file_are_what_runs(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_is_built_from_the_file(tmp_path: Path, name: str) -> None:
     spec = hardware_spec(str(written(tmp_path, name)))
-    kernel = workload("gemm m=8 n=16 k=8", spec)
-    built = build(kernel, str(written(tmp_path, name)), tmp_path / "out", name="kernel")
+    layer = workload("gemm m=8 n=16 k=8", spec)
+    built = build(layer, str(written(tmp_path, name)), tmp_path / "out", name="layer")
     assert not isinstance(built, SolveResult)
     assert built.chosen.solved.target == spec
     assert "sse4_2" in built.features
