@@ -154,9 +154,9 @@ def compile_network(
         If there is no C compiler, or the target has no library.
     """
     spec, planning = hardware_spec(target), planning or Planning()
-    require_library(spec)
+    _require_library(spec)
     plan = plan_network(prepared_for(graph, spec), spec, planning, progress)
-    network = network_program(plan, name or library_name(graph.name), planning.cache, progress)
+    network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)
     progress("linking", 0, 1)
     label = network.program.name
 
@@ -168,14 +168,14 @@ def compile_network(
     return CompiledNetwork(plan, network, library)
 
 
-def require_library(spec: HardwareSpec) -> None:
+def _require_library(spec: HardwareSpec) -> None:
     """Raise :class:`BackendUnavailable` unless a library of this machine can hold a target's
     kernels."""
     if missing := missing_for(spec):
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; name another target")
 
 
-def library_name(text: str) -> str:
+def _library_name(text: str) -> str:
     """Return a C identifier for a model's name, which is often that of its file."""
     stem = re.sub(r"\.(onnx|pt2)$", "", text)
     name = re.sub(r"\W+", "_", stem, flags=re.ASCII).strip("_")[:40] or "network"

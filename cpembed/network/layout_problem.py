@@ -130,7 +130,7 @@ class ExecutionChoices:
             if padded and first.has_halo and kind.padding != self.layouts.fills[first_name]:
                 continue
             for output_layout in self.layouts.by_tensor[output]:
-                if lane_by_lane(kind) and first.order != output_layout.order:
+                if _lane_by_lane(kind) and first.order != output_layout.order:
                     continue
                 for residual_layout in self.layouts.by_tensor[residual[0]] if residual else (None,):
                     try:
@@ -303,7 +303,7 @@ class ExecutionChoices:
         )
 
 
-def lane_by_lane(kind: Product) -> bool:
+def _lane_by_lane(kind: Product) -> bool:
     """True if each channel of the result depends on one of the image, so that both lie alike."""
     return "depthwise" in kind.computation.name
 

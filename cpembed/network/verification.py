@@ -164,7 +164,7 @@ def tolerance_of(operator: Operator, expected: Array) -> float:
     It is 0 for integers and single roundings, and a quantum for integers that are rounded from
     functions
     of floats."""
-    if not is_rounded(operator):
+    if not _is_rounded(operator):
         return 0.0
     if expected.dtype.kind in "iub":
         return 1.0
@@ -175,7 +175,7 @@ def tolerance_of(operator: Operator, expected: Array) -> float:
     return roundoff * size
 
 
-def is_rounded(operator: Operator) -> bool:
+def _is_rounded(operator: Operator) -> bool:
     """True if results depend on the order of roundings, or on a library's functions."""
     kind = operator.kind
     if isinstance(kind, Softmax | LayerNorm | DynamicQuantize | Reduce):

@@ -32,7 +32,7 @@ def all_options(problem: Problem) -> RemainingOptions:
 def prune_options(problem: Problem) -> RemainingOptions:
     """Return the options that remain, at least one per node."""
     remaining = all_options(problem)
-    matrices = {tensor.name: conversion_costs(tensor) for tensor in problem.tensors}
+    matrices = {tensor.name: _conversion_costs(tensor) for tensor in problem.tensors}
     for _ in range(_ROUNDS):
         before = list(remaining)
         for index in range(len(remaining)):
@@ -43,7 +43,7 @@ def prune_options(problem: Problem) -> RemainingOptions:
     return remaining
 
 
-def conversion_costs(tensor: Tensor) -> Costs:
+def _conversion_costs(tensor: Tensor) -> Costs:
     """Return the cost from each layout (row) to each (column), infinite if impossible."""
     count = len(tensor.layouts)
     costs = np.full((count, count), np.inf)
@@ -53,15 +53,8 @@ def conversion_costs(tensor: Tensor) -> Costs:
     return costs
 
 
-def written_layouts(problem: Problem, remaining: RemainingOptions, tensor: Tensor) -> list[int]:
-    """Return the layouts in which a tensor may be written.
-
-    Parameters
-    ----------
-    problem : Problem
-    remaining : RemainingOptions
-    tensor : Tensor
-    """
+def _written_layouts(problem: Problem, remaining: RemainingOptions, tensor: Tensor) -> list[int]:
+    """Return the layouts in which a tensor may be written."""
     if tensor.input_layout is not None:
         return [tensor.input_layout]
     node, port = problem.producer_of[tensor.name]
@@ -69,15 +62,8 @@ def written_layouts(problem: Problem, remaining: RemainingOptions, tensor: Tenso
     return list(range(len(tensor.layouts))) if ANY in layouts else sorted(layouts)
 
 
-def read_layouts(problem: Problem, remaining: RemainingOptions, node: int, port: int) -> list[int]:
-    """Return the layouts that a port's options read, in order; ``ANY`` comes first.
-
-    Parameters
-    ----------
-    problem : Problem
-    remaining : RemainingOptions
-    node, port : int
-    """
+def _read_layouts(problem: Problem, remaining: RemainingOptions, node: int, port: int) -> list[int]:
+    """Return the layouts that a port's options read, in order; ``ANY`` comes first."""
     return sorted({problem.nodes[node].options[k].layouts[port] for k in remaining[node]})
 
 
@@ -116,7 +102,7 @@ def _worst_of_reading(
     """Return how much more conversions can cost if layout ``a`` is read instead of ``b``.
 
     -infinity if ``b`` can never be obtained. The last row and column are those of ``ANY``."""
-    rows = matrix[written_layouts(problem, remaining, tensor)]
+    rows = matrix[_written_layouts(problem, remaining, tensor)]
     rows = np.concatenate([rows, np.zeros((len(rows), 1))], axis=1)
     is_only_reader = len(problem.readers_of[tensor.name]) == 1 and not tensor.output_layouts
     costs_a, costs_b = rows[:, :, None], rows[:, None, :]
@@ -135,7 +121,7 @@ def _worst_of_writing(
 
     -infinity if ``b`` cannot be converted to what the network's caller reads."""
     readers = problem.readers_of[tensor.name]
-    reads = {k for node, port in readers for k in read_layouts(problem, remaining, node, port)}
+    reads = {k for node, port in readers for k in _read_layouts(problem, remaining, node, port)}
     outputs = sorted(set(tensor.output_layouts))
     free = sorted(reads - {ANY} - set(outputs))
     count = len(matrix)
@@ -199,9 +185,9 @@ def formulate(problem: Problem, remaining: RemainingOptions) -> Formulation:
     count = len(problem.nodes)
     for tensor in problem.tensors:
         written[tensor.name] = count + len(domains)
-        domains[written[tensor.name]] = written_layouts(problem, remaining, tensor)
+        domains[written[tensor.name]] = _written_layouts(problem, remaining, tensor)
         for node, port in problem.readers_of[tensor.name]:
-            layouts = read_layouts(problem, remaining, node, port)
+            layouts = _read_layouts(problem, remaining, node, port)
             if layouts != [ANY]:
                 read[node, port] = count + len(domains)
                 domains[read[node, port]] = layouts
@@ -255,7 +241,7 @@ def _conversions(
     tensor: Tensor, written: int, readers: list[int], domains: Mapping[int, list[int]]
 ) -> list[Table | SharedConversions]:
     """Return the costs of conversions: for the caller whoever reads, for readers what they need."""
-    rows = conversion_costs(tensor)[domains[written]]
+    rows = _conversion_costs(tensor)[domains[written]]
     outputs = sorted(set(tensor.output_layouts))
     parts: list[Table | SharedConversions] = []
     if outputs:

@@ -241,21 +241,13 @@ def evaluate(problem: Problem, options: Sequence[int]) -> Outcome:
         costs.append(math.inf if impossible else cost)
         if impossible and obstacle is None:
             obstacle = tensor.name
-        needed = needed_layouts(problem, tensor, options)
+        needed = _needed_layouts(problem, tensor, options)
         conversions += [Conversion(tensor.name, layout, k) for k in sorted(needed - {layout})]
     return Outcome(written, tuple(conversions), math.fsum(costs), obstacle)
 
 
-def needed_layouts(problem: Problem, tensor: Tensor, options: Sequence[int]) -> set[int]:
-    """Return the layouts in which readers and the network's caller need a tensor.
-
-    Parameters
-    ----------
-    problem : Problem
-    tensor : Tensor
-    options : sequence of int
-        One option per node.
-    """
+def _needed_layouts(problem: Problem, tensor: Tensor, options: Sequence[int]) -> set[int]:
+    """Return the layouts in which readers and the network's caller need a tensor."""
     needed = set(tensor.output_layouts)
     for node, port in problem.readers_of[tensor.name]:
         needed.add(problem.nodes[node].options[options[node]].layouts[port])
@@ -276,7 +268,7 @@ def tensor_cost(problem: Problem, tensor: Tensor, options: Sequence[int]) -> tup
     if layout is None:
         node, port = problem.producer_of[tensor.name]
         layout = problem.nodes[node].options[options[node]].layouts[port]
-    needed = needed_layouts(problem, tensor, options)
+    needed = _needed_layouts(problem, tensor, options)
     layouts = range(len(tensor.layouts)) if layout == ANY else (layout,)
     impossible, cost, best = min((*_converting(tensor, k, needed), k) for k in layouts)
     return best, impossible, cost

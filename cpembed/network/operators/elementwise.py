@@ -25,9 +25,6 @@ from cpembed.network.operators.emission import (
     Kernel,
     Operands,
     Reduction,
-    accumulators,
-    local,
-    vectorized,
 )
 from cpembed.network.operators.expressions import Writer
 from cpembed.network.operators.nest import View, axes, constant, nest_over
@@ -186,12 +183,12 @@ def dynamic_quantize_plan(kind: DynamicQuantize, operands: Operands) -> KernelPl
     script = kernel.script
     with kernel.body():
         low, high = (_extreme(kernel, reduction, operation) for operation in ("min", "max"))
-        scale = local(kernel, 1, "float32")
+        scale = kernel.local(1, "float32")
         script.line(f"{scale}[0] = ({high} - {low}) / T.float32(255.0)")
         script.line(
             f"{scale}[0] = T.Select({scale}[0] == T.float32(0.0), T.float32(1.0), {scale}[0])"
         )
-        zero = local(kernel, 1, "float32")
+        zero = kernel.local(1, "float32")
         value = round_to_even(f"(T.float32(0.0) - {low}) / {scale}[0]")
         value = nan_to_zero(kernel.bind, value, "float32")
         script.line(f"{zero}[0] = {clamped(value, 'float32', 0, 255)}")
@@ -213,14 +210,14 @@ def _extreme(kernel: Kernel, reduction: Reduction, operation: str) -> str:
         # TVM's operation returns the second argument if one is NaN.
         return f"T.{operation}({second}, {first})"
 
-    name = accumulators(kernel, reduction.size, "float32", "T.float32(0.0)")
+    name = kernel.accumulators(reduction.size, "float32", "T.float32(0.0)")
 
     def accumulate(lane: str, places: Sequence[str]) -> None:
         kernel.script.line(f"{name}[{lane}] = {join(f'{name}[{lane}]', f'in0[{places[1]}]')}")
 
     reduction.sweep(kernel, accumulate)
     total = reduction.combined(kernel, name, "float32", join)
-    extreme = local(kernel, 1, "float32")
-    with vectorized(kernel, 1):
+    extreme = kernel.local(1, "float32")
+    with kernel.vectorized(1):
         kernel.script.line(f"{extreme}[0] = {total(LANE)}")
     return f"{extreme}[0]"

@@ -112,13 +112,32 @@ class Kernel:
         self.script.line(f"{name}[0] = {value}")
         return f"{name}[0]"
 
+    def local(self, size: int, dtype: str) -> str:
+        """Allocate a buffer that stays in registers if possible, and return its name."""
+        name = self.name("local")
+        self.script.line(f'{name} = T.alloc_buffer(({size},), "{dtype}", scope="local")')
+        return name
+
+    def accumulators(self, size: int, dtype: str, value: str) -> str:
+        """Allocate a local buffer whose elements have an initial value, and return its name."""
+        name = self.local(size, dtype)
+        with self.vectorized(size):
+            self.script.line(f"{name}[{LANE}] = {value}")
+        return name
+
+    @contextmanager
+    def vectorized(self, size: int, kind: str = "vectorized") -> Generator[None]:
+        """Write a loop over lanes, of a kind: :data:`VECTORIZED` or :data:`SERIAL`."""
+        with self.script.nested(f"for {LANE} in T.{kind if size > 1 else SERIAL}({size}):"):
+            yield
+
     def include(self, name: str, text: str) -> None:
         """Add a function in LLVM's language that the kernel calls."""
         self._functions[name] = text
 
     def constant(self, values: NDArray[np.generic], place: str) -> str:
         """Return an element of an array that is part of the code."""
-        name, text = constant_array(values)
+        name, text = _constant_array(values)
         self.include(name, text)
         return f'T.call_pure_extern("{values.dtype}", "{name}", {place})'
 
@@ -191,7 +210,7 @@ _LLVM_TYPES = {
 }
 
 
-def constant_array(values: NDArray[np.generic]) -> tuple[str, str]:
+def _constant_array(values: NDArray[np.generic]) -> tuple[str, str]:
     """Return name and text, in LLVM's language, of a function from a position to an element."""
     values = np.ascontiguousarray(values).reshape(-1)
     dtype, kind = str(values.dtype), _LLVM_TYPES[str(values.dtype)]
@@ -326,12 +345,12 @@ class Reduction:
                 step = kernel.name("step")
                 loops = [f"for {step} in T.serial({count}):"] if count > 1 else []
                 at = f"({step} * {size} + {first})" if count > 1 else first
-                with script.nested(*loops), vectorized(kernel, size, kind):
+                with script.nested(*loops), kernel.vectorized(size, kind):
                     statement(LANE, self._places(at))
 
     def once(self, kernel: Kernel, statement: Statement, kind: str = VECTORIZED) -> None:
         """Write a statement for each accumulator, or for the one that they were combined to."""
-        with vectorized(kernel, 1 if self.is_along else self.size, kind):
+        with kernel.vectorized(1 if self.is_along else self.size, kind):
             statement(LANE, self._places("0" if self.is_along else "first"))
 
     def _places(self, first: str) -> list[str]:
@@ -367,27 +386,12 @@ class Reduction:
         size = self.size
         while size > 1:
             size //= 2
-            half = local(kernel, size, dtype)
-            with vectorized(kernel, size):
+            half = kernel.local(size, dtype)
+            with kernel.vectorized(size):
                 joined = join(f"{name}[{LANE}]", f"{name}[{LANE} + {size}]")
                 kernel.script.line(f"{half}[{LANE}] = {joined}")
             name = half
         return lambda lane: f"{name}[0]"
-
-
-@contextmanager
-def vectorized(kernel: Kernel, size: int, kind: str = VECTORIZED) -> Generator[None]:
-    """Write a loop over lanes.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    size : int
-        Number of lanes.
-    kind : str, default "vectorized"
-    """
-    with kernel.script.nested(f"for {LANE} in T.{kind if size > 1 else SERIAL}({size}):"):
-        yield
 
 
 def every_other_element(buffer: str, first: str, size: int) -> str:
@@ -407,32 +411,3 @@ def every_other_element(buffer: str, first: str, size: int) -> str:
     )
     selected = [2 * lane if 2 * lane < size else 2 * lane + 1 for lane in range(size)]
     return f"T.Shuffle([{pair}], {selected})"
-
-
-def local(kernel: Kernel, size: int, dtype: str) -> str:
-    """Write the allocation of a buffer that stays in registers if possible, and return its name.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    size : int
-    dtype : str
-    """
-    name = kernel.name("local")
-    kernel.script.line(f'{name} = T.alloc_buffer(({size},), "{dtype}", scope="local")')
-    return name
-
-
-def accumulators(kernel: Kernel, size: int, dtype: str, value: str) -> str:
-    """Write a local buffer whose elements have an initial value, and return its name.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    size : int
-    dtype, value : str
-    """
-    name = local(kernel, size, dtype)
-    with vectorized(kernel, size):
-        kernel.script.line(f"{name}[{LANE}] = {value}")
-    return name

@@ -172,9 +172,11 @@ def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
     row_major = source.is_row_major, output.is_row_major
     if all(row_major):
         return nest_over(flat.shape, [View(flat, axes(1)), View(flat, axes(1))])
-    factors = common_factors(source.shape, output.shape)
+    factors = _common_factors(source.shape, output.shape)
     if factors is not None:
-        views = [View(tensor.layout, grouped(tensor.shape, factors)) for tensor in (output, source)]
+        views = [
+            View(tensor.layout, _grouped(tensor.shape, factors)) for tensor in (output, source)
+        ]
         return nest_over(factors, views)
     if row_major[1] and not row_major[0]:
         number = _number(source.shape)
@@ -197,10 +199,10 @@ def _number(shape: Sequence[int]) -> IndexExpr:
     return IndexExpr.of([IndexTerm(axis_name(k), step) for k, step in enumerate(steps)])
 
 
-def common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
+def _common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
     """Return the coarsest shape of which both shapes are groups of adjacent axes, if there is one.
 
-    >>> common_factors((12, 64), (3, 4, 64)), common_factors((4, 6), (6, 4))
+    >>> _common_factors((12, 64), (3, 4, 64)), _common_factors((4, 6), (6, 4))
     ((3, 4, 64), None)"""
     steps = {step for shape in (first, second) for step in row_major_strides(tuple(shape))}
     ordered = sorted({*steps, math.prod(first), 1})
@@ -212,7 +214,7 @@ def common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, ..
     return tuple(reversed(sizes))
 
 
-def grouped(shape: Sequence[int], factors: Sequence[int]) -> tuple[IndexExpr, ...]:
+def _grouped(shape: Sequence[int], factors: Sequence[int]) -> tuple[IndexExpr, ...]:
     """Return the indices of axes that are groups of factors."""
     inside = row_major_strides(tuple(factors))
     result: list[IndexExpr] = []
@@ -296,15 +298,8 @@ def _distance(layout: Layout, axis: int, index: str) -> str:
     return f"{index} // {layout.block} * {block} + {index} % {layout.block}"
 
 
-def offsets(layout: Layout, axis: int, indices: Array) -> Array:
-    """Return the distances of elements from that of index 0 (int32), for indices of one axis.
-
-    Parameters
-    ----------
-    layout : Layout
-    axis : int
-    indices : ndarray of int
-    """
+def _offsets(layout: Layout, axis: int, indices: Array) -> Array:
+    """Return the distances of elements from that of index 0 (int32), for indices of one axis."""
     if axis != 1 or layout.block == 1:
         return (indices * layout.strides()[axis]).astype(np.int32)
     physical = layout.physical_shape
@@ -362,8 +357,8 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
             low, high = (
                 value(number - 1, f"{place} + {kernel.constant(distances, at)}")
                 for distances in (
-                    offsets(source.layout, line.axis, line.low),
-                    offsets(source.layout, line.axis, line.high),
+                    _offsets(source.layout, line.axis, line.low),
+                    _offsets(source.layout, line.axis, line.high),
                 )
             )
             weight = kernel.bind(kernel.constant(line.weight.astype(wide), at))
@@ -412,7 +407,7 @@ def _tabulated(label: str, tables: dict[int, Array], operands: Operands) -> Kern
     with kernel.body(), kernel.points(nest):
         place = str(nest.places[1])
         for axis, point in zip(sorted(tables), nest.points, strict=True):
-            distances = offsets(source.layout, axis, tables[axis])
+            distances = _offsets(source.layout, axis, tables[axis])
             place += f" + {kernel.constant(distances, str(point))}"
         kernel.script.line(f"out0[{nest.places[0]}] = in0[{place}]")
     return kernel.plan(label)

@@ -138,12 +138,12 @@ def nest_over(
         index_of[name] = IndexExpr.of(terms)
     extents = {loop.name: loop.extent for loop in loops}
     places = [
-        place_of(view.layout, [e.substitute(index_of) for e in view.index], extents)
+        _place_of(view.layout, [e.substitute(index_of) for e in view.index], extents)
         for view in views
     ]
     nest = Nest(tuple(loops), tuple(places), tuple(indices[k].substitute(index_of) for k in points))
     ordered = sorted(loops, key=lambda loop: -abs(nest.step(ordered_by, loop.name)))
-    return coalesced(replace(nest, loops=tuple(ordered)), {axis_name(axis) for axis in separate})
+    return _coalesced(replace(nest, loops=tuple(ordered)), {axis_name(axis) for axis in separate})
 
 
 def axis_of_loop(name: str) -> str:
@@ -172,17 +172,8 @@ def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
     return [cut for cut in dict.fromkeys(chain) if 1 < cut < size]
 
 
-def place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, int]) -> IndexExpr:
-    """Return the position of an element in a layout's flat buffer.
-
-    Parameters
-    ----------
-    layout : Layout
-    index : sequence of IndexExpr
-        Index of the element, one expression per axis.
-    extents : mapping from str to int
-        Extents of the loops.
-    """
+def _place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, int]) -> IndexExpr:
+    """Return the position of an element in a layout's flat buffer."""
     physical = layout.physical_shape
     steps = [math.prod(physical[k + 1 :]) for k in range(len(physical))]
     total = IndexExpr()
@@ -217,7 +208,7 @@ def _split(
     return div_mod(index, factor, None), div_mod(index, 1, factor)
 
 
-def coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
+def _coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
     """Join neighbouring loops if every operand continues without a gap; drop loops of one point.
 
     Loops of axes in ``separate`` are joined with each other only."""

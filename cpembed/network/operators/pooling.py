@@ -22,11 +22,9 @@ from cpembed.network.operators.emission import (
     VECTORIZED,
     Kernel,
     Operands,
-    accumulators,
     every_other_element,
     place_texts,
     vector_size,
-    vectorized,
 )
 from cpembed.network.operators.nest import Loop, Nest, PlacedTensor, View, axes, nest_over
 from cpembed.network.operators.reductions import accumulator_dtype, join_of, neutral
@@ -149,7 +147,7 @@ class _Pooling:
         start = kernel.bind(first) if lane is not None else "0"
         taps = math.prod(kind.window)
         dtype = accumulator_dtype(kind.operation, self.source.dtype, taps)
-        total = accumulators(kernel, size, dtype, literal(neutral(kind.operation, dtype), dtype))
+        total = kernel.accumulators(size, dtype, literal(neutral(kind.operation, dtype), dtype))
         headers: list[str] = []
         place = self.nest.places[1]
         moves: list[str] = []
@@ -171,7 +169,7 @@ class _Pooling:
                     f"{lanes} = {join_of(kind.operation, dtype, size)(lanes, element)}"
                 )
             else:
-                with vectorized(kernel, size):
+                with kernel.vectorized(size):
                     address = " + ".join([*place_texts([place], name, at), *moves])
                     element = load_as(f"in0[{address}]", self.source.dtype, dtype)
                     joined = join_of(kind.operation, dtype)(f"{total}[{LANE}]", element)
@@ -180,7 +178,7 @@ class _Pooling:
         if kind.operation == "mean":
             counted = kernel.bind(f'T.cast({" * ".join(lengths)}, "int32")')
         converts = dtype.startswith("float") and dtype != self.output.storage_dtype
-        with vectorized(kernel, size, SERIAL if converts else VECTORIZED):
+        with kernel.vectorized(size, SERIAL if converts else VECTORIZED):
             value = self._result(Value(f"{total}[{LANE}]", dtype), counted, taps)
             (address,) = place_texts([self.nest.places[0]], name, at)
             kernel.script.line(f"out0[{address}] = {value}")

@@ -25,9 +25,6 @@ from cpembed.network.operators.emission import (
     Kernel,
     Operands,
     Reduction,
-    accumulators,
-    local,
-    vectorized,
 )
 from cpembed.network.operators.nest import (
     Nest,
@@ -91,7 +88,7 @@ def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     kernel = Kernel(operands, operands.chunks(2.0))
     with kernel.body(), reduction.rows(kernel):
         start = literal(neutral(kind.operation, dtype), dtype)
-        name = accumulators(kernel, reduction.size, dtype, start)
+        name = kernel.accumulators(reduction.size, dtype, start)
 
         def add(lane: str, places: Sequence[str]) -> None:
             element = load_as(f"in0[{places[1]}]", source.dtype, dtype)
@@ -192,8 +189,8 @@ def extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     script = kernel.script
     with kernel.body(), reduction.rows(kernel):
         start = literal(neutral(operation, dtype), dtype)
-        best = accumulators(kernel, reduction.size, dtype, start)
-        position = accumulators(kernel, reduction.size, "int32", "T.int32(0)")
+        best = kernel.accumulators(reduction.size, dtype, start)
+        position = kernel.accumulators(reduction.size, "int32", "T.int32(0)")
 
         def take(lane: str, places: Sequence[str]) -> None:
             element = load_as(f"in0[{places[1]}]", source.dtype, dtype)
@@ -239,7 +236,7 @@ class _Rows:
     def total(self, operation: str, value: Callable[[str, Sequence[str]], str]) -> _Lane:
         """Write the sum or maximum of a row's values and return it per lane."""
         start, join = neutral(operation, self.wide), join_of(operation, self.wide)
-        name = accumulators(self.kernel, self.reduction.size, self.wide, literal(start, self.wide))
+        name = self.kernel.accumulators(self.reduction.size, self.wide, literal(start, self.wide))
 
         def add(lane: str, places: Sequence[str]) -> None:
             text = join(f"{name}[{lane}]", value(lane, places))
@@ -251,8 +248,8 @@ class _Rows:
     def each(self, value: Callable[[str], str]) -> _Lane:
         """Write a number per row, computed once, and return it per lane."""
         size = 1 if self.reduction.is_along else self.reduction.size
-        name = local(self.kernel, size, self.wide)
-        with vectorized(self.kernel, size, SERIAL):
+        name = self.kernel.local(size, self.wide)
+        with self.kernel.vectorized(size, SERIAL):
             self.kernel.script.line(f"{name}[{LANE}] = {value(LANE)}")
         return (
             (lambda lane: f"{name}[0]")
