@@ -41,6 +41,8 @@ from cpembed.runtime.measurement.runner import time_work
 from cpembed.steps import step
 from cpembed.targets.base import Target
 
+# Time of a kind relative to copying the same bytes (measured on Zen 5, one thread:
+# ``benchmarks/generated.py``). Other kinds count as copies.
 _TIMES_A_COPY: Mapping[type[Kind], float] = {
     Softmax: 16.0,
     Table: 8.0,
@@ -48,16 +50,14 @@ _TIMES_A_COPY: Mapping[type[Kind], float] = {
     Quantize: 2.0,
     DynamicQuantize: 4.0,
 }
-"""Time of a kind relative to copying the same bytes (measured on Zen 5, one thread:
-``benchmarks/generated.py``). Other kinds count as copies."""
 
+# Time of an exponential, an error function or a hyperbolic tangent relative to a copy.
 _OF_A_FUNCTION = 4.0
-"""Time of an exponential, an error function or a hyperbolic tangent relative to a copy."""
 
 _POLYNOMIALS = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "pow"})
 
+# Copied bytes per microsecond and thread, for targets without calibration.
 _BYTES_PER_US = 4000.0
-"""Copied bytes per microsecond and thread, for targets without calibration."""
 
 AnyTarget = Target[Any, Any, Any]
 

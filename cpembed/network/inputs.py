@@ -21,8 +21,8 @@ from cpembed.runtime.measurement.special import with_special_values
 LARGEST_FILE = 1 << 32
 """Maximum size of a file of inputs, in bytes."""
 
+# Maximum number of bytes of an element, and of the header of an array in a file.
 _LARGEST_ELEMENT, _HEADER_BYTES = 16, 1 << 16
-"""Maximum number of bytes of an element, and of the header of an array in a file."""
 
 LONGEST_NAME = 200
 """Maximum number of letters of a file's name, without its ending."""

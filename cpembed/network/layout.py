@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from cpembed.ir.polyhedral import same_map
 
+# Letters of the axes of images by their number; channels are axis 1.
 _IMAGE_AXES = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
-"""Letters of the axes of images by their number; channels are axis 1."""
 
 
 @dataclass(frozen=True)

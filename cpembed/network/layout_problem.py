@@ -295,11 +295,11 @@ class ExecutionChoices:
         costs = {(a, b): self._conversion_us(layout, target) for (a, layout), (b, target) in pairs}
         conversion = {pair: cost for pair, cost in costs.items() if math.isfinite(cost)}
         return Tensor(
-            name,
-            tuple(map(str, layouts)),
-            conversion,
-            row_major_number if name in self.graph.inputs else None,
-            (row_major_number,) if name in self.graph.outputs else (),
+            name=name,
+            layouts=tuple(map(str, layouts)),
+            conversion=conversion,
+            input_layout=row_major_number if name in self.graph.inputs else None,
+            output_layouts=(row_major_number,) if name in self.graph.outputs else (),
         )
 
 

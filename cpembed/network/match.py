@@ -255,6 +255,12 @@ def _target_match(target: str, graph: Graph, matches: dict[Computation, Match]) 
         computation = operator.kind.computation
         layer = _anonymous(computation)
         label = operator.kind.label
-        return OperatorMatch(operator.name, label, computation, numbers[layer], matches[layer])
+        return OperatorMatch(
+            name=operator.name,
+            label=label,
+            computation=computation,
+            layer=numbers[layer],
+            match=matches[layer],
+        )
 
     return TargetMatch(target, tuple(map(row, graph.operators)), len(matches))

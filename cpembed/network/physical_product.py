@@ -181,11 +181,11 @@ def _blocked(workload: Computation, name: str, group: list[int], block: int) -> 
         operands[operand.name] = replace(operand, shape=tuple(shape))
         accesses[operand.name] = Access(operand.name, tuple(index))
     return Computation(
-        workload.name,
-        tuple(axes),
-        tuple(operands[o.name] for o in workload.inputs),
-        tuple(operands[o.name] for o in workload.outputs),
-        changed_accesses(workload.statements, lambda old: accesses[old.operand]),
+        name=workload.name,
+        axes=tuple(axes),
+        inputs=tuple(operands[o.name] for o in workload.inputs),
+        outputs=tuple(operands[o.name] for o in workload.outputs),
+        statements=changed_accesses(workload.statements, lambda old: accesses[old.operand]),
     )
 
 

@@ -188,7 +188,13 @@ def _searched_choices(
         thread_count(),
     )
     timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
-    choices = ExecutionChoices(graph, CandidateLayouts(graph), products, threads, timer)
+    choices = ExecutionChoices(
+        graph=graph,
+        layouts=CandidateLayouts(graph),
+        products=products,
+        threads=threads,
+        timer=timer,
+    )
     choices.search(progress)
     unfused = choices.products_without_fused_residual()
     if unfused:
@@ -214,10 +220,12 @@ def _planned(
         for conversion in assignment.conversions
     )
     return NetworkPlan(
-        target,
-        choices,
-        {name: choices.executions[name][number] for name, number in assignment.options.items()},
-        {name: layouts[name][number] for name, number in assignment.written.items()},
-        conversions,
-        assignment,
+        target=target,
+        choices=choices,
+        executions={
+            name: choices.executions[name][number] for name, number in assignment.options.items()
+        },
+        written={name: layouts[name][number] for name, number in assignment.written.items()},
+        conversions=conversions,
+        assignment=assignment,
     )

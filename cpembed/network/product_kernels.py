@@ -38,8 +38,8 @@ FALLBACK = "axpy"
 """Instruction of portable code for products that embed nothing else: vector times number."""
 
 
+# Numbers of lanes of portable code, in the order in which they are tried.
 _LANES = (16, 8, 4, 2, 1)
-"""Numbers of lanes of portable code, in the order in which they are tried."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ def choose_product_kernel(
         choice, spec = selection.choice, selection.solved.target
         cost = choice.estimated
         return ProductKernel(
-            spec,
-            choice.candidate.candidate,
-            choice.schedule,
-            epilogue,
-            float("inf") if cost is None else cost,
-            choice.candidate.overheads.occupancy,
-            None if spec == target else f"{target.name}: {_alternative_reason(selection)}",
+            spec=spec,
+            candidate=choice.candidate.candidate,
+            schedule=choice.schedule,
+            epilogue=epilogue,
+            cost_us=float("inf") if cost is None else cost,
+            utilisation=choice.candidate.overheads.occupancy,
+            reason=None if spec == target else f"{target.name}: {_alternative_reason(selection)}",
         )
     reason = "; ".join(selection.plan.missing) if isinstance(selection, Selection) else selection
     return _portable(workload, epilogue, reason)
@@ -169,7 +169,13 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
             continue
         occupancy = candidate.overheads.occupancy
         return ProductKernel(
-            None, candidate.candidate, None, epilogue, float("inf"), occupancy, reason
+            spec=None,
+            candidate=candidate.candidate,
+            schedule=None,
+            epilogue=epilogue,
+            cost_us=float("inf"),
+            utilisation=occupancy,
+            reason=reason,
         )
     raise failed
 
@@ -221,11 +227,11 @@ def _kernel(kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder
     return compiled
 
 
+# Packages and modules whose code a search depends on.
 _SOURCES = (
     *("ir", "hw", "embedding", "transform", "cost", "codegen", "targets", "driver"),
     "network/product_kernels.py",
 )
-"""Packages and modules whose code a search depends on."""
 
 
 @dataclass(frozen=True)

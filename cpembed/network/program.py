@@ -70,12 +70,12 @@ def network_program(
     builder.make()
     kernels = compiled(builder.plans, cache, progress)
     program = Program(
-        name,
-        builder.in_order(),
-        kernels,
-        (),
-        tuple(builder.calls),
-        features(required_features(plan)),
+        name=name,
+        buffers=builder.in_order(),
+        kernels=kernels,
+        prepare=(),
+        run=tuple(builder.calls),
+        features=features(required_features(plan)),
         threads=plan.threads,
     )
     return NetworkProgram(program, builder.ranges, builder.tensors, builder.results)
@@ -136,7 +136,14 @@ class _ProgramBuilder:
         kind = self.plan.graph.types[tensor]
         fill = self.plan.choices.layouts.fills.get(tensor, 0) if layout.has_halo else None
         name = tensor if role is not Role.WORKSPACE else self._unused(f"{tensor}@{layout}")
-        buffer = Buffer(name, storage_type(kind.dtype), layout.elements, role, shape, fill=fill)
+        buffer = Buffer(
+            name=name,
+            dtype=storage_type(kind.dtype),
+            elements=layout.elements,
+            role=role,
+            shape=shape,
+            fill=fill,
+        )
         self.buffers[name] = buffer
         self.places[tensor, layout] = name
         self.tensors.setdefault(tensor, name)
@@ -177,7 +184,9 @@ class _ProgramBuilder:
         flat = flat_storage(array)
         key = f"c{digest_of(flat.dtype.str, flat.shape, flat.tobytes())[:24]}"
         if key not in self.buffers:
-            self.buffers[key] = Buffer(key, dtype, flat.size, Role.CONSTANT, (), flat)
+            self.buffers[key] = Buffer(
+                name=key, dtype=dtype, elements=flat.size, role=Role.CONSTANT, shape=(), data=flat
+            )
         return key
 
     # --------------------------------------------------------------------------------- calls
@@ -216,7 +225,11 @@ class _ProgramBuilder:
             result = self._unused(f"{name}.result") if name in graph.inputs else name
             self.results[name] = result
             self.buffers[result] = Buffer(
-                result, storage_type(kind.dtype), plain.elements, Role.OUTPUT, plain.shape
+                name=result,
+                dtype=storage_type(kind.dtype),
+                elements=plain.elements,
+                role=Role.OUTPUT,
+                shape=plain.shape,
             )
             if not kind.elements:
                 continue

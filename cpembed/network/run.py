@@ -24,11 +24,11 @@ from cpembed.steps import step
 ROUNDS, COLD_ROUNDS = 30, 5
 """Maximum number of timed runs, and number of runs after the caches were flushed."""
 
+# Time limit of the warm runs, in seconds.
 _SECONDS = 5.0
-"""Time limit of the warm runs, in seconds."""
 
+# Number of bytes that are written to flush the caches.
 _FLUSHED = 256 << 20
-"""Number of bytes that are written to flush the caches."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,13 @@ def _executed(
             progress("timing", 0)
             with step("timing a network", 100 * macs):
                 timed = _timed(running, inputs)
-    return NetworkRun(outputs, tuple(verdicts[0]), timed, tuple(verdicts[1]), changed)
+    return NetworkRun(
+        outputs=outputs,
+        verdicts=tuple(verdicts[0]),
+        times=timed,
+        special_verdicts=tuple(verdicts[1]),
+        special_inputs=changed,
+    )
 
 
 def _report(progress: Callable[[str, int], None], phase: str, count: int, total: int) -> None:

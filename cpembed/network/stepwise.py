@@ -128,7 +128,9 @@ def run_stepwise(
         step, results = None, expected
         if isinstance(operator.kind, Product):
             folder = None if save is None else save / _file_name(number, operator.name)
-            product_step = _ProductStep(machine, operator, operator.kind, timeout, folder)
+            product_step = _ProductStep(
+                target=machine, operator=operator, kind=operator.kind, timeout=timeout, save=folder
+            )
             step, result = product_step.run(arrays, selections)
             results = (result,) if result is not None else expected
         error = max(difference(a, b) for a, b in zip(results, expected, strict=True))
@@ -137,7 +139,13 @@ def run_stepwise(
         steps.append(step)
         values |= zip(operator.outputs, results, strict=True)
     outputs = {name: values[name] for name in graph.outputs}
-    return StepwiseRun(graph, target, tuple(steps), outputs, str(machine.provenance))
+    return StepwiseRun(
+        graph=graph,
+        target=target,
+        steps=tuple(steps),
+        outputs=outputs,
+        provenance=str(machine.provenance),
+    )
 
 
 def _tolerance(operator: Operator, expected: tuple[Array, ...]) -> float:
@@ -182,17 +190,17 @@ class _ProductStep:
         candidate = selection.candidate
         family = candidate.embedding.family
         step = StepResult(
-            self.operator,
-            verdict,
-            selection.solved.target.name,
-            embedding,
-            ", ".join(f"{axis}: {' '.join(axes) or '-'}" for axis, axes in family.items()),
-            utilisation(self.kind.computation, candidate.overheads.occupancy),
-            amount,
-            selection.choice.estimated,
-            selection.plan.target.unit,
-            None if selection.instead is None else f"not on {self.target.spec.name}",
-            "sums, stored anew by the host" if self.kind.epilogue is not None else "sums",
+            operator=self.operator,
+            verdict=verdict,
+            executed_on=selection.solved.target.name,
+            embedding=embedding,
+            family=", ".join(f"{axis}: {' '.join(axes) or '-'}" for axis, axes in family.items()),
+            utilisation=utilisation(self.kind.computation, candidate.overheads.occupancy),
+            amount=amount,
+            estimated=selection.choice.estimated,
+            unit=selection.plan.target.unit,
+            reason=None if selection.instead is None else f"not on {self.target.spec.name}",
+            stored="sums, stored anew by the host" if self.kind.epilogue is not None else "sums",
         )
         return step, self._stored(sums, arrays)
 

@@ -24,9 +24,9 @@ from ortools.sat.python import cp_model_helper as cmh
 from cpembed.embedding.cpsat import solve_in_thread
 from cpembed.network.assignment.elimination import CostNetwork, Costs, SharedConversions, Table
 
+# Resolution of costs: the solver sees whole numbers, of which the dearest assignment, or a known
+# one, has at most this many.
 _STEPS = 10_000_000
-"""Resolution of costs: the solver sees whole numbers, of which the dearest assignment, or a known
-one, has at most this many."""
 
 
 @dataclass

@@ -21,8 +21,8 @@ Costs = NDArray[np.float64]
 RemainingOptions = list[tuple[int, ...]]
 """Numbers of the options of each node that were not pruned."""
 
+# Maximum number of sweeps over all nodes; what one prunes may let the next prune more.
 _ROUNDS = 4
-"""Maximum number of sweeps over all nodes; what one prunes may let the next prune more."""
 
 
 def all_options(problem: Problem) -> RemainingOptions:
@@ -209,7 +209,14 @@ def formulate(problem: Problem, remaining: RemainingOptions) -> Formulation:
         shared += [part for part in conversions if isinstance(part, SharedConversions)]
     sizes = (*map(len, remaining), *map(len, domains.values()))
     network = CostNetwork(sizes, tuple(tables), tuple(shared))
-    return Formulation(problem, remaining, network, domains, written, read)
+    return Formulation(
+        problem=problem,
+        remaining=remaining,
+        network=network,
+        domains=domains,
+        written=written,
+        read=read,
+    )
 
 
 def _costs(

@@ -39,8 +39,8 @@ REDUCTIONS = Reductions(
     partial=Bounds(joined=1 << 16, result=1 << 11, total=1 << 24),
 )
 
+# Relative difference of costs that are added in another order.
 _TOLERANCE = 1e-9
-"""Relative difference of costs that are added in another order."""
 
 
 def assign(
@@ -98,14 +98,14 @@ class _Run:
             bound, proven = outcome.cost, True
         names = [node.name for node in self.problem.nodes]
         return Assignment(
-            dict(zip(names, options, strict=True)),
-            outcome.written,
-            outcome.conversions,
-            outcome.cost,
-            bound,
-            proven,
-            time.perf_counter() - self.started,
-            reduced.rest.entries,
+            options=dict(zip(names, options, strict=True)),
+            written=outcome.written,
+            conversions=outcome.conversions,
+            cost=outcome.cost,
+            bound=bound,
+            proven=proven,
+            seconds=time.perf_counter() - self.started,
+            solver_entries=reduced.rest.entries,
         )
 
     def search(self, form: Formulation, reduced: Reduced) -> tuple[tuple[int, ...], float, bool]:
@@ -155,8 +155,8 @@ class _Run:
         raise InvariantError("no assignment was said to be possible, and there is one")
 
 
+# Maximum number of sweeps over all nodes.
 _SWEEPS = 20
-"""Maximum number of sweeps over all nodes."""
 
 Price = tuple[int, float]
 """Number of impossible conversions, and cost of the rest."""

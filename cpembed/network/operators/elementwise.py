@@ -119,8 +119,8 @@ def dequantize_plan(kind: Dequantize, operands: Operands) -> KernelPlan:
     return _parametrized(kind, operands, body, wide)
 
 
+# Function from an input's element, and the texts of ``scale`` and ``zero``, to the result.
 _Body = Callable[[Kernel, str, Mapping[str, str]], str]
-"""Function from an input's element, and the texts of ``scale`` and ``zero``, to the result."""
 
 
 def _parametrized(

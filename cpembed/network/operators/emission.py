@@ -20,10 +20,10 @@ from cpembed.network.operators.values import one_function, one_name
 SHARE_BYTES = 1 << 19
 """Minimum number of bytes that a thread moves if there are several: waking one takes some 3
 microseconds (measured on Zen 5), in which a core moves half of that."""
+# Elements to which the shares of a contiguous loop are aligned.
 _LINE = 64
-"""Elements to which the shares of a contiguous loop are aligned."""
+# Line that is replaced by the definitions of 1 for :func:`rounded_product`.
 _ONES = "# ones"
-"""Line that is replaced by the definitions of 1 for :func:`rounded_product`."""
 UNROLLED = 8
 """Maximum extent of an innermost loop that is unrolled, so that the loop around it is
 vectorized."""
@@ -303,11 +303,11 @@ class Reduction:
     def split(cls, nest: Nest, is_reduced: Callable[[Loop], bool]) -> Reduction:
         """Divide the loops of a nest by whether they are reduced."""
         if not nest.loops:
-            return cls(nest, None, (), (), False)
+            return cls(nest, None, (), (), is_along=False)
         *loops, lane = nest.loops
         outer = tuple(loop for loop in loops if not is_reduced(loop))
         reduced = tuple(loop for loop in loops if is_reduced(loop))
-        return cls(nest, lane, outer, reduced, is_reduced(lane))
+        return cls(nest, lane, outer, reduced, is_along=is_reduced(lane))
 
     def with_lanes(self, most: int) -> Reduction:
         """Return the reduction with a lower maximum of lanes."""

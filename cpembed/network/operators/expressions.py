@@ -31,8 +31,8 @@ from cpembed.network.operators.values import (
     round_to_even,
 )
 
+# Maximum whole exponent that is computed by products.
 _SQUARES = 64
-"""Maximum whole exponent that is computed by products."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,9 @@ def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
     ]
     effort = max(1.0, math.prod(kind.window) / math.prod(kind.strides))
     kernel = Kernel(operands, operands.chunks(effort))
-    writer = _Pooling(kernel, kind, nest, window, source, output)
+    writer = _Pooling(
+        kernel=kernel, kind=kind, nest=nest, window=window, source=source, output=output
+    )
     with kernel.body():
         writer.write()
     return kernel.plan(kind.label)

@@ -212,11 +212,11 @@ def extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     return kernel.plan(kind.label)
 
 
+# Time of a byte relative to copying it.
 _SOFTMAX, _NORM = 16.0, 4.0
-"""Time of a byte relative to copying it."""
 
+# Function from a lane to the text of its number.
 _Lane = Callable[[str], str]
-"""Function from a lane to the text of its number."""
 
 
 @dataclass(frozen=True)

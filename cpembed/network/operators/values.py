@@ -368,8 +368,8 @@ def is_nan(value: Value) -> str:
     return f"{_magnitude(value)} > T.{bits}({infinity})"
 
 
+# Integer type of a float's bits, and the bits of infinity.
 _BITS = {"float32": ("int32", 0x7F800000), "float64": ("int64", 0x7FF0000000000000)}
-"""Integer type of a float's bits, and the bits of infinity."""
 
 
 def _magnitude(value: Value) -> str:
