@@ -108,6 +108,7 @@ def uniquely_named(graph: Graph) -> Graph:
     for operator in graph.operators:
         name = operator.name or operator.output
         uses[name] = uses.get(name, 0) + 1
+        # The model itself may have names that end in such a number.
         while uses[name] > 1 and f"{name} ({uses[name]})" in uses:
             uses[name] += 1
         new = name if uses[name] == 1 else f"{name} ({uses[name]})"

@@ -105,8 +105,10 @@ class CandidateLayouts:
         candidates = [plain] if self._is_outside(name) else []
         candidates.append(plain.channels_last())
         channels = plain.shape[1]
+        # A single block of channels is the same memory as channels last.
         if channels % BLOCK == 0 and channels > BLOCK:
             candidates.append(plain.blocked(BLOCK))
+        # The caller's memory has no halo.
         if name in self.halos and name not in self.graph.outputs:
             candidates += [
                 layout.with_halo(self.halos[name]) for layout in candidates if layout != plain

@@ -99,6 +99,7 @@ def estimate_operator_us(
         taps, strides = 1, 1
         for window, stride in zip(kind.window, kind.strides, strict=True):
             taps, strides = taps * window, strides * stride
+        # Overlapping windows read each element several times.
         overlapping = tuple(kind.window) != inputs[0].shape[-len(kind.window) :]
         passes = max(1.0, taps / strides) if overlapping else 1.0
     # A table of rows is read where its rows are taken.
@@ -170,6 +171,7 @@ class KernelTimer:
     def _us(self, calls: Sequence[RecordedCall]) -> float:
         symbols = [symbol_of(call.plan) for call in calls]
         shapes = [[(m.elements, m.dtype) for m in call.buffers] for call in calls]
+        # Times of another machine, or of another number of threads, do not count.
         key = digest_of("measured", symbols, shapes, self.threads, machine())
         if key not in self.microseconds:
             cached = self.cache.get(float, key)

@@ -46,9 +46,11 @@ def _arrays(graph: Graph, path: Path, file: BinaryIO) -> dict[str, Array]:
     try:
         if os.fstat(file.fileno()).st_size > LARGEST_FILE:
             raise WorkloadError(f"{path}: more than 4 GiB: not a file of inputs")
+        # A small zip may unpack to any size.
         if zipfile.is_zipfile(file):
             _check_unpacked(graph, path, file)
         file.seek(0)
+        # Pickles could run code.
         loaded: Any = np.load(file, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             if len(graph.inputs) != 1:

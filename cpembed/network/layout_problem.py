@@ -127,9 +127,11 @@ class ExecutionChoices:
         output, residual = operator.output, residual_of(operator)
         padded = self.layouts.reads_padding(operator, kind)
         for first in self._layouts(first_name):
+            # A halo holds the padding of the first reader only; others need a layout without it.
             if padded and first.has_halo and kind.padding != self.layouts.fills[first_name]:
                 continue
             for output_layout in self.layouts.by_tensor[output]:
+                # Channels are lanes on both sides, so both have to lie in the same order.
                 if _lane_by_lane(kind) and first.order != output_layout.order:
                     continue
                 for residual_layout in self.layouts.by_tensor[residual[0]] if residual else (None,):
@@ -168,11 +170,13 @@ class ExecutionChoices:
         for ports, placed_request in self._physical_products(operator, kind):
             for request in (placed_request, *self._without_placement(placed_request)):
                 kernel = self.products.lookup(request)
+                # An unplaced kernel has a buffer of its own: it can neither leave a halo nor add.
                 if kernel is None or (not request.placed and (has_residual or ports[-1].has_halo)):
                     continue
                 cost = self._product_us(kernel, kind)
                 if not math.isfinite(cost):
                     continue
+                # Several requests may serve the same layouts; the native, then cheapest one stays.
                 current = executions.get(ports)
                 if current is None or _priority(kernel, cost) < _priority(
                     current.kernel, current.cost_us

@@ -217,6 +217,7 @@ def match(
     total, finished = sum(len(layers) for layers in work), 0
     results: list[TargetMatch] = []
     for spec, network, layers in zip(specs, prepared, work, strict=True):
+        # Without alternatives the search ends at the instruction itself.
         searched = spec if alternatives else replace(spec, alternatives=())
         matches: dict[Computation, Match] = {}
         for layer, name in layers.items():

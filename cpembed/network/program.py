@@ -117,6 +117,7 @@ class _ProgramBuilder:
                 else:
                     self._generated(operator)
             self.ranges[operator.name] = first, len(self.calls)
+            # Converted right after it was written, once for all readers.
             for name in operator.outputs:
                 self._convert(name)
         self._return_copies()
@@ -183,6 +184,7 @@ class _ProgramBuilder:
     def _constant(self, array: Array, dtype: str) -> str:
         flat = flat_storage(array)
         key = f"c{digest_of(flat.dtype.str, flat.shape, flat.tobytes())[:24]}"
+        # Equal constants share a buffer, also across operators.
         if key not in self.buffers:
             self.buffers[key] = Buffer(
                 name=key, dtype=dtype, elements=flat.size, role=Role.CONSTANT, shape=(), data=flat
@@ -300,6 +302,7 @@ class _ProgramBuilder:
             if operand.name in calls.given:
                 names[id(calls.given[operand.name])] = self._place(tensor, layouts[tensor])
         for memory_name, memory in calls.given.items():
+            # Vectors are constants, so the only variable operand with such a name is the residual.
             if memory_name.startswith("@"):
                 names[id(memory)] = self._place(residual[0], layouts[residual[0]])
         for call in calls.run:

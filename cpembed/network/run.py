@@ -165,6 +165,7 @@ def _report(progress: Callable[[str, int], None], phase: str, count: int, total:
 
 def _timed(running: RunningNetwork, inputs: Mapping[str, Array]) -> NetworkTimes:
     library, inputs_in_order = running.library, running.in_order(inputs)
+    # Not timed: the first runs fill caches and touch the workspace.
     for _ in range(3):
         library.run(*inputs_in_order)
     warm: list[float] = []

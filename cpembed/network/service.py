@@ -129,6 +129,7 @@ def network(
             title, instructions = f"# {graph.name} on {spec.name}", open_target(spec).instructions
             write_whole(request.folder / "README.md", f"{title}\n\n{_STEPWISE}\n\n{instructions}\n")
         return NetworkResult(document, None, stepwise)
+    # The draft is run before any file of the library is written, so a wrong one never is.
     drafts: list[tuple[CompiledNetwork, NetworkRun]] = []
 
     def check(draft: CompiledNetwork) -> None:

@@ -171,6 +171,7 @@ class _ProductStep:
     ) -> tuple[StepResult, Array | None]:
         """Run the product and return its result; None if the host has to compute it."""
         workload, first = self._workload(arrays[0])
+        # Repeated blocks are searched once.
         if workload not in selections:
             selections[workload] = self._choose(workload)
         selection = selections[workload]

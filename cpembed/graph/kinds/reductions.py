@@ -217,6 +217,7 @@ class Pool(Kind):
         margins = [*lead, *zip(self.before, self.after, strict=True)]
         is_max = self.operation == "max"
         least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+        # Padding never wins a maximum, and stands for 0 in a mean.
         fill = least if is_max else self.zero_point
         padded = np.pad(x, margins, constant_values=fill)
         inside = np.pad(np.ones(x.shape[-axes:], np.float64), margins[-axes:])

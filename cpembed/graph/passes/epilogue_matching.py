@@ -73,6 +73,7 @@ def chains(graph: Graph, operator: Operator, product: Product) -> Iterator[Chain
     while True:
         yield chain
         reader = only_reader(graph, chain.last.output)
+        # Quantization ends a chain: what follows reads integers.
         if reader is None or chain.quantize is not None:
             return
         extended = _extended(graph, chain, reader)

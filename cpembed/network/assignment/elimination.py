@@ -164,6 +164,7 @@ def plan(network: CostNetwork, bounds: Bounds) -> Order:
     remaining, order, total = set(range(len(sizes))), list[int](), 0
     while heap:
         result, variable = heapq.heappop(heap)
+        # Sizes change when neighbours leave: entries of the heap may be outdated.
         if variable not in remaining or result != size(variable):
             continue
         joined = result * sizes[variable]

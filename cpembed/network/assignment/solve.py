@@ -70,6 +70,7 @@ def assign(
         return run.finish(form, eliminate(form.network, Order((), False)))
     form = formulate(problem, prune_options(problem))
     tables = form.network.as_tables()
+    # Complete elimination is exact and loads no solver.
     order = plan(tables, reductions.complete)
     if order.complete:
         return run.finish(form, eliminate(tables, order))
@@ -113,6 +114,7 @@ class _Run:
         optimal."""
         from cpembed.network.assignment.cpsat import State, minimise
 
+        # A known solution limits the range of costs, and with it the rounding of the solver.
         first = tuple(descend(self.problem, form.remaining))
         outcome = evaluate(self.problem, first)
         start = None

@@ -163,6 +163,7 @@ class Kernel:
                 yield
             return
         count, total = 0, 1
+        # Eight iterations or more per chunk, so that shares are nearly equal.
         while count < len(loops) and total < 8 * self.chunks:
             total *= loops[count].extent
             count += 1
@@ -185,6 +186,7 @@ class Kernel:
         loops = nest.loops or (Loop("one", 1),)
         *outer, inner = loops
         rows = math.prod(loop.extent for loop in outer)
+        # Too few rows for all chunks: they share the contiguous loop instead.
         if self.chunks > 1 and rows < 4 * self.chunks and inner.extent >= 4 * _LINE:
             headers = [f"for {x.name} in T.serial({x.extent}):" for x in outer]
             headers.append(f"for {inner.name} in T.serial({self.share(inner.extent, _LINE)}):")
@@ -195,6 +197,7 @@ class Kernel:
             with self.rows(loops):
                 yield
             return
+        # Unrolled, short inner loops let LLVM vectorize the loop around them.
         kind = "unroll" if inner.extent <= UNROLLED and outer else "serial"
         with (
             self.rows(outer),

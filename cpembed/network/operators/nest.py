@@ -142,6 +142,7 @@ def nest_over(
         for view in views
     ]
     nest = Nest(tuple(loops), tuple(places), tuple(indices[k].substitute(index_of) for k in points))
+    # The innermost loop is the one with the smallest step in memory.
     ordered = sorted(loops, key=lambda loop: -abs(nest.step(ordered_by, loop.name)))
     return _coalesced(replace(nest, loops=tuple(ordered)), {axis_name(axis) for axis in separate})
 
