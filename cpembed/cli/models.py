@@ -149,14 +149,16 @@ def network_command(
     inputs = random_inputs(graph, seed) if input_file is None else read_inputs(graph, input_file)
     with Bar() as bar:
         from cpembed.network.plan import Planning
-        from cpembed.network.service import Asked, network, network_plan
+        from cpembed.network.service import NetworkRequest, network, network_plan
 
         planning = Planning(timeout, layout_time, policy, measures)
         run: NetworkRun | StepwiseRun | None = None
         if plan_only:
             document = network_plan(graph, target, planning, bar)
         else:
-            result = network(graph, Asked(target, save, planning, not no_verify), inputs, bar)
+            result = network(
+                graph, NetworkRequest(target, save, planning, not no_verify), inputs, bar
+            )
             document, run = result.document, result.run
     if output is not None and run is not None:
         write_outputs(output, run.outputs)
@@ -212,10 +214,10 @@ def build_model(
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
-    from cpembed.network.service import Asked, network
+    from cpembed.network.service import NetworkRequest, network
 
     graph = load_model(model, shapes or None)
-    request = Asked(
+    request = NetworkRequest(
         target,
         folder,
         Planning(timeout=timeout or SEARCH_LIMIT),
