@@ -32,13 +32,13 @@ from cpembed.targets.cpu.lowering import BackEnd, Lowered, portable_kernel
 from cpembed.targets.cpu.methods import CpuMethods
 from cpembed.targets.cpu.register_blocks import Schedules
 from cpembed.targets.cpu.space import (
-    AMONG,
-    EQUAL,
+    CONSIDERED_ON_CPU,
+    TIE_RATIO,
     CpuSpace,
     Objective,
-    contenders,
     machine_weights,
     schedule_json,
+    shortlist,
 )
 from cpembed.targets.cpu.tuning import CpuTrial, CpuTuner, schedule_text
 from cpembed.targets.cpu.variants import require_variant, with_variants
@@ -56,7 +56,7 @@ class CpuTarget(
 ):
     """``objective``: whether packing and unpacking count where schedules are compared."""
 
-    policy = ChoicePolicy(considered=AMONG, tie_ratio=EQUAL, shortlist=contenders)
+    policy = ChoicePolicy(considered=CONSIDERED_ON_CPU, tie_ratio=TIE_RATIO, shortlist=shortlist)
     tuner = CpuTuner
 
     def __init__(self, spec: HardwareSpec, objective: Objective = "total") -> None:

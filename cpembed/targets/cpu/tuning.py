@@ -92,7 +92,7 @@ class CpuTrial(Trial, frozen=True):
         return self.ratio is not None and not self.rejected
 
     @property
-    def moves_us(self) -> float:
+    def copies_us(self) -> float:
         return (self.packing_us or 0.0) + (self.unpacking_us or 0.0)
 
     @property
@@ -100,7 +100,7 @@ class CpuTrial(Trial, frozen=True):
         """The contraction with packing and unpacking."""
         if self.whole_us is not None:
             return self.whole_us.median
-        return None if self.latency_us is None else self.latency_us.median + self.moves_us
+        return None if self.latency_us is None else self.latency_us.median + self.copies_us
 
     def us(self, objective: Objective) -> float | None:
         """What tuning minimises, by medians of its own rounds."""
@@ -379,7 +379,7 @@ def _times(trial: CpuTrial) -> str:
         return f"no kernel: {trial.error}"
     times = trial.latency_us
     latency = f"{duration(times.median)} (p10 {duration(times.p10)})"
-    apart = f"{latency}, packing and unpacking {duration(trial.moves_us)}"
+    apart = f"{latency}, packing and unpacking {duration(trial.copies_us)}"
     if trial.whole_us is None:
         return apart
     return f"{apart}; {duration(trial.whole_us.median)} in one call"
