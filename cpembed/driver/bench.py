@@ -45,6 +45,7 @@ from cpembed.runtime.cluster.base import ThisProcess
 from cpembed.runtime.measurement.environment import machine, provenance, source_digest, versions
 from cpembed.runtime.measurement.results import ResultStore, default_directory
 from cpembed.runtime.measurement.runner import ATTEMPTS, NOISE
+from cpembed.targets.capabilities import calibration_digest
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import Layer
@@ -440,7 +441,7 @@ def _calibrated(maker: RowMaker) -> str | None:
     None if no kernel of the target runs."""
     if maker.backend in (None, PORTABLE):
         return None
-    return _digest(open_target(maker.spec).figures().encode())
+    return _digest(calibration_digest(open_target(maker.spec)).encode())
 
 
 def _digest(data: bytes) -> str:

@@ -105,7 +105,7 @@ def _why(
     refusal = model.why_refused(first)
     if refusal is not None:
         return f"{among} (rank 1 is refused: {refusal})"
-    estimated = model.of(first)
+    estimated = model.estimate_of(first)
     if estimated is None or estimated == model.estimates[0]:
         return among
     return f"{among} (rank 1: {figure(estimated.cost, target.unit)})"

@@ -26,7 +26,7 @@ from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing, measure
 from cpembed.targets.base import Array, ChoicePolicy, Execution, Target
 from cpembed.targets.capabilities import Calibrated, HasVariants, Linkable, Saveable, Weighing
-from cpembed.targets.choice import Choice, built_first, compared, storing
+from cpembed.targets.choice import Choice, built_first, choices_storing, compared
 from cpembed.targets.cpu.calibration import Calibration, calibration, model_constants
 from cpembed.targets.cpu.lowering import BackEnd, Lowered, portable_kernel
 from cpembed.targets.cpu.methods import CpuMethods
@@ -180,7 +180,7 @@ class CpuTarget(
     def storing_kernel(
         self, artifact: CompiledKernel, choice: Choice, epilogue: Epilogue
     ) -> CompiledKernel:
-        return built_first(self, storing(self, choice, epilogue), epilogue)[0]
+        return built_first(self, choices_storing(self, choice, epilogue), epilogue)[0]
 
 
 BackendName = Literal["auto", "native", "generic"]

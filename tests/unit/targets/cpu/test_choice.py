@@ -195,9 +195,9 @@ def test_candidates_of_another_process_are_known_by_their_ids() -> None:
     for item in ranked:
         again = pickle.loads(pickle.dumps(item))
         assert again is not item
-        assert model.of(again) == model.of(item)
-        assert (model.of(again) is None) == (model.why_refused(again) is not None)
-    assert model.of(ranked[0]) is not None
+        assert model.estimate_of(again) == model.estimate_of(item)
+        assert (model.estimate_of(again) is None) == (model.why_refused(again) is not None)
+    assert model.estimate_of(ranked[0]) is not None
 
 
 def test_a_refused_candidate_is_said_with_its_reason() -> None:
@@ -206,4 +206,4 @@ def test_a_refused_candidate_is_said_with_its_reason() -> None:
     (name,) = (item.candidate.identifier for item in ranked)
     model = ModelChoice((), ((name, "the unit cannot read z with a stride"),))
     assert model.why_refused(ranked[0]) == "the unit cannot read z with a stride"
-    assert model.of(ranked[0]) is None
+    assert model.estimate_of(ranked[0]) is None
