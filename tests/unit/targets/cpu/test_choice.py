@@ -175,8 +175,8 @@ def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.Mon
         8,
         ((ranked[0].candidate.embedding.identifier(), "rows at no constant distance"),),
     )
-    assert found.of(ranked[0]) is None
-    assert found.of(ranked[1]) is not None
+    assert found.estimate_of(ranked[0]) is None
+    assert found.estimate_of(ranked[1]) is not None
 
 
 def test_a_target_without_a_back_end_is_an_error() -> None:
