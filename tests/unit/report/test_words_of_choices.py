@@ -17,6 +17,7 @@ from cpembed.embedding.cpsat import Status
 from cpembed.report import run
 from cpembed.report.methods import method_rows
 from cpembed.report.solve import found
+from cpembed.targets.base import ChoicePolicy
 from cpembed.targets.choice import Estimated, ModelChoice
 
 
@@ -49,7 +50,7 @@ def test_the_fastest_by_estimate_has_the_least_estimate(
     class Judged(type(target)):  # type: ignore[misc]
         pass
 
-    Judged.equal = equal
+    Judged.policy = ChoicePolicy(tie_ratio=equal)
     judge = object.__new__(Judged)
     judge.__dict__.update(target.__dict__)
     first = replace(choice, scored=scored[0], model=model)
