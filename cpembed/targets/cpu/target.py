@@ -25,7 +25,14 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing, measure
 from cpembed.targets.base import Array, ChoicePolicy, Execution, Target
-from cpembed.targets.capabilities import Calibrated, HasVariants, Linkable, Saveable, Weighing
+from cpembed.targets.capabilities import (
+    UNKNOWN_CASE,
+    Calibrated,
+    HasVariants,
+    Linkable,
+    Saveable,
+    Weighing,
+)
 from cpembed.targets.choice import Choice, built_first, choices_storing, compared
 from cpembed.targets.cpu.calibration import Calibration, calibration, model_constants
 from cpembed.targets.cpu.lowering import BackEnd, Lowered, portable_kernel
@@ -169,7 +176,7 @@ class CpuTarget(
                 "the machine is not as it was when it was calibrated: run `cpembed calibrate` "
                 "again when it is idle"
             )
-        return (*((disturbance,) if noisy else ()), calibration_doubt)
+        return (*((disturbance,) if noisy else ()), calibration_doubt, UNKNOWN_CASE)
 
     def calibration_digest(self) -> str:
         return repr(self.machine)
