@@ -163,7 +163,7 @@ def _comparison(
     reason = model.why_refused(first)
     if reason is not None:
         return f"{among} (rank 1 is rejected: {reason})"
-    estimate = model.of(first)
+    estimate = model.estimate_of(first)
     if estimate is None or estimate == model.estimates[0]:
         return among
     return f"{among} (rank 1: {amount(estimate.cost, target.unit)})"

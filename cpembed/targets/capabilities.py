@@ -398,6 +398,11 @@ class Calibrated(Protocol):
         """Estimate a copy between layouts by a kernel of the host; see :func:`copy_us`."""
         ...
 
+
+@runtime_checkable
+class HasDoubts(Protocol):
+    """Knows why its estimates may be wrong."""
+
     def doubts(self, *, noisy: bool) -> tuple[str, ...]:
         """Return likely reasons for a time far from its estimate; ``noisy``: times varied."""
         ...
@@ -483,10 +488,13 @@ def copy_us(target: AnyTarget, size: int, threads: int, *, reordered: bool) -> f
     )
 
 
+UNKNOWN_CASE = "the model does not know this case"
+"""Reason for a wrong estimate if no other is known."""
+
+
 def doubts(target: AnyTarget, *, noisy: bool) -> tuple[str, ...]:
     """Return likely reasons for a time far from its estimate, the likeliest first."""
-    specific = target.doubts(noisy=noisy) if isinstance(target, Calibrated) else ()
-    return (*specific, "the model does not know this case")
+    return target.doubts(noisy=noisy) if isinstance(target, HasDoubts) else (UNKNOWN_CASE,)
 
 
 def baselines(target: AnyTarget) -> Mapping[str, OpenBaseline]:

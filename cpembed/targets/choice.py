@@ -1,7 +1,7 @@
-"""Which of several candidates runs: the one whose fastest schedule has the least estimate.
+"""Choice among candidates: the one whose fastest schedule has the lowest estimate runs.
 
-Overheads rank embeddings without knowing a machine. A target's model does, so it chooses among the
-best by overheads (AMOS sections 5.3 and 5.4).
+Overheads rank embeddings without knowing the machine. A target's model knows it, so it chooses
+among the best by overheads (AMOS, sections 5.3 and 5.4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cpembed.targets.capabilities import require_candidate
 
 @dataclass(frozen=True)
 class Estimated:
-    """A candidate with its fastest schedule by the target's model."""
+    """Candidate with its fastest schedule by the target's model."""
 
     ranked: RankedCandidate
     scored: Scored[Any]
@@ -33,37 +33,57 @@ class Estimated:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Candidates as the model ranks them, the fastest first; ``refused`` are the ids of those that
-    the target cannot execute, each with the reason."""
+    """Candidates as the model ranks them, fastest first.
+
+    ``refused`` lists the identifiers of candidates that the target cannot execute, each with the
+    reason.
+    """
 
     estimates: tuple[Estimated, ...]
     refused: tuple[tuple[str, str], ...]
 
     @property
     def least(self) -> float:
-        """The least estimate; what is first may have a little more (``ChoicePolicy.tie_ratio``)."""
+        """Lowest estimate; the first candidate's may be slightly higher
+        (:attr:`~cpembed.targets.base.ChoicePolicy.tie_ratio`)."""
         return min(item.cost for item in self.estimates)
 
     @property
     def considered(self) -> int:
-        """Candidates looked at."""
+        """Number of candidates that were compared or rejected."""
         return len(self.estimates) + len(self.refused)
 
-    def of(self, ranked: RankedCandidate) -> Estimated | None:
-        """The estimate of a candidate, by its id: it may come from another process; None where it
-        was refused or is not among those looked at."""
-        wanted = ranked.candidate.identifier
-        return next((e for e in self.estimates if e.ranked.candidate.identifier == wanted), None)
+    def estimate_of(self, ranked: RankedCandidate) -> Estimated | None:
+        """Return the estimate of a candidate by its identifier, since it may come from another
+        process; None if there is none."""
+        identifier = ranked.candidate.identifier
+        return next(
+            (e for e in self.estimates if e.ranked.candidate.identifier == identifier), None
+        )
 
     def why_refused(self, ranked: RankedCandidate) -> str | None:
-        """Why the target cannot execute a candidate; None where it was not refused."""
+        """Return the reason why the target cannot execute a candidate; None if it was not
+        rejected."""
         return dict(self.refused).get(ranked.candidate.identifier)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate with its schedule, and where they come from: what was ``tuned``, or the
-    ``model``, which ranks the candidates that it could choose among."""
+    """Candidate with its schedule and their origin.
+
+    Parameters
+    ----------
+    candidate : RankedCandidate
+        Candidate to build.
+    schedule : Any
+        Schedule, in the target's own type.
+    scored : Scored, optional
+        Estimate of the schedule.
+    tuned : TunedChoice, optional
+        Tuning record that the schedule is from.
+    model : ModelChoice, optional
+        Candidates that the model chose among.
+    """
 
     candidate: RankedCandidate
     schedule: Any
@@ -73,13 +93,13 @@ class Choice:
 
     @property
     def estimated(self) -> float | None:
-        """What the model expects, in the target's unit."""
+        """Estimate in the target's unit; None without one."""
         if self.tuned is not None:
             return self.tuned.trial.estimated
         return None if self.scored is None else self.scored.cost
 
     def to_json(self, target: Target[Any, Any, Any]) -> dict[str, Any]:
-        """A part of the documents of ``run`` and ``explain --chosen``."""
+        """Return the entries for the documents of ``run`` and ``explain --chosen``."""
         model = None
         if self.model is not None and self.scored is not None:
             model = {
@@ -101,30 +121,53 @@ class Choice:
 def compared(
     target: Target[Any, Any, Any], candidates: Sequence[RankedCandidate], epilogue: Any = None
 ) -> ModelChoice:
-    """Candidates by their estimates; first the one that is given first among those that the model
-    takes for equally fast."""
-    found: list[Estimated] = []
-    refused: list[tuple[str, str]] = []
+    """Rank candidates by the estimates of their fastest schedules.
+
+    Among those that the model considers equally fast, the first one given is first.
+
+    Parameters
+    ----------
+    target : Target
+        Target whose model is used.
+    candidates : sequence of RankedCandidate
+        Candidates, best by overheads first.
+    epilogue : Any
+        Epilogue in the target's own form.
+    """
+    estimates: list[Estimated] = []
+    rejected: list[tuple[str, str]] = []
     for ranked in candidates:
         try:
             lowered = target.lower(ranked.candidate.program, epilogue)
-            found.append(Estimated(ranked, target.space(lowered).best()))
+            estimates.append(Estimated(ranked, target.space(lowered).best()))
         except LoweringError as error:
-            refused.append((ranked.candidate.identifier, str(error)))
-    if found:
-        least = min(item.cost for item in found)
-        first = next(item for item in found if item.cost <= target.policy.tie_ratio * least)
-        rest = [item for item in found if item is not first]
-        found = [first, *sorted(rest, key=lambda item: item.cost)]
-    return ModelChoice(tuple(found), tuple(refused))
+            rejected.append((ranked.candidate.identifier, str(error)))
+    if estimates:
+        least = min(item.cost for item in estimates)
+        first = next(item for item in estimates if item.cost <= target.policy.tie_ratio * least)
+        rest = [item for item in estimates if item is not first]
+        estimates = [first, *sorted(rest, key=lambda item: item.cost)]
+    return ModelChoice(tuple(estimates), tuple(rejected))
 
 
 def choices(
     target: Target[Any, Any, Any], candidates: Sequence[RankedCandidate], epilogue: Any = None
 ) -> list[Choice]:
-    """Candidates with their fastest schedules by the model, the one to run first.
+    """Return candidates with their fastest schedules by the model, the one to run first.
 
-    Raises :class:`LoweringError` where the instruction can execute none of them.
+    Parameters
+    ----------
+    target : Target
+        Target whose model is used.
+    candidates : sequence of RankedCandidate
+        Candidates, best by overheads first.
+    epilogue : Any
+        Epilogue in the target's own form.
+
+    Raises
+    ------
+    LoweringError
+        If the instruction can execute none of them.
     """
     model = compared(target, candidates, epilogue)
     if not model.estimates:
@@ -135,9 +178,18 @@ def choices(
     ]
 
 
-def storing(target: Target[Any, Any, Any], choice: Choice, epilogue: Any) -> list[Choice]:
-    """What the model chooses, of what it chose among, where ``epilogue`` is stored; a choice that
-    it did not make stays."""
+def choices_storing(target: Target[Any, Any, Any], choice: Choice, epilogue: Any) -> list[Choice]:
+    """Re-rank the same candidates with another epilogue; a tuned choice is returned unchanged.
+
+    Parameters
+    ----------
+    target : Target
+        Target whose model is used.
+    choice : Choice
+        Choice with the candidates of its model.
+    epilogue : Any
+        Epilogue in the target's own form.
+    """
     if choice.model is None:
         return [choice]
     return choices(target, [item.ranked for item in choice.model.estimates], epilogue)
@@ -146,20 +198,34 @@ def storing(target: Target[Any, Any, Any], choice: Choice, epilogue: Any) -> lis
 def built_first(
     target: Target[Any, Any, Any], options: Sequence[Choice], epilogue: Any = None
 ) -> tuple[Any, Choice]:
-    """The artifact of the first choice that has one; in the worker.
+    """Build the first choice that has a program, and return its artifact with it; called in the
+    worker.
 
-    Raises :class:`LoweringError` where none has, and :class:`InvariantError` for a variant that
-    cannot be proven.
+    Parameters
+    ----------
+    target : Target
+        Target to build for.
+    options : sequence of Choice
+        Choices, best first.
+    epilogue : Any
+        Epilogue in the target's own form.
+
+    Raises
+    ------
+    LoweringError
+        If none has a program.
+    InvariantError
+        If a variant cannot be proven.
     """
-    failed: list[LoweringError] = []
+    errors: list[LoweringError] = []
     for choice in options:
         candidate = choice.candidate.candidate
         require_candidate(target, candidate)
-        doing = f"building a kernel of {target.spec.name}"
+        activity = f"building a kernel of {target.spec.name}"
         try:
-            with step(doing, candidate.program.workload.macs):
+            with step(activity, candidate.program.workload.macs):
                 lowered = target.lower(candidate.program, epilogue)
                 return target.build(lowered, choice.schedule), choice
         except LoweringError as error:
-            failed.append(error)
-    raise failed[0]
+            errors.append(error)
+    raise errors[0]

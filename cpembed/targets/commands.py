@@ -1,4 +1,4 @@
-"""Groups of commands that targets bring to the command line, each imported when it is called."""
+"""Command groups of targets, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ TARGET_COMMANDS: dict[str, tuple[str, str]] = {
         "Assemble, disassemble, check, run and time programs for VTA.",
     ),
 }
-"""Name -> the module that defines the click command ``command``, and its help."""
+"""Module that defines the click command ``command``, and its help, by name."""

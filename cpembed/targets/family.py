@@ -1,9 +1,12 @@
-"""Families of machines: what a point of a space is, what it costs, and what software runs on it.
+"""Families of machines, which the exploration of a design space costs.
 
-A family says how the parameters of a point make a machine. Its work comes in three steps, from the
-dear to the cheap: layers are *analysed* for a group of points that share their embeddings and
-schedules, a *bound* of any point of the group follows from that at once, and where a bound does not
-discard the point, the best *choices* of software are *evaluated*.
+A family tells how the parameters of a point make a machine. Its work has three steps, from
+expensive to cheap: layers are *analysed* for a group of points that share their embeddings and
+schedules; a *bound* of any point of the group follows at once; if the bound does not discard the
+point, the best *choices* of software are *evaluated*.
+
+Families are imported on first use. Another distribution adds one by an entry point of the group
+:data:`GROUP`: its name is what spaces say, its object a class derived from :class:`Family`.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from cpembed.workloads.suites import Layer
 
 Value = int | float | str
 Point = Mapping[str, Value]
-"""A value for each parameter of a space; those that a space holds fixed are among them."""
+"""Value of each parameter of a space, fixed ones included."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a family: what it is, with its unit, and what it is where a space leaves it
-    out; None: a space has to give it."""
+    """Parameter of a family: its description with the unit, and its default; None if a space has to
+    give it."""
 
     name: str
     words: str
@@ -40,7 +43,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a layer on a machine, or of several one after the other; also lower bounds of these."""
+    """Costs of a layer on a machine, or of several layers in sequence; also lower bounds of
+    these."""
 
     cycles: float
     energy_pj: float
@@ -54,8 +58,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a program does on a machine, whatever an access costs there: ``counts`` has executed
-    multiply-accumulates as ``macs``, and bytes by memory and direction (``dram.read``)."""
+    """Activity of a program, independent of the cost of an access.
+
+    ``counts`` has executed multiply-accumulates as ``macs``, and bytes by memory and direction
+    (``dram.read``).
+    """
 
     cycles: float
     provenance: Provenance
@@ -66,9 +73,16 @@ class Activity:
 class Choice:
     """Software for a layer: an embedding with a schedule.
 
-    ``key`` names it among those of the layer on the group's machines; ``words`` are for people;
-    ``payload`` is the family's own, and can be pickled. ``activity`` is there where no evaluation
-    is needed to know it.
+    Parameters
+    ----------
+    key : str
+        Name among the choices of the layer on the group's machines.
+    words : str
+        Description for people.
+    payload : Any
+        The family's own data, which can be pickled.
+    activity : Activity, optional
+        Activity, if it is known without an evaluation.
     """
 
     key: str
@@ -78,29 +92,33 @@ class Choice:
 
 
 class Family(ABC):
-    """Machines that differ in parameters. Its objects can be pickled: tasks take them along to
-    processes of this program and of a cluster. Files are never unpickled."""
+    """Machines that differ in parameters.
+
+    Families can be pickled: tasks carry them to other processes and to a cluster. Files are never
+    unpickled.
+    """
 
     name: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]]
 
     analysis: ClassVar[Any] = Any
-    """The type of analyses. They are kept as JSON, which msgspec makes of values of this type and
-    reads back as such: structs, dataclasses, enumerations, containers, vectors of numbers
-    (``NDArray[np.float64]``). Without a type, lists come back in the place of tuples."""
+    """Type of an analysis, which msgspec stores as JSON: structs, dataclasses, enumerations,
+    containers, vectors of numbers (``NDArray[np.float64]``). Without a type, tuples are read back
+    as lists."""
 
     inputs: ClassVar[tuple[str, str]] = ("int8", "int8")
     """Element types of the factors that the machines multiply; models are prepared for these."""
 
     def identity(self) -> str:
-        """Digest of what results depend on besides point and layer: the package's code and tables,
-        of which embeddings, programs and the models of their cost all take part, and the sources of
-        a family that another distribution brings. What is kept under another one is not used."""
+        """Digest of everything besides point and layer that results depend on: the package's code
+        and tables, and the sources of a family from another distribution. Stored results of another
+        digest are not used."""
         return source_digest() + module_digest(type(self).__module__)
 
     @abstractmethod
     def flaw(self, point: Point) -> str | None:
-        """Why a point is no machine, with the parameter and the remedy; None where it is one."""
+        """Return the reason why a point is no machine, with the parameter and the remedy; None if
+        it is one."""
 
     @abstractmethod
     def clock_mhz(self, point: Point) -> float: ...
@@ -110,46 +128,51 @@ class Family(ABC):
 
     @abstractmethod
     def leakage_w(self, point: Point) -> float:
-        """Power that is drawn whether or not anything is computed."""
+        """Return the power in watts that is drawn even when nothing is computed."""
 
     @abstractmethod
     def energy_pj(self, point: Point, activity: Activity) -> float:
-        """Of a program's execution; leakage meanwhile included."""
+        """Return the energy of a program's execution, leakage included."""
 
     @abstractmethod
     def typed(self, layer: Layer) -> Computation:
-        """A suite's layer on the element types of the family's machines."""
+        """Return a suite's layer with the element types of the family's machines."""
 
     @abstractmethod
     def group(self, point: Point) -> Hashable:
-        """What of a point an analysis depends on; equal for points that share it. Its ``repr`` says
-        all of it, and is the same in every process."""
+        """Return what an analysis depends on, equal for points that share it; its ``repr`` is
+        complete and the same in every process."""
 
     @abstractmethod
     def analyse(self, point: Point, workload: Computation) -> Any:
-        """Embeddings and schedules of a layer on the machines of the point's group: a value that
-        of the type :attr:`analysis` that can be pickled. The dear step, executed as a task.
+        """Analyse embeddings and schedules of a layer on the machines of the point's group, as a
+        task: the expensive step.
 
-        Raises :class:`~cpembed.errors.CpembedError` where the layer has no software there.
+        Returns a value of the type :attr:`analysis`. Raises :class:`~cpembed.errors.CpembedError`
+        if the layer has no software there.
         """
 
     @abstractmethod
     def bound(self, point: Point, analysis: Any) -> Costs | None:
-        """Costs that no software which is considered comes below at the point; None where none of
-        it fits the point."""
+        """Return a lower bound of the costs of all software that is considered at the point; None
+        if none of it fits."""
 
     @abstractmethod
     def choices(self, point: Point, analysis: Any) -> tuple[Choice, ...]:
-        """The software to evaluate at the point, the most promising first. The layer's costs are
-        those of the fewest cycles among them, of the least energy where these are equal."""
+        """Return the software to evaluate at the point, most promising first.
+
+        The layer's costs are those of the fewest cycles among them, and of the least energy among
+        equals.
+        """
 
     @abstractmethod
     def evaluate(self, point: Point, workload: Computation, choice: Choice) -> Activity:
-        """Of a choice that has no activity yet; equal for all points of the group. A task."""
+        """Evaluate a choice that has no activity yet, as a task; the result is equal for all points
+        of the group."""
 
     @abstractmethod
     def specification(self, point: Point) -> str:
-        """The machine as a TOML target, with what it was made of."""
+        """Return the machine as a target in TOML, with its origin."""
 
 
 BUILT_IN = {
@@ -161,21 +184,24 @@ GROUP: Literal["cpembed.families"] = "cpembed.families"
 
 
 def open_family(name: str) -> Family:
-    """Raises :class:`SpecError` for a name that nothing has, and where a distribution's class
-    cannot be loaded or is none."""
+    """Return the family of a name.
+
+    Raises :class:`SpecError` if the name is unknown, or a distribution's class cannot be loaded or
+    is no family.
+    """
     if name in BUILT_IN:
         module, _, kind = BUILT_IN[name].partition(":")
         built_in: type[Family] = getattr(importlib.import_module(module), kind)
         return built_in()
     plugin = load_plugin(GROUP, name)
     if plugin is None:
-        known = (*BUILT_IN, *plugin_names(GROUP))
+        names = (*BUILT_IN, *plugin_names(GROUP))
         raise SpecError(
-            f"unknown family {name!r}{close_match(name, known)}; allowed: {one_of(known)}"
+            f"unknown family {name!r}{close_match(name, names)}; allowed: {one_of(names)}"
         )
-    found: Any = plugin.value
-    if not (isinstance(found, type) and issubclass(found, Family)):
+    family: Any = plugin.value
+    if not (isinstance(family, type) and issubclass(family, Family)):
         raise plugin.error(
             "is no class derived from cpembed.targets.family.Family; have it repaired"
         )
-    return found()
+    return family()

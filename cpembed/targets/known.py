@@ -1,7 +1,8 @@
-"""The targets there are, by the ``backend`` of a specification, and nothing of them loaded.
+"""Names of the targets, by the ``backend`` of a specification, without loading any of them.
 
-Another distribution adds one by an entry point of the group :data:`GROUP`: its name is what
-specifications say, its object a class derived from :class:`~cpembed.targets.base.Target`.
+Another distribution adds a target by an entry point of the group :data:`GROUP`: its name is the
+``backend`` of specifications, its object a class derived from
+:class:`~cpembed.targets.base.Target`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ BUILT_IN = {
     "cuda": "cpembed.targets.cuda.target:CudaTarget",
     "scratchpad": "cpembed.targets.scratchpad.target:ScratchpadTarget",
 }
+"""Module and class of each target of this package, by name."""
 
 GROUP: Literal["cpembed.targets"] = "cpembed.targets"
 
 
 def require_known(spec: HardwareSpec) -> HardwareSpec:
-    """The specification, where its ``backend`` and its ``constraints`` are ones that there are, or
-    none.
-
-    Raises :class:`SpecError` otherwise.
-    """
+    """Return the specification if its ``backend`` and ``constraints`` exist, or are left out.
+    Raises :class:`SpecError` otherwise."""
     if spec.constraints is not None:
         try:
             load_constraint_set(spec.constraints)

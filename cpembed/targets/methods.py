@@ -1,6 +1,6 @@
-"""What a target brings to run a convolution by a method: the parts around the product.
+"""Methods of convolutions (im2col, Winograd) on a target: the parts around the product.
 
-The product itself is solved, chosen and built as any workload of the target is.
+The product itself is solved, chosen and built like any workload of the target.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """A method with ``product`` executed ``count`` times, each over some of its tiles.
+    """Method with its product, executed ``count`` times, each over some of its tiles.
 
-    ``parts_us`` is what the target's model expects of all other parts of one call, in microseconds;
-    weights are transformed ahead.
+    ``parts_us`` is the target's estimate of all other parts of a call in microseconds; weights are
+    transformed ahead.
     """
 
     method: Rewritten
@@ -37,49 +37,49 @@ class MethodPlan:
 
 
 class MethodArtifact(Protocol):
-    """A method that can be called; ``backend`` executes its product."""
+    """Executable method; ``backend`` names what executes its product."""
 
     @property
     def backend(self) -> str: ...
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
-        """The output of a workload's inputs, all in their own layouts."""
+        """Return the output; all arrays are in the workload's layouts."""
         ...
 
     def time(self, inputs: Mapping[str, Array]) -> Timing:
-        """``latency_us`` is the product alone; packing and unpacking are the other parts."""
+        """Time the method: ``latency_us`` is the product alone, packing and unpacking are the other
+        parts."""
         ...
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Any:
-        """One call to be timed, from the image's own layout to the output's own."""
+        """Return one call to be timed, from the image's original layout to the output's."""
         ...
 
 
 class Methods(ABC):
-    """The parts around products on one target."""
+    """Parts around products on one target."""
 
     @abstractmethod
     def plans(self, method: Rewritten) -> tuple[MethodPlan, ...]:
-        """Ways to run a method that are worth estimating.
+        """Return the plans of a method that are worth estimating.
 
-        Raises :class:`~cpembed.errors.LoweringError` for a method that has no generated parts.
+        Raises :class:`~cpembed.errors.LoweringError` for a method without generated parts.
         """
 
     def takes(self, program: DerivedProgram) -> bool:
-        """Whether a product reads V and writes M as the parts around it leave and take them: where
-        they lie, in the order of their indices."""
+        """True if a product reads V and writes M in place, in the order of their indices."""
         return all(program.operand(name).is_identity for name in (V, M))
 
     def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls | None:
-        """The calls of a plan on a kernel of its product that was made for a recorder, for a
-        library; None for a target whose programs no C compiler can link."""
+        """Return the calls of a plan for a library, on a kernel that was made for a recorder; None
+        if no C compiler can link the target's programs."""
         return None
 
     @abstractmethod
     def build(self, plan: MethodPlan, product: Any) -> MethodArtifact:
-        """A plan on the artifact of its product.
+        """Build a plan on the artifact of its product.
 
-        Raises :class:`~cpembed.errors.LoweringError` where the product's kernel does not take its
+        Raises :class:`~cpembed.errors.LoweringError` if the product's kernel does not take its
         operands as the other parts leave them.
         """
 

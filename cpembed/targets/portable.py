@@ -1,4 +1,4 @@
-"""Portable code in the place of a target's instruction: it verifies programs on any machine."""
+"""Portable code as a target: it verifies programs on any machine, without the instruction."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cpembed.targets.cpu.lowering import portable_kernel
 from cpembed.transform.program import DerivedProgram
 
 PORTABLE = "generic"
-"""The back end's name."""
+"""Name of the back end."""
 
 _ROUNDS = 3
-"""It is slow, and its time is not what a measurement is for."""
+"""Number of timed rounds: portable code is slow, and its time matters little."""
 
 _Program = tuple[DerivedProgram, Any]
 
@@ -34,7 +34,7 @@ class _OneSchedule(Space[None]):
 
 
 class PortableTarget(Target[_Program, None, CompiledKernel], Linkable):
-    """The derived program in plain loops."""
+    """Derived programs as plain loops."""
 
     def missing(self) -> tuple[str, ...]:
         return ()

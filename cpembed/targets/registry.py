@@ -1,4 +1,4 @@
-"""The target of a specification: its class is imported on first use."""
+"""Registry: the target of a specification, whose class is imported on first use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cpembed.targets.tuner import tuner_class
 
 
 def target_class(backend: str) -> type[Target[Any, Any, Any]] | None:
-    """None where nothing has this name.
+    """Return the class of a back end's name; None if there is none.
 
-    Raises :class:`SpecError` where a distribution's class cannot be loaded or is none.
+    Raises :class:`SpecError` if a distribution's class cannot be loaded or is no target.
     """
     if backend in BUILT_IN:
         module, _, name = BUILT_IN[backend].partition(":")
@@ -27,26 +27,26 @@ def target_class(backend: str) -> type[Target[Any, Any, Any]] | None:
     plugin = load_plugin(GROUP, backend)
     if plugin is None:
         return None
-    found: Any = plugin.value
-    if not (isinstance(found, type) and issubclass(found, Target)):
+    target: Any = plugin.value
+    if not (isinstance(target, type) and issubclass(target, Target)):
         raise plugin.error("is no class derived from cpembed.targets.base.Target; have it repaired")
-    return cast("type[Target[Any, Any, Any]]", found)
+    return cast("type[Target[Any, Any, Any]]", target)
 
 
 def open_target(spec: HardwareSpec) -> Target[Any, Any, Any]:
-    """The target of a specification.
+    """Return the target of a specification.
 
-    Raises :class:`BackendUnavailable` where nothing executes it, :class:`SpecError` as
-    :func:`target_class` does and where the specification is none of such a target.
+    Raises :class:`BackendUnavailable` if nothing executes it, :class:`SpecError` if its class
+    cannot be loaded or the specification does not fit the target.
     """
-    found = None if spec.backend is None else target_class(spec.backend)
-    if found is None:
+    kind = None if spec.backend is None else target_class(spec.backend)
+    if kind is None:
         raise BackendUnavailable(f"no back end executes {spec.name} yet")
-    return found(spec)
+    return kind(spec)
 
 
 def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
-    """What executing a target's instruction on this machine lacks; empty where nothing does."""
+    """Return what this machine lacks to execute a target's instruction; empty if nothing."""
     try:
         return open_target(spec).missing()
     except BackendUnavailable as error:
@@ -54,26 +54,27 @@ def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
 
 
 def all_targets() -> dict[str, type[Target[Any, Any, Any]]]:
-    """Every class there is, by name; a distribution's that cannot be loaded is left out."""
-    found: dict[str, type[Target[Any, Any, Any]]] = {}
+    """Return all target classes by name; a distribution's class that cannot be loaded is left
+    out."""
+    targets: dict[str, type[Target[Any, Any, Any]]] = {}
     for name in (*BUILT_IN, *plugin_names(GROUP)):
         try:
             kind = target_class(name)
         except SpecError:
             continue
         if kind is not None:
-            found[name] = kind
-    return found
+            targets[name] = kind
+    return targets
 
 
 def stored_tunings(folder: Path | None = None) -> list[TrialFile[Any]]:
-    """Return what a tuning database holds of every target, sorted by the name of the file.
+    """Return the tuning files of all targets, sorted by path.
 
     Parameters
     ----------
     folder : Path, optional
-        Folder of the database; by default the user's. What ``run`` uses of a file is
-        :attr:`~cpembed.runtime.tuning.database.TrialFile.is_current`.
+        Folder of the database; by default the user's. Only files that are
+        :attr:`~cpembed.runtime.tuning.database.TrialFile.is_current` are used by ``run``.
     """
     trials = (tuner_class(target).trial for target in all_targets().values())
     kinds = {trial.kind: trial for trial in trials}

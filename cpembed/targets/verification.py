@@ -1,4 +1,4 @@
-"""What a target's artifact computes, beside the reference."""
+"""Verification of a target's artifacts against the reference."""
 
 from __future__ import annotations
 
@@ -25,8 +25,28 @@ def verified(
     epilogue: Any,
     seed: int,
 ) -> tuple[Verification, dict[str, NDArray[Any]]]:
-    """The worst of what an artifact computes on random data of a seed, and on the same with special
-    values, beside the reference, and the random data; in the worker."""
+    """Verify an artifact on random data, and on the same data with special values; in the worker.
+
+    Parameters
+    ----------
+    target : Target
+        Target that executes it.
+    artifact : Any
+        From :meth:`Target.build`.
+    workload : Computation
+        Operator.
+    epilogue : Any
+        Epilogue in the target's own form.
+    seed : int
+        Seed of the data.
+
+    Returns
+    -------
+    verification : Verification
+        The worst of all outputs.
+    inputs : dict of str to ndarray
+        The random data, vectors of the epilogue included.
+    """
     inputs = random_inputs(workload, seed)
     vectors = epilogue_vectors(target, Expected(workload, inputs), epilogue, seed)
 
@@ -48,33 +68,29 @@ def worst_judged(
     *,
     finite: bool = False,
 ) -> Verification:
-    """The worst of what is computed on data and on the same with special values.
+    """Return the worst verification on data, and on the same data with special values.
 
     Parameters
     ----------
     workload : Computation
-        What is computed.
+        Operator.
     inputs : mapping of str to ndarray
-        The data, by tensor.
+        Data by tensor.
     seed : int
-        Chooses the places of the special values.
+        Seed of the positions of special values.
     judged : callable
         Computes results of such data and judges each.
-    finite : bool, optional
-        Without NaN and infinities (:func:`special_data`).
-
-    Returns
-    -------
-    Verification
+    finite : bool
+        True to leave out NaN and infinities (:func:`special_data`).
     """
     special = special_data(workload, inputs, seed, finite=finite)
-    found = [*judged(inputs), *judged(special)]
-    worst = max(found, key=lambda one: (not one.verified, one.max_error))
+    verifications = [*judged(inputs), *judged(special)]
+    worst = max(verifications, key=lambda v: (not v.verified, v.max_error))
     numbers = all(np.isfinite(a.astype(np.float64)).all() for a in special.values())
     floats = not all(is_integer(operand.dtype) for operand in workload.inputs)
     return replace(
         worst,
-        spreads_nan=any(one.spreads_nan for one in found),
+        spreads_nan=any(v.spreads_nan for v in verifications),
         special_values="finite" if numbers and floats else "all",
     )
 
@@ -82,12 +98,21 @@ def worst_judged(
 def special_data(
     workload: Computation, inputs: Mapping[str, NDArray[Any]], seed: int, *, finite: bool = False
 ) -> dict[str, NDArray[Any]]:
-    """Data of a workload with special values of its element types among them
-    (:func:`~cpembed.runtime.measurement.verification.with_special_values`).
+    """Return data of a workload with special values of its element types.
 
-    Where an operand is padded, the others stay finite: products with padding may be left out, so
-    that an infinite factor makes no NaN there. ``finite``: all do, as where floats are stored as
-    integers, which do not tell a NaN.
+    If an operand is padded, the others stay finite: products with padding may be left out, so an
+    infinite factor would give no NaN there.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator.
+    inputs : mapping of str to ndarray
+        Data by tensor (:func:`~cpembed.runtime.measurement.verification.with_special_values`).
+    seed : int
+        Seed of the positions.
+    finite : bool
+        True to keep all data finite, as for floats that are stored as integers, which have no NaN.
     """
     generator = np.random.default_rng(seed)
     padded = {operand.tensor for operand in workload.inputs if operand.zero_outside}

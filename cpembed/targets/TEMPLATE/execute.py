@@ -1,4 +1,5 @@
-"""The unit itself: registers for a tile of each operand, an instruction, a count of cycles."""
+"""Interpreter of the unit: a register for a tile of each operand, an instruction, a cycle
+counter."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Array = NDArray[Any]
 
 @dataclass(eq=False)
 class Unit:
-    """A walk in an order, ready to run; ``cycles`` are those of the last run."""
+    """Walk in an order, ready to run; ``cycles`` counts the last run."""
 
     walk: Walk
     order: Order
@@ -31,7 +32,7 @@ class Unit:
     _stored: set[object] = field(default_factory=set[object], repr=False)
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
-        """The output, in its original layout, of inputs in theirs."""
+        """Return the output for inputs, all in their original layouts."""
         walk, program = self.walk, self.walk.program
         self.cycles, self._registers, self._stored = 0, {}, set()
         memory = {
@@ -47,34 +48,34 @@ class Unit:
         return unpack(output, memory[output.name], program)
 
     def _step(self, point: Mapping[str, int], memory: Mapping[str, Array]) -> None:
-        """One execution of the instruction, with the transfers before it."""
+        """Execute the instruction once, after the transfers that it needs."""
         program, walk = self.walk.program, self.walk
         tiles = {tile.operand.name: self._fetched(tile, point, memory) for tile in walk.inputs}
         key = _key(walk.output, point)
-        held = self._registers.get(walk.output.operand.name)
-        if held is None or held[0] != key:
+        register = self._registers.get(walk.output.operand.name)
+        if register is None or register[0] != key:
             self._store(memory)
             self._accumulate_from(key, point, memory)
         extents = {lane.name: lane.extent for lane in program.instruction_axes}
         instruction = program.instruction.with_extents(extents)
-        given = {role: tiles[name] for role, name in program.roles.items() if name in tiles}
-        found = interpret(instruction, {o.tensor: given[o.name] for o in instruction.inputs})
-        self._registers[walk.output.operand.name][1][...] += found
+        operands = {role: tiles[name] for role, name in program.roles.items() if name in tiles}
+        products = interpret(instruction, {o.tensor: operands[o.name] for o in instruction.inputs})
+        self._registers[walk.output.operand.name][1][...] += products
         self.cycles += 1
 
     def _fetched(self, tile: Tile, point: Mapping[str, int], memory: Mapping[str, Array]) -> Array:
-        """The tile of an input, out of its register where it is there."""
+        """Return the tile of an input, transferring it unless its register holds it."""
         name, key = tile.operand.name, _key(tile, point)
-        held = self._registers.get(name)
-        if held is None or held[0] != key:
+        register = self._registers.get(name)
+        if register is None or register[0] != key:
             self.cycles += tile.cycles
-            self._registers[name] = held = key, memory[name][self._places(tile, point)]
-        return held[1]
+            self._registers[name] = register = key, memory[name][self._places(tile, point)]
+        return register[1]
 
     def _accumulate_from(
         self, key: object, point: Mapping[str, int], memory: Mapping[str, Array]
     ) -> None:
-        """Begin sums, or go on with those that were stored."""
+        """Begin sums, or continue those that were stored."""
         output = self.walk.output
         if key in self._stored:
             self.cycles += output.cycles
@@ -83,16 +84,17 @@ class Unit:
         self._places_of_output = places
 
     def _store(self, memory: Mapping[str, Array]) -> None:
-        """The sums, where there are any."""
+        """Store the sums, if there are any."""
         output = self.walk.output
-        held = self._registers.pop(output.operand.name, None)
-        if held is not None:
+        register = self._registers.pop(output.operand.name, None)
+        if register is not None:
             self.cycles += output.cycles
-            self._stored.add(held[0])
-            memory[output.operand.name][self._places_of_output] = held[1]
+            self._stored.add(register[0])
+            memory[output.operand.name][self._places_of_output] = register[1]
 
     def _places(self, tile: Tile, point: Mapping[str, int]) -> tuple[Array, ...]:
-        """For each element of the instruction's operand, its place in the packed operand."""
+        """Return the position in the packed operand of each element of the instruction's
+        operand."""
         program = self.walk.program
         role = next(role for role, name in program.roles.items() if name == tile.operand.name)
         axes = program.instruction.computation.access(role).index
@@ -101,10 +103,10 @@ class Unit:
         grid = np.indices([extents[name] for name in lanes])
         values = {**point, **dict.fromkeys(extents, 0), **dict(zip(lanes, grid, strict=True))}
         shape = grid.shape[1:]
-        found = (np.asarray(index.evaluate(values)) for index in tile.operand.access)
-        return tuple(np.broadcast_to(place, shape) for place in found)
+        places = (np.asarray(index.evaluate(values)) for index in tile.operand.access)
+        return tuple(np.broadcast_to(place, shape) for place in places)
 
 
 def _key(tile: Tile, point: Mapping[str, int]) -> object:
-    """What tells a tile from others: the places of the loops that move it."""
+    """Return what distinguishes a tile: the positions of the loops that move it."""
     return tuple(sorted((name, point[name]) for name in tile.loops))

@@ -1,4 +1,5 @@
-"""What can be chosen: the order of the outer loops. What it costs: how often tiles change."""
+"""Schedules, which are orders of the outer loops, and their estimates, which count how often tiles
+change."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.TEMPLATE.lower import Tile, Walk
 
-_ENUMERATED = 6
-"""Loops of which every order is tried; with more, those in the program's order stay outside."""
+_PERMUTED = 6
+"""Maximum number of loops whose orders are all enumerated; further ones stay outside in the
+program's order."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,16 @@ class Order:
 
 
 class OrderSpace(Space[Order]):
-    """All orders; estimates are exact here, since nothing overlaps."""
+    """Space of all orders; estimates are exact, because nothing overlaps."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
 
     def ranked(self, limit: int | None = None) -> Sequence[Scored[Order]]:
         moving = [name for name, extent in self.walk.extents.items() if extent > 1]
-        still = [name for name in self.walk.extents if name not in moving]
-        first, moving = moving[:-_ENUMERATED], moving[-_ENUMERATED:]
-        orders = (Order((*still, *first, *each)) for each in itertools.permutations(moving))
+        single = [name for name in self.walk.extents if name not in moving]
+        first, moving = moving[:-_PERMUTED], moving[-_PERMUTED:]
+        orders = (Order((*single, *first, *each)) for each in itertools.permutations(moving))
         return sorted(map(self.scored, orders), key=lambda item: item.cost)[:limit]
 
     def scored(self, schedule: Order) -> Scored[Order]:
@@ -42,33 +44,33 @@ class OrderSpace(Space[Order]):
         return Scored(float(cycles(self.walk, schedule)), schedule)
 
     def neighbour(self, schedule: Order, random: Random) -> Order | None:
-        """Two loops exchanged."""
+        """Swap two loops."""
         if len(schedule.loops) < 2:
             return None
         names = list(schedule.loops)
-        one, other = random.sample(range(len(names)), 2)
-        names[one], names[other] = names[other], names[one]
+        left, right = random.sample(range(len(names)), 2)
+        names[left], names[right] = names[right], names[left]
         return Order(tuple(names))
 
 
 def cycles(walk: Walk, order: Order) -> int:
-    """Cycles of a walk: one for each execution, and those of every transfer.
+    """Count the cycles of a walk: one for each execution, and those of every transfer.
 
     An input is fetched whenever its tile changes. The output is stored whenever its tile changes,
-    and fetched again where it was stored before.
+    and fetched again if it was stored before.
     """
     executions = math.prod(walk.extents.values())
     fetched = sum(tile.cycles * _changes(walk, tile, order) for tile in walk.inputs)
     stored = _changes(walk, walk.output, order)
-    again = stored - math.prod(walk.extents[name] for name in walk.output.loops)
-    return executions + fetched + walk.output.cycles * (stored + again)
+    reloaded = stored - math.prod(walk.extents[name] for name in walk.output.loops)
+    return executions + fetched + walk.output.cycles * (stored + reloaded)
 
 
 def _changes(walk: Walk, tile: Tile, order: Order) -> int:
-    """How often another tile is needed than the one before: iterations of all loops down to the
-    innermost one that moves it."""
+    """Number of times that another tile is needed than before: the iterations of all loops down to
+    the innermost one that moves it."""
     moving = [n for n, name in enumerate(order.loops) if name in tile.loops]
     extents = [walk.extents[name] for name in order.loops]
-    # A loop of one iteration moves nothing.
+    # A loop of one iteration moves nothing, even if the tile depends on it.
     innermost = max((n for n in moving if extents[n] > 1), default=-1)
     return math.prod(extents[: innermost + 1])

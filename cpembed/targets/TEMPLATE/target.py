@@ -1,4 +1,4 @@
-"""The class that the registry names: how a derived program becomes something that runs."""
+"""Target class, which the registry names: turns a derived program into something that runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cpembed.transform.program import DerivedProgram
 
 @dataclass(frozen=True)
 class UnitDetails(Details):
-    """What only this target says of a run."""
+    """Target-specific part of the result of a run."""
 
     executions: int
     cycles: int
@@ -40,14 +40,14 @@ class UnitDetails(Details):
 
 
 class TemplateTarget(Target[Walk, Order, Unit]):
-    """A unit that is interpreted here: its numbers are right, its cycles are counted."""
+    """Unit that is interpreted on this machine: its results are right, its cycles are counted."""
 
     provenance = Provenance.SIMULATED
     unit = "cycles"
 
     def __init__(self, spec: HardwareSpec) -> None:
-        """Raises :class:`~cpembed.errors.SpecError` for a specification without what the cycles
-        depend on."""
+        """Open the target. Raises :class:`~cpembed.errors.SpecError` for a specification without a
+        machine."""
         super().__init__(spec)
         if spec.machine is None:
             problem = "is missing: cycles need the clock and the bus"
@@ -55,11 +55,11 @@ class TemplateTarget(Target[Walk, Order, Unit]):
         self.machine = spec.machine
 
     def missing(self) -> tuple[str, ...]:
-        """Nothing: where hardware is needed, say what of it this machine lacks."""
+        """Return nothing; a target that needs hardware returns what this machine lacks."""
         return ()
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> None:
-        """The unit stores its sums and nothing else."""
+        """Accept the sums only: the unit has no conversion."""
         if storing != EpilogueRequest():
             raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
 

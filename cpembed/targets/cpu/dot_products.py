@@ -1,8 +1,10 @@
-"""Vector instructions that multiply neighbours and add them to the lane that they lie in.
+"""Vector instructions that multiply neighbours and add them to the lane in which they lie.
 
-:class:`DotProduct` describes one: the registers, the types, and the text of a call. Lanes are
-columns (:mod:`~cpembed.targets.cpu.outer_product`), or parts of one sum
-(:mod:`~cpembed.targets.cpu.inner_product`).
+:class:`DotProduct` describes one: its registers, types and the text of a call. Its lanes are
+columns, with the sums in registers and the first factor broadcast to all lanes (``column_*``), or
+partial sums along a row, added up when the sum is complete (``sum_*``). The latter is for products
+of few columns, which would leave most lanes of a matrix instruction idle: both factors are read in
+place, once.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from cpembed.transform.program import DerivedProgram, Loop
 
 @dataclass(frozen=True)
 class Registers:
-    """The vector registers of an instruction set: how many, and the bytes of one."""
+    """Vector registers of an instruction set: their number, and the bytes of one."""
 
     count: int
     bytes: int
@@ -49,19 +51,50 @@ class Registers:
 
 @dataclass(frozen=True)
 class DotProduct:
-    """``C[row, lane] += sum(A[row, z] * B[lane, z])`` with ``depth`` neighbours z, where C is one
-    register: by default a single row, whose neighbours are the same for every lane.
+    """Instruction ``C[row, lane] += sum(A[row, z] * B[lane, z])`` over ``depth`` neighbours z,
+    where C is one register.
 
-    ``feature`` is the CPU's that provides it; ``factors`` are the types of either factor, in either
-    order, or ``refuses`` says of two types why they are not multiplied, None where they are;
-    ``sums`` is the type of the lanes. It takes ``times`` as long as ``timed``, a product of a
-    calibration.
-    ``call(sums, first, second, signed_first)`` is TVMScript for one, of vectors of the types in
-    memory, which are ``depth`` neighbours for each lane; ``total(vector)`` for the sum of a vector
-    of lanes. ``spread(value)`` is what ``call`` takes for the first factor where that is one value
-    for all lanes, of the value in memory; by default a vector of it. ``functions`` are those in
-    LLVM's language that these call, ``attributes`` what the compiler is told, ``store`` writes them
-    in a way of the instruction set's own.
+    By default it has a single row, whose neighbours are the same for every lane.
+
+    Parameters
+    ----------
+    name : str
+        Name of the instruction.
+    feature : str
+        CPU feature that provides it.
+    backend : str
+        Name of the back end in results.
+    registers : Registers
+        Registers of the instruction set.
+    depth : int
+        Number of neighbours.
+    factors : tuple of str
+        Element types of the factors, in either order.
+    sums : str
+        Element type of the lanes.
+    timed : str
+        Product of a calibration that its time is derived from.
+    call : callable
+        ``call(sums, first, second, signed_first)`` is the TVMScript of one instruction, on vectors
+        of the types in memory, which are ``depth`` neighbours for each lane.
+    total : callable, optional
+        TVMScript of the sum of a vector's lanes.
+    spread : callable, optional
+        TVMScript that broadcasts a single value from memory, as ``call`` takes it; by default a
+        vector of it.
+    rows : int
+        Number of rows.
+    relative_time : float
+        Time relative to ``timed``.
+    type_error : callable, optional
+        Returns the reason why two types cannot be multiplied; None if they can. Replaces
+        ``factors``.
+    functions : str
+        LLVM functions that the calls need.
+    attributes : tuple of str
+        Target attributes for the compiler.
+    store : callable, optional
+        Text of stores that are specific to the instruction set.
     """
 
     name: str
@@ -76,30 +109,30 @@ class DotProduct:
     total: Callable[[str], str] | None = None
     spread: Callable[[str], str] | None = None
     rows: int = 1
-    times: float = 1.0
-    refuses: Callable[[str, str], str | None] | None = None
+    relative_time: float = 1.0
+    type_error: Callable[[str, str], str | None] | None = None
     functions: str = ""
     attributes: tuple[str, ...] = ()
     store: StoreText | None = None
 
     @property
     def sums_count(self) -> int:
-        """Sums in a register."""
+        """Number of sums in a register."""
         return self.registers.bytes // size_bytes(self.sums)
 
     @property
     def lanes(self) -> int:
-        """Columns of a register's sums."""
+        """Number of columns of a register's sums."""
         return self.sums_count // self.rows
 
-    def check(self, nest: Nest) -> None:
-        """Raise :class:`LoweringError` where a nest multiplies other types."""
+    def check_types(self, nest: Nest) -> None:
+        """Raise :class:`LoweringError` if a nest multiplies other types."""
         first, second = (operand.dtype for operand in nest.operands[:2])
-        reason = self.refuses(first, second) if self.refuses else None
+        reason = self.type_error(first, second) if self.type_error else None
         if reason is not None:
             raise LoweringError(reason)
-        taken = self.refuses is not None or sorted((first, second)) == sorted(self.factors)
-        if not taken or nest.sums != self.sums:
+        accepted = self.type_error is not None or sorted((first, second)) == sorted(self.factors)
+        if not accepted or nest.sums != self.sums:
             raise LoweringError(
                 f"{self.name} multiplies {' by '.join(self.factors)} into {self.sums}, not "
                 f"{first} by {second} into {nest.sums}"
@@ -114,20 +147,34 @@ def register_model(
     adding_up: float = 0.0,
     streams: bool,
 ) -> RegisterModel:
-    """What a block of accumulators costs in so many registers, where one side of it stays in them
-    beside the accumulators while the other passes through one more. A load of a register takes as
-    long as one of a line, whatever its width.
+    """Return the cost of accumulator blocks in so many registers.
 
-    ``exposed_latency``: see :class:`BlockStep`. ``adding_up`` products take as long as what each
-    accumulator costs beside its steps; ``streams``: each row is a place of its own in memory.
+    One side of a block stays in registers besides the accumulators, while the other passes through
+    one more. A load of a register takes as long as that of a line, whatever its width.
+
+    Parameters
+    ----------
+    dot : DotProduct
+        Instruction.
+    registers : int
+        Number of registers for the block.
+    exposed_latency : float
+        See :class:`BlockStep`.
+    adding_up : float
+        Number of products that take as long as what each accumulator costs besides its steps.
+    streams : bool
+        True if each row is a separate place in memory.
     """
 
     def fits(rows: int, columns: int) -> bool:
         return rows * columns + min(rows, columns) + 1 <= registers
 
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
-        """A row costs a load or a broadcast, a column a load."""
-        product, latency = dot.times * machine.product_ns[dot.timed], machine.latency_ns[dot.timed]
+        """Return the cost of a step: a row costs a load or a broadcast, a column a load."""
+        product, latency = (
+            dot.relative_time * machine.product_ns[dot.timed],
+            machine.latency_ns[dot.timed],
+        )
         split = 0.0 if streams else _split_share(dot, nest)
         return BlockStep(
             products_ns=max(rows * columns * product, latency),
@@ -141,7 +188,8 @@ def register_model(
             exposed_latency=exposed_latency,
         )
 
-    # A row of a tile along rows is a stream of its own, and its results are few.
+    # Prefetching follows single streams: with a stream per row it would cost more than the few
+    # results of such a tile.
     prefetched = frozenset[Prefetch]() if streams else frozenset(Prefetch)
     return RegisterModel(
         fits, step, model_constants().largest_side, dot.timed, prefetched=prefetched
@@ -149,27 +197,27 @@ def register_model(
 
 
 def _split_share(dot: DotProduct, nest: Nest) -> float:
-    """Of the second factor's loads, the share that lie in two lines, each as likely to begin at any
-    multiple of what its loops move it by."""
+    """Fraction of the second factor's loads that span two lines; each may begin at any multiple of
+    what its loops move it by."""
     if dot.registers.bytes < nest.line_bytes:
         return 0.0
     second = nest.operands[1]
-    moves = [second.stride(task.name) * task.unit for task in nest.tasks if task.steps > 1]
-    moves += [second.stride(loop.name) for loop in nest.reductions if loop.extent > 1]
-    step = math.gcd(nest.line_bytes, *(move * size_bytes(second.dtype) for move in moves))
+    distances = [second.stride(task.name) * task.unit for task in nest.tasks if task.steps > 1]
+    distances += [second.stride(loop.name) for loop in nest.reductions if loop.extent > 1]
+    step = math.gcd(nest.line_bytes, *(move * size_bytes(second.dtype) for move in distances))
     return 1 - step / nest.line_bytes
 
 
 def _are_adjacent(dot: DotProduct, nest: Nest) -> bool:
-    """Whether the columns of a tile follow each other in memory."""
+    """True if the columns of a tile follow each other in memory."""
     second = nest.operands[1]
     distances = [abs(second.stride(loop.name)) for loop in column_loops(nest)]
     return distances[-1:] == [dot.lanes * dot.depth]
 
 
 def _are_aliased(nest: Nest, machine: Calibration, rows: int) -> bool:
-    """Whether so many rows of the first factor lie whole ways of the first-level cache apart, each
-    a page, and are more than it has."""
+    """True if so many rows of the first factor exceed the ways of the first-level cache, because
+    they are whole pages apart, each of which is as large as a way."""
     first, page = nest.operands[0], model_constants().page_bytes
     distances = [first.stride(loop.name) * size_bytes(first.dtype) for loop in row_loops(nest)]
     ways = machine.cache_bytes[0] // page
@@ -177,13 +225,25 @@ def _are_aliased(nest: Nest, machine: Calibration, rows: int) -> bool:
 
 
 def dot_plan(
-    dot: DotProduct, nest: Nest, axis: str, *, apart: int = 0, along_rows: bool = False
+    dot: DotProduct, nest: Nest, axis: str, *, row_distance: int = 0, along_rows: bool = False
 ) -> KernelPlan:
-    """A kernel with accumulators along ``axis``: each is a sum or, ``along_rows``, a part of the
-    one that is stored. ``apart``: elements between the rows of the first factor that are one
-    instruction's."""
+    """Return the plan of a kernel with accumulators along an axis.
+
+    Parameters
+    ----------
+    dot : DotProduct
+        Instruction.
+    nest : Nest
+        Scheduled nest.
+    axis : str
+        Loop over the lanes of an accumulator.
+    row_distance : int
+        Elements between the rows of the first factor that belong to one instruction.
+    along_rows : bool
+        True if lanes are partial sums of the stored one; by default each is a sum.
+    """
     first, second = (operand.dtype for operand in nest.operands[:2])
-    intrinsic = Intrinsic(*dot_sources(dot, first, second, apart, broadcast=not along_rows))
+    intrinsic = Intrinsic(*dot_sources(dot, first, second, row_distance, broadcast=not along_rows))
     loops = 1 + (dot.depth > 1) + (dot.rows > 1)
     text = InstructionText(
         f"{dot.backend}_rows" if along_rows else dot.backend,
@@ -200,63 +260,86 @@ def dot_plan(
 
 
 def dot_sources(
-    dot: DotProduct, first: str, second: str, apart: int = 0, *, broadcast: bool = True
+    dot: DotProduct, first: str, second: str, row_distance: int = 0, *, broadcast: bool = True
 ) -> tuple[str, str]:
-    """Description (scalar loops) and implementation of one instruction: the first factor is the
-    neighbours of its rows, ``apart`` from each other, for all lanes, or without ``broadcast`` as
-    many for each lane."""
-    sums, whole = dot.sums_count, dot.lanes * dot.depth
-    given = (dot.rows - 1) * apart + dot.depth if broadcast else whole
-    stored = storage_dtype(first), storage_dtype(second)
+    """Return the description, as scalar loops, and the implementation of one instruction.
+
+    Parameters
+    ----------
+    dot : DotProduct
+        Instruction.
+    first, second : str
+        Element types of the factors.
+    row_distance : int
+        Elements between the rows of the first factor.
+    broadcast : bool
+        True if the neighbours of the first factor's rows feed all lanes; otherwise each lane has
+        its own.
+
+    Returns
+    -------
+    tuple of str
+        Both as TVMScript.
+    """
+    sums, second_count = dot.sums_count, dot.lanes * dot.depth
+    first_count = (dot.rows - 1) * row_distance + dot.depth if broadcast else second_count
+    storage = storage_dtype(first), storage_dtype(second)
     head = f"""{HEADER}
 def dot(
-    A: T.Buffer(({given},), "{stored[0]}", offset_factor=1),
-    B: T.Buffer(({whole},), "{stored[1]}", offset_factor=1),
+    A: T.Buffer(({first_count},), "{storage[0]}", offset_factor=1),
+    B: T.Buffer(({second_count},), "{storage[1]}", offset_factor=1),
     C: T.Buffer(({sums},), "{dot.sums}", offset_factor=1, scope="local"),
 ):
     with T.sblock("root"):
-        T.reads(C[0:{sums}], A[0:{given}], B[0:{whole}])
+        T.reads(C[0:{sums}], A[0:{first_count}], B[0:{second_count}])
         T.writes(C[0:{sums}])
 """
-    each = dot.depth if broadcast else whole
-    rows = [f'A.vload([{row * apart}], dtype="{stored[0]}x{each}")' for row in range(dot.rows)]
-    factor = rows[0] if dot.rows == 1 else f"T.Shuffle([{', '.join(rows)}], {list(range(whole))})"
+    neighbours = dot.depth if broadcast else second_count
+    rows = [
+        f'A.vload([{row * row_distance}], dtype="{storage[0]}x{neighbours}")'
+        for row in range(dot.rows)
+    ]
+    factor = (
+        rows[0] if dot.rows == 1 else f"T.Shuffle([{', '.join(rows)}], {list(range(second_count))})"
+    )
     if dot.spread is not None:
         factor = dot.spread("A[0]")
-    elif each * dot.rows < whole:
-        word = f'T.reinterpret({factor}, dtype="int{8 * each * size_bytes(first)}")'
-        factor = f'T.reinterpret(T.broadcast({word}, {dot.lanes}), dtype="{stored[0]}x{whole}")'
-    columns = f'B.vload([0], dtype="{stored[1]}x{whole}")'
+    elif neighbours * dot.rows < second_count:
+        word = f'T.reinterpret({factor}, dtype="int{8 * neighbours * size_bytes(first)}")'
+        factor = (
+            f'T.reinterpret(T.broadcast({word}, {dot.lanes}), dtype="{storage[0]}x{second_count}")'
+        )
+    columns = f'B.vload([0], dtype="{storage[1]}x{second_count}")'
     before = f'C.vload([0], dtype="{dot.sums}x{sums}")'
     implementation = f"""{head}
         C[T.ramp(0, 1, {sums})] = {dot.call(before, factor, columns, is_signed(first))}
 """
-    return f"{head}{_loops(dot, first, second, apart, broadcast=broadcast)}", implementation
+    return f"{head}{_loops(dot, first, second, row_distance, broadcast=broadcast)}", implementation
 
 
-def _loops(dot: DotProduct, first: str, second: str, apart: int, *, broadcast: bool) -> str:
-    """What an instruction computes, point by point."""
+def _loops(dot: DotProduct, first: str, second: str, row_distance: int, *, broadcast: bool) -> str:
+    """Return the scalar loops of an instruction."""
     loops = [("row", "r", dot.rows), ("lane", "i", dot.lanes), ("depth", "k", dot.depth)]
-    # Without loops of one iteration, of which the lanes' is none.
+    # TVM simplifies loops of one iteration, so that the description would not match.
     loops = [loop for loop in loops if loop[2] > 1]
     names, axes = ", ".join(loop[0] for loop in loops), ", ".join(loop[1] for loop in loops)
     kinds = "S" * (len(loops) - (dot.depth > 1)) + "R" * (dot.depth > 1)
     step = "k" if dot.depth > 1 else "0"
     place = f"i * {dot.depth} + {step}"
-    row = f"r * {apart} + " if dot.rows > 1 else ""
-    one = read(f"A[{row}{step}]" if broadcast else f"A[{place}]", first, dot.sums)
-    other = read(f"B[{place}]", second, dot.sums)
+    row = f"r * {row_distance} + " if dot.rows > 1 else ""
+    left = read(f"A[{row}{step}]" if broadcast else f"A[{place}]", first, dot.sums)
+    right = read(f"B[{place}]", second, dot.sums)
     total = f"C[r * {dot.lanes} + i]" if dot.rows > 1 else "C[i]"
     return f"""
         for {names} in T.grid({", ".join(str(extent) for *_, extent in loops)}):
             with T.sblock("update"):
                 {axes} = T.axis.remap("{kinds}", [{names}])
-                {total} = {total} + {one} * {other}
+                {total} = {total} + {left} * {right}
 """
 
 
 def column_back_end(dot: DotProduct) -> BackEnd:
-    """The code generator of a dot product whose lanes are columns."""
+    """Return the code generator of a dot product whose lanes are columns."""
     nest = partial(column_nest, dot)
     return BackEnd(
         nest,
@@ -267,15 +350,15 @@ def column_back_end(dot: DotProduct) -> BackEnd:
 
 
 def column_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """A kernel on a dot product."""
+    """Return the plan of a kernel whose lanes are columns."""
     roles = lane_roles(program)
-    apart = 0 if roles.row is None else nest.operands[0].stride(roles.row)
-    return dot_plan(dot, nest, roles.column, apart=apart)
+    row_distance = 0 if roles.row is None else nest.operands[0].stride(roles.row)
+    return dot_plan(dot, nest, roles.column, row_distance=row_distance)
 
 
 @cache
 def column_registers(dot: DotProduct) -> RegisterModel:
-    """What a block of its accumulators costs."""
+    """Return the cost of blocks of accumulators whose lanes are columns."""
     return register_model(
         dot,
         dot.registers.count - model_constants().spare_registers,
@@ -291,12 +374,28 @@ def column_nest(
     *,
     unpadded: bool = False,
 ) -> Nest:
-    """Lanes in digits; raises :class:`LoweringError` where the layout does not suit the
-    instruction; ``unpadded`` as in :func:`~cpembed.codegen.program_nest.kernel_nest`."""
+    """Return the nest with lanes in digits.
+
+    Parameters
+    ----------
+    dot : DotProduct
+        Instruction.
+    program : DerivedProgram
+        Program of the kernel.
+    epilogue : Epilogue, optional
+        Conversion of the sums.
+    unpadded : bool
+        As in :func:`~cpembed.codegen.program_nest.kernel_nest`.
+
+    Raises
+    ------
+    LoweringError
+        If the layout does not suit the instruction.
+    """
     nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
-    dot.check(nest)
+    dot.check_types(nest)
     _check_lanes(dot, nest, lane_roles(program))
-    # Tiles of several rows would have many bodies at the halo, and each takes long to compile.
+    # Tiles of several rows would need many peeled bodies at the halo, each slow to compile.
     peeling = Peeling.POINTS if dot.rows == 1 else Peeling.STEPS
     return replace(order_reductions(nest), peeling=peeling)
 
@@ -310,13 +409,13 @@ def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
             f"{dot.name} needs {rows}{dot.lanes} lanes of {dot.depth} neighbours, each lane one "
             "digit"
         )
-    wanted = (
+    requirements = (
         (first, roles.depth, 1),
         (second, roles.depth, 1),
         (second, roles.column, dot.depth),
         (output, roles.column, 1),
     )
-    for operand, lane, stride in wanted:
+    for operand, lane, stride in requirements:
         if lane is not None and operand.stride(lane) != stride:
             raise LoweringError(
                 f"{dot.name} needs {lane} of operand {operand.parameter} at stride {stride}, "
@@ -327,28 +426,28 @@ def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
 
 
 PARTIAL_SUMS = "parts"
-"""The lanes of an accumulator, as a loop."""
+"""Name of the loop over the lanes of an accumulator that are partial sums."""
 
 
 def adds_to_one_sum(spec: HardwareSpec) -> bool:
-    """Whether an instruction adds all its products to one sum."""
+    """True if an instruction adds all its products to one sum."""
     return not spec.instruction.computation.output.shape
 
 
 def sum_back_end(dot: DotProduct) -> BackEnd:
-    """The code generator of a dot product along rows."""
+    """Return the code generator of a dot product whose lanes are partial sums."""
     return BackEnd(partial(sum_nest, dot), lambda _: sum_registers(dot), partial(sum_plan, dot))
 
 
 def sum_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """A kernel on a dot product whose lanes are added up."""
+    """Return the plan of a kernel whose lanes are added up."""
     del program
     return dot_plan(dot, nest, PARTIAL_SUMS, along_rows=True)
 
 
 @cache
 def sum_registers(dot: DotProduct) -> RegisterModel:
-    """What a block of its accumulators costs."""
+    """Return the cost of blocks of accumulators whose lanes are partial sums."""
     constants = model_constants()
     adding_up = constants.halving_products * (dot.lanes.bit_length() - 1)
     registers = dot.registers.count - constants.lane_sum_registers
@@ -356,14 +455,30 @@ def sum_registers(dot: DotProduct) -> RegisterModel:
 
 
 def sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
-    """The nest with the lanes of the sums as a loop of their own, which are neighbours in both
-    factors; raises :class:`LoweringError` where the layout does not suit the instruction."""
+    """Return the nest with the lanes of the sums as a loop, which are neighbours in both factors.
+
+    Parameters
+    ----------
+    dot : DotProduct
+        Instruction.
+    program : DerivedProgram
+        Program of the kernel.
+    epilogue : Epilogue, optional
+        Conversion of the sums.
+
+    Raises
+    ------
+    LoweringError
+        If the layout does not suit the instruction.
+    """
     nest = split_axes(kernel_nest(program, epilogue))
     names = [lane_name(lane.name) for lane in program.instruction_axes]
     lanes = [loop for loop in nest.inner if loop.name in names]
-    wanted = dot.lanes * dot.depth
-    if len(names) != 1 or [loop.extent for loop in lanes] != [wanted]:
-        raise LoweringError(f"{dot.name} along rows needs {wanted} neighbours that are one digit")
+    neighbours = dot.lanes * dot.depth
+    if len(names) != 1 or [loop.extent for loop in lanes] != [neighbours]:
+        raise LoweringError(
+            f"{dot.name} along rows needs {neighbours} neighbours that are one digit"
+        )
     lane = lanes[0]
     for operand in nest.operands[:2]:
         if operand.stride(lane.name) != 1:
@@ -371,7 +486,7 @@ def sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None
                 f"{dot.name} along rows needs operand {operand.parameter} at stride 1, "
                 f"not {operand.stride(lane.name)}"
             )
-    dot.check(nest)
+    dot.check_types(nest)
     digits = Loop(PARTIAL_SUMS, dot.lanes, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
     split = {lane.name: IndexExpr.of([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
 

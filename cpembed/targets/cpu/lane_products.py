@@ -1,7 +1,8 @@
-"""Vectors without a dot product: lanes that multiply and add, their sums in registers.
+"""Vector instructions without a dot product: lanes that multiply and add, with their sums in
+registers.
 
-For what no matrix instruction can be embedded in: a depthwise convolution has a filter of its own
-for each channel, so nothing is shared between lanes.
+They serve operators that no matrix instruction can be embedded in: a depthwise convolution has a
+filter for each channel, so nothing is shared between lanes.
 """
 
 from __future__ import annotations
@@ -26,32 +27,43 @@ from cpembed.targets.cpu.register_blocks import RegisterModel, lane_extent, row_
 from cpembed.transform.program import DerivedProgram
 
 _SUMS_SHARE = 2
-"""One register in so many is for sums: the others hold what is widened, which the taps of a filter
+"""One register in so many holds sums; the others hold widened values, which the taps of a filter
 share."""
 _UNROLLED = 160
-"""Products at most that are written one after the other. What taps have in common is then widened
-once: the compiler sees that it is the same. With more of them it keeps more than registers hold."""
+"""Maximum number of unrolled products. The compiler then widens what taps have in common only once;
+with more products it keeps more values than there are registers."""
 
 
 @dataclass(frozen=True)
 class LaneProduct:
-    """A multiplication and an addition lane by lane, of what is widened to the lanes' type.
+    """Multiplication and addition lane by lane, on values that are widened to the lanes' type.
 
-    It takes ``times`` as long, with the widening that it shares, as ``timed``, a product of a
-    calibration. ``attributes`` are what the compiler is told, ``store`` writes sums in a way of
-    the instruction set's own.
+    Parameters
+    ----------
+    backend : str
+        Name of the back end in results.
+    registers : Registers
+        Registers of the instruction set.
+    timed : str
+        Product of a calibration that its time is derived from.
+    relative_time : float
+        Time relative to ``timed``, the shared widening included.
+    attributes : tuple of str
+        Target attributes for the compiler.
+    store : callable, optional
+        Text of stores that are specific to the instruction set.
     """
 
     backend: str
     registers: Registers
     timed: str
-    times: float
+    relative_time: float
     attributes: tuple[str, ...] = ()
     store: StoreText | None = None
 
 
 def lane_back_end(product: LaneProduct) -> BackEnd:
-    """The code generator of an instruction that multiplies lane by lane."""
+    """Return the code generator of an instruction that multiplies lane by lane."""
     return BackEnd(
         lane_nest,
         lambda _: lane_registers(product),
@@ -61,7 +73,7 @@ def lane_back_end(product: LaneProduct) -> BackEnd:
 
 
 def lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """A kernel on vectors."""
+    """Return the plan of a kernel on vectors."""
     axis = _lane(program)
     text = InstructionText(
         product.backend,
@@ -76,29 +88,30 @@ def lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> Kern
 
 
 def _unrolled(nest: Nest, lane: str) -> set[str]:
-    """The steps of the block, and of the reductions as many inner ones as are short."""
+    """Names of the block's loops, and of as many inner reduction loops as are short."""
     steps = [loop for loop in nest.inner if loop.name != lane]
-    found = {loop.name for loop in steps}
+    unrolled = {loop.name for loop in steps}
     products = math.prod(loop.extent for loop in steps)
     for loop in reversed(nest.reductions):
         products *= loop.extent
         if products > _UNROLLED:
             break
-        found.add(loop.name)
-    return found
+        unrolled.add(loop.name)
+    return unrolled
 
 
 @cache
 def lane_registers(product: LaneProduct) -> RegisterModel:
-    """What a block of its accumulators costs."""
+    """Return the cost of blocks of accumulators."""
     sums, timed = product.registers.count // _SUMS_SHARE, product.timed
 
     def fits(rows: int, columns: int) -> bool:
         return rows * columns <= sums
 
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
-        """A product has a row of its own to widen, and shares its column's weights."""
-        products = product.times * rows * columns + columns
+        """Return the cost of a step: each product widens a row of its own and shares its column's
+        weights."""
+        products = product.relative_time * rows * columns + columns
         return BlockStep(
             products_ns=max(products * machine.product_ns[timed], machine.latency_ns[timed]),
             loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
@@ -106,28 +119,29 @@ def lane_registers(product: LaneProduct) -> RegisterModel:
             stored_lines=rows * columns * product.registers.bytes / nest.line_bytes,
         )
 
-    return RegisterModel(fits, step, sums, timed, rows=_along, columns=_all_move)
+    return RegisterModel(fits, step, sums, timed, rows=_inner_row_loop, columns=_lane_loops)
 
 
-def _along(nest: Nest) -> tuple[TileLoop, ...]:
-    """Of the loops that share the second factor, the one whose points are next to each other:
-    neighbours share most of what the taps of a filter read, and that before registers overflow."""
+def _inner_row_loop(nest: Nest) -> tuple[TileLoop, ...]:
+    """Return the loop, of those that share the second factor, whose points are closest in memory:
+    neighbours share most of what the taps of a filter read, before registers overflow."""
     return tuple([loop for loop in row_loops(nest) if loop.steps > 1][-1:])
 
 
-def _all_move(nest: Nest) -> tuple[TileLoop, ...]:
-    """Loops over further lanes: they move every operand, and share nothing but cache lines."""
-    found = (
+def _lane_loops(nest: Nest) -> tuple[TileLoop, ...]:
+    """Return the loops over further lanes, which move every operand and share nothing but cache
+    lines."""
+    loops = (
         loop
         for loop in nest.tasks
         if all(loop.name in operand.access.iterators for operand in nest.operands)
         and can_tile(nest, loop)
     )
-    return tuple(sorted(found, key=lambda loop: -abs(nest.operands[1].stride(loop.name))))
+    return tuple(sorted(loops, key=lambda loop: -abs(nest.operands[1].stride(loop.name))))
 
 
 def _lane(program: DerivedProgram) -> str:
-    """The one axis of the instruction, which all operands walk."""
+    """Name of the only axis of the instruction, which all operands walk."""
     computation = program.instruction.computation
     names = [axis.name for axis in computation.axes]
     if len(names) != 1 or any(
@@ -142,8 +156,22 @@ def _lane(program: DerivedProgram) -> str:
 def lane_nest(
     program: DerivedProgram, epilogue: Epilogue | None = None, *, unpadded: bool = False
 ) -> Nest:
-    """Lanes in digits; raises :class:`LoweringError` where the layout does not suit vectors;
-    ``unpadded`` as in :func:`~cpembed.codegen.program_nest.kernel_nest`."""
+    """Return the nest with lanes in digits.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the kernel.
+    epilogue : Epilogue, optional
+        Conversion of the sums.
+    unpadded : bool
+        As in :func:`~cpembed.codegen.program_nest.kernel_nest`.
+
+    Raises
+    ------
+    LoweringError
+        If the layout does not suit vectors.
+    """
     lane = _lane(program)
     nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
     extent = program.extents[program.instruction.computation.axes[0].name]

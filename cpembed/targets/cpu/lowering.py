@@ -1,4 +1,4 @@
-"""Kernels of derived programs on CPUs: what a code generator is, schedules, compilation."""
+"""Lowering of derived programs on CPUs: code generators, and kernels of a schedule."""
 
 from __future__ import annotations
 
@@ -21,9 +21,20 @@ from cpembed.transform.program import DerivedProgram
 
 @dataclass(frozen=True)
 class BackEnd:
-    """A code generator: ``nest`` is a program's with lanes in digits, storing an epilogue;
-    ``model`` what its register blocks cost; ``plan`` writes one of its schedules down. ``unpadded``
-    is the nest on the first factor as it comes, without its padding, where kernels can do that."""
+    """Code generator of an instruction.
+
+    Parameters
+    ----------
+    nest : callable
+        Nest of a program with an epilogue, its lanes in digits.
+    model : callable
+        Cost of a program's register blocks.
+    plan : callable
+        Text of a scheduled nest.
+    unpadded : callable, optional
+        Nest that reads the first factor in its original layout, without padding, if kernels can do
+        so.
+    """
 
     nest: Callable[[DerivedProgram, Epilogue | None], Nest]
     model: Callable[[DerivedProgram], RegisterModel]
@@ -31,7 +42,8 @@ class BackEnd:
     unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
 
     def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
-        """None where the layout is more than padding, or none at all."""
+        """Return the nest on the original first factor; None if its layout differs in more than
+        padding, or not at all."""
         if self.unpadded is None or first_factor(program).is_identity:
             return None
         try:
@@ -42,7 +54,8 @@ class BackEnd:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program in a code generator's terms: its schedules on a machine, and what executes them."""
+    """Program in a code generator's terms: its schedules on a machine, and the processor of its
+    kernels."""
 
     program: DerivedProgram
     epilogue: Epilogue | None
@@ -59,22 +72,42 @@ class Lowered:
         machine: Calibration | None = None,
         processor: Processor = runtime,
     ) -> Lowered:
-        """Raises :class:`LoweringError` where the program cannot be expressed."""
+        """Lower a program.
+
+        Parameters
+        ----------
+        program : DerivedProgram
+            Program of an embedding.
+        back_end : BackEnd
+            Code generator.
+        epilogue : Epilogue, optional
+            Conversion of the sums.
+        machine : Calibration, optional
+            Constants of the machine; by default this one's.
+        processor : Processor
+            Compiles and executes kernels.
+
+        Raises
+        ------
+        LoweringError
+            If the code generator cannot express the program.
+        """
         threads, model = processor.thread_count(), back_end.model(program)
         nest = replace(back_end.nest(program, epilogue), threads=threads)
         unpadded = back_end.nest_unpadded(program, epilogue)
         unpadded = unpadded and replace(unpadded, threads=threads)
-        figures = (machine or calibration()).for_product(model.product)
-        schedules = Schedules(nest, model, figures, unpadded)
+        constants = (machine or calibration()).for_product(model.product)
+        schedules = Schedules(nest, model, constants, unpadded)
         return cls(program, epilogue, back_end, schedules, processor)
 
     def compiled(self, knobs: Knobs) -> CompiledKernel:
-        """Raises :class:`LoweringError` for a schedule that does not fit."""
+        """Return the kernel of a schedule. Raises :class:`LoweringError` if the schedule does not
+        fit."""
         space, program = self.schedules, self.program
         scheduled = space.scheduled(program, knobs)
         plan = self.back_end.plan(program, scheduled)
 
-        def whole() -> KernelPlan:
+        def whole_plan() -> KernelPlan:
             return self.back_end.plan(program, space.scheduled(program, knobs, whole=True))
 
         affine = cache_affine(scheduled, in_order(program), space.machine, space.threads)
@@ -82,7 +115,7 @@ class Lowered:
             program,
             plan,
             epilogue=self.epilogue,
-            whole_plan=whole,
+            whole_plan=whole_plan,
             move_threads=copy_threads(affine, space.machine, space.threads),
             processor=self.processor,
         )
@@ -94,7 +127,19 @@ def portable_kernel(
     fallback: str | None = None,
     processor: Processor = runtime,
 ) -> CompiledKernel:
-    """Portable code; ``fallback`` says what it stands in for."""
+    """Compile portable code.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of an embedding.
+    epilogue : Epilogue, optional
+        Conversion of the sums.
+    fallback : str, optional
+        Reason why the code replaces that of an instruction.
+    processor : Processor
+        Compiles and executes the kernel.
+    """
     plan = portable_plan(program, runtime.thread_count(), epilogue)
     threads = copy_threads((), calibration(), runtime.thread_count())
     return CompiledKernel(
@@ -103,5 +148,15 @@ def portable_kernel(
 
 
 def copy_threads(affine: Collection[str], machine: Calibration, threads: int) -> MoveThreads:
-    """By the model of a machine, at most so many; ``near``: see :func:`cache_affine`."""
+    """Return a function that gives the number of threads for an operand's layout transform.
+
+    Parameters
+    ----------
+    affine : collection of str
+        Operands that each thread transforms where it computes (:func:`cache_affine`).
+    machine : Calibration
+        Constants of the machine.
+    threads : int
+        Maximum number of threads.
+    """
     return lambda operand: threads_worth(operand, machine, threads, affine=operand.name in affine)

@@ -1,7 +1,9 @@
-"""Measuring kernels on a machine that others use too.
+"""Measurement of kernels on a machine that others use too.
 
-Every kernel is verified, then timed beside the best one so far. A minute in which that one is
-slower than it was is not trusted: what was timed then is timed again, a few times, a little later.
+Every kernel is verified, then timed interleaved with the best one so far. What counts is the ratio
+of the fast rounds (:data:`FAST_QUANTILE`) of two kernels: a machine that is slower for a while is
+so for both, and disturbances only ever slow a kernel down. Rounds in which the best kernel is
+slower than it was are repeated a little later.
 """
 
 from __future__ import annotations
@@ -38,27 +40,28 @@ from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
 
 ROUND_MS = 0.5
-"""Of a kernel's turn. Schedulers give others whole milliseconds: the shorter a turn, the more of
-them pass undisturbed."""
+"""Milliseconds of a kernel's turn. Schedulers give other processes whole milliseconds: the shorter
+a turn, the more turns pass undisturbed."""
 
 FIRST_ROUNDS = 6
-"""Before a kernel may be rejected, and of kernels that are slow."""
+"""Number of rounds before a kernel may be rejected, and minimum number for slow kernels."""
 
-FAST = 0.1
+FAST_QUANTILE = 0.1
 """Quantile of the rounds that is compared."""
 
-_LIMIT_S = 2.0
-"""Slower kernels get fewer rounds, but no fewer than the first."""
+_TIME_LIMIT = 2.0
+"""Maximum seconds of a comparison; slower kernels get fewer rounds, but no fewer than the first
+ones."""
 
-_LOOK_US = 400.0
-"""What it takes to look at the machine's speed, before each turn."""
+_PROBE_US = 400.0
+"""Microseconds of probing the machine's speed before each turn."""
 
 _POOL = "tvm"
 
 
 @dataclass(frozen=True)
-class Moves:
-    """Microseconds of packing what is not packed ahead, and of unpacking: medians."""
+class CopyTimes:
+    """Median microseconds of packing what is not packed ahead, and of unpacking."""
 
     packing_us: float
     unpacking_us: float
@@ -70,19 +73,33 @@ class Moves:
 
 @dataclass(frozen=True)
 class Timed:
-    """A kernel's times; ``ratio`` is what is minimised over the incumbent's, 1 where it is alone.
-    ``whole_us``: one call with packing and unpacking, where that was timed.
+    """Times of a kernel.
+
+    Parameters
+    ----------
+    latency_us : Quantiles
+        Times of the contraction.
+    moves : CopyTimes
+        Times of packing and unpacking.
+    ratio : float
+        Minimised time over the incumbent's; 1 without an incumbent.
+    noisy : bool
+        True if the machine had other work, or the times varied.
+    rejected : bool
+        True if the first rounds were clearly slower.
+    whole_us : Quantiles, optional
+        Times of one call with packing and unpacking, if that was timed.
     """
 
     latency_us: Quantiles
-    moves: Moves
+    moves: CopyTimes
     ratio: float
     noisy: bool
     rejected: bool = False
     whole_us: Quantiles | None = None
 
     def us(self, objective: Objective) -> float:
-        """What is minimised, the median of these rounds."""
+        """Return the median of what is minimised."""
         if objective == "kernel":
             return self.latency_us.median
         if self.whole_us is not None:
@@ -92,16 +109,29 @@ class Timed:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a schedule has no kernel."""
+    """Reason why a schedule has no kernel."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A kernel, and the moves of its embedding where there are any; ``key`` names the schedule,
-    ``identifier`` the embedding. ``whole`` is the call that moves as well, each thread what it
-    needs where it can; None where that is the kernel."""
+    """Kernel to be timed.
+
+    Parameters
+    ----------
+    key : str
+        Key of the schedule.
+    identifier : str
+        Identifier of the embedding.
+    kernel : Sampler
+        Contraction on packed operands.
+    whole : Sampler, optional
+        Call that packs and unpacks too, each thread what it needs where that is possible; None if
+        that is the kernel.
+    packing, unpacking : Sampler, optional
+        Layout transforms of the embedding; None if nothing is copied.
+    """
 
     key: str
     identifier: str
@@ -113,11 +143,22 @@ class Runner:
 
 @dataclass(frozen=True)
 class InterleavedComparison:
-    """Runners, interleaved; packing of ``known`` embeddings is not timed. ``unthrottled`` says
-    whether the machine is as fast as it is at best: rounds in which it is not are repeated."""
+    """Comparison of runners that take turns.
+
+    Parameters
+    ----------
+    runners : sequence of Runner
+        Kernels.
+    copy_times : mapping of str to CopyTimes
+        Embeddings whose packing is not timed again, by identifier.
+    objective : str
+        ``total`` to time whole calls too.
+    unthrottled : callable, optional
+        True if the machine runs at full speed; other rounds are repeated.
+    """
 
     runners: Sequence[Runner]
-    known: Mapping[str, Moves]
+    copy_times: Mapping[str, CopyTimes]
     objective: Objective
     unthrottled: Callable[[], bool] | None = None
 
@@ -135,7 +176,7 @@ class InterleavedComparison:
             sides |= {
                 f"{part} {name}": Work(sample, _POOL)
                 for part, sample in moves.items()
-                if sample is not None and name not in self.known
+                if sample is not None and name not in self.copy_times
             }
         interleaved = time_interleaved(
             sides, rounds=rounds, round_ms=ROUND_MS, attempts=1, unthrottled=self.unthrottled
@@ -145,20 +186,20 @@ class InterleavedComparison:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What the runners of a comparison took, by their numbers."""
+    """Times of the runners of a comparison, by number."""
 
     comparison: InterleavedComparison
     interleaved: Interleaved
 
     def affordable(self, rounds: int) -> int:
-        """So many rounds, or fewer where they are slow."""
-        # Each turn begins with at least one call that is not timed.
-        look = 0.0 if self.comparison.unthrottled is None else _LOOK_US
-        each = [
-            2 * max(np.median(taken), ROUND_MS * 1e3) + look
+        """Return the number of rounds, reduced for slow kernels."""
+        # Each turn begins with at least one call that is not timed, hence the factor of two.
+        probe_us = 0.0 if self.comparison.unthrottled is None else _PROBE_US
+        round_us = [
+            2 * max(np.median(taken), ROUND_MS * 1e3) + probe_us
             for taken in self.interleaved.samples.values()
         ]
-        return max(FIRST_ROUNDS, min(rounds, int(_LIMIT_S * 1e6 / float(sum(each)))))
+        return max(FIRST_ROUNDS, min(rounds, int(_TIME_LIMIT * 1e6 / float(sum(round_us)))))
 
     def fastest(self, number: int) -> float:
         return float(self._minimised(number).min())
@@ -167,61 +208,65 @@ class Rounds:
         return float(np.median(self._minimised(number)))
 
     def fast_us(self, number: int) -> float:
-        """Microseconds of a kernel alone in its fast rounds."""
-        return float(np.quantile(self.interleaved.samples[f"kernel {number}"], FAST))
+        """Microseconds of a contraction in its fast rounds."""
+        return float(np.quantile(self.interleaved.samples[f"kernel {number}"], FAST_QUANTILE))
 
     def timed(self, number: int, *, noisy: bool = False, rejected: bool = False) -> Timed:
-        """A kernel's times and its ratio to the first."""
-        ours, theirs = (float(np.quantile(self._minimised(runner), FAST)) for runner in (number, 0))
+        """Return a kernel's times and its ratio to the first."""
+        fast, first_fast = (
+            float(np.quantile(self._minimised(runner), FAST_QUANTILE)) for runner in (number, 0)
+        )
         latency = quantiles(self.interleaved.samples[f"kernel {number}"])
         noisy = noisy or self.interleaved.is_noisy or latency.is_noisy
-        whole = self.interleaved.samples.get(f"whole {number}")
+        whole_samples = self.interleaved.samples.get(f"whole {number}")
         return Timed(
             latency,
             self._moves(number),
-            ours / theirs,
+            fast / first_fast,
             noisy,
             rejected,
-            None if whole is None else quantiles(whole),
+            None if whole_samples is None else quantiles(whole_samples),
         )
 
     def _minimised(self, number: int) -> NDArray[np.float64]:
-        """Round by round."""
+        """Times that are minimised, by round."""
         kernel = self.interleaved.samples[f"kernel {number}"]
         return np.array(self.interleaved.samples.get(f"whole {number}", kernel))
 
-    def _moves(self, number: int) -> Moves:
+    def _moves(self, number: int) -> CopyTimes:
         name = self.comparison.runners[number].identifier
-        if name in self.comparison.known:
-            return self.comparison.known[name]
+        if name in self.comparison.copy_times:
+            return self.comparison.copy_times[name]
         packing, unpacking = (
             float(np.median(self.interleaved.samples.get(f"{part} {name}", [0.0])))
             for part in ("packing", "unpacking")
         )
-        return Moves(packing, unpacking)
+        return CopyTimes(packing, unpacking)
 
 
 ROUNDS, FINAL_ROUNDS = 40, 80
-"""Of a kernel that is not rejected, and at the end of a search; of kernels that a turn holds."""
+"""Number of rounds of a kernel that is not rejected, and of each finalist at the end of a
+search."""
 
-SLOWER = 1.15
-"""A kernel is rejected whose fastest round took longer than the incumbent's typical one by this."""
+REJECTION_RATIO = 1.15
+"""Ratio above which a kernel is rejected: its fastest round over the incumbent's median."""
 
-DISTURBED = 1.25
-"""Rounds are not trusted in which kernels took longer than in their best ones by this."""
+DISTURBANCE_RATIO = 1.25
+"""Ratio of a kernel's time to its best rounds above which rounds are not trusted."""
 
 PAUSES = (0.2, 1.0)
-"""Seconds before untrusted rounds are repeated, so many times."""
+"""Seconds before each repetition of untrusted rounds."""
 
 _TIMED_CALLS = 100
-"""Of a slow kernel in all its rounds, about."""
+"""Approximate number of calls of a slow kernel in all its rounds, which its time limit allows
+for."""
 
-_ROOM = 2**28
-"""Bytes for packed data of embeddings that were measured, the last ones first."""
+_PACKED_BYTES = 2**28
+"""Maximum bytes of packed data that are retained, most recent embeddings first."""
 
 
 class Timeable(Protocol):
-    """A schedule of an embedding; ``key`` tells schedules apart."""
+    """Schedule of an embedding; ``key`` distinguishes schedules."""
 
     @property
     def key(self) -> str: ...
@@ -232,15 +277,15 @@ class Timeable(Protocol):
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """A schedule on its way to the worker, without the model that proposed it."""
+class _Picklable:
+    """Schedule for the worker process, without the model that proposed it."""
 
     key: str
     candidate: Candidate
     schedule: Knobs
 
     @classmethod
-    def of(cls, proposal: Timeable) -> _Sent:
+    def of(cls, proposal: Timeable) -> _Picklable:
         return cls(proposal.key, proposal.candidate, proposal.schedule)
 
 
@@ -257,92 +302,98 @@ def native_kernel(program: DerivedProgram, spec: HardwareSpec, knobs: Knobs) -> 
 
 
 class KernelMeasurer:
-    """Kernels of one workload on random data, verified against one reference.
+    """Measures kernels of one workload on random data, verified against one reference.
 
-    ``known`` holds the moves, apart from the kernel, of embeddings that were measured before, by
-    identifier: they are the same for all schedules.
+    ``copy_times`` holds the packing and unpacking of measured embeddings by identifier: they are
+    the same for all schedules.
     """
 
     def __init__(
         self, workload: Computation, spec: HardwareSpec, objective: Objective, seed: int = 0
     ) -> None:
-        self.known: dict[str, Moves] = {}
+        self.copy_times: dict[str, CopyTimes] = {}
         self._workload = workload
         self._spec = spec
         self._objective: Objective = objective
         self._seed = seed
-        self._data: OrderedDict[str, _Data] = OrderedDict()
-        self._kernels: dict[str, tuple[_Data, Callable[[], Any], Callable[[], Any] | None]] = {}
+        self._data: OrderedDict[str, _PackedData] = OrderedDict()
+        self._kernels: dict[
+            str, tuple[_PackedData, Callable[[], Any], Callable[[], Any] | None]
+        ] = {}
         """Data, the contraction, and the whole call where it is another one and counts."""
         self._fastest_us: dict[str, float] = {}
         """Microseconds of kernels in their best rounds."""
 
     def measure(self, proposal: Timeable, incumbent: Timeable | None) -> Timed | Failed:
-        """Time a schedule beside the incumbent, which was measured before.
+        """Time a schedule interleaved with the incumbent, which was measured before.
 
-        Raises :class:`InvariantError` where the kernel's numbers are wrong.
+        Raises :class:`InvariantError` if the kernel's results are wrong.
         """
-        others = [] if incumbent is None else [incumbent]
-        self._forget({item.key for item in others})
+        incumbents = [] if incumbent is None else [incumbent]
+        self._forget({item.key for item in incumbents})
         try:
-            runners = [self._runner(item) for item in (*others, proposal)]
+            runners = [self._runner(item) for item in (*incumbents, proposal)]
         except LoweringError as error:
             return Failed(str(error))
-        comparison = InterleavedComparison(runners, self.known, self._objective, self._unthrottled)
+        comparison = InterleavedComparison(
+            runners, self.copy_times, self._objective, self._unthrottled
+        )
         first = comparison.run(FIRST_ROUNDS)
-        slower = incumbent is not None and first.fastest(1) > SLOWER * first.typical(0)
-        if slower and self._disturbance(first, 1) <= DISTURBED:
+        slower = incumbent is not None and first.fastest(1) > REJECTION_RATIO * first.typical(0)
+        if slower and self._disturbance(first, 1) <= DISTURBANCE_RATIO:
             return first.timed(1, rejected=True)
-        found, noisy = self._trusted(comparison, first.affordable(ROUNDS), len(others))
-        timed = found.timed(len(others), noisy=noisy)
-        self.known.setdefault(runners[-1].identifier, timed.moves)
+        trusted, noisy = self._trusted(comparison, first.affordable(ROUNDS), len(incumbents))
+        timed = trusted.timed(len(incumbents), noisy=noisy)
+        self.copy_times.setdefault(runners[-1].identifier, timed.moves)
         return timed
 
     def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
-        """Time schedules that were measured before beside each other; ratios are over the first."""
+        """Time measured schedules interleaved with each other; ratios are over the first."""
         self._forget({item.key for item in proposals})
         runners = [self._runner(item) for item in proposals]
-        comparison = InterleavedComparison(runners, self.known, self._objective, self._unthrottled)
+        comparison = InterleavedComparison(
+            runners, self.copy_times, self._objective, self._unthrottled
+        )
         rounds = comparison.run(FIRST_ROUNDS).affordable(FINAL_ROUNDS)
-        found, noisy = self._trusted(comparison, rounds, len(runners))
-        return [found.timed(number, noisy=noisy) for number in range(len(runners))]
+        trusted, noisy = self._trusted(comparison, rounds, len(runners))
+        return [trusted.timed(number, noisy=noisy) for number in range(len(runners))]
 
     def _trusted(
-        self, comparison: InterleavedComparison, rounds: int, before: int
+        self, comparison: InterleavedComparison, rounds: int, timed_before: int
     ) -> tuple[Rounds, bool]:
-        """The least disturbed of a few attempts, and whether it was disturbed; the first ``before``
-        runners were timed before."""
+        """Return the least disturbed of a few attempts and whether it was disturbed; the first
+        ``timed_before`` runners have earlier times."""
         best = comparison.run(rounds)
-        least = self._disturbance(best, before)
+        least = self._disturbance(best, timed_before)
         for pause in PAUSES:
-            if least <= DISTURBED:
+            if least <= DISTURBANCE_RATIO:
                 break
             time.sleep(pause)
-            again = comparison.run(rounds)
-            if (disturbance := self._disturbance(again, before)) < least:
-                best, least = again, disturbance
-        return best, least > DISTURBED
+            repeated = comparison.run(rounds)
+            if (disturbance := self._disturbance(repeated, timed_before)) < least:
+                best, least = repeated, disturbance
+        return best, least > DISTURBANCE_RATIO
 
-    def _disturbance(self, rounds: Rounds, before: int) -> float:
-        """How much longer kernels took than in their best rounds so far: the median of those that
-        were timed before, 1 where none was."""
+    def _disturbance(self, rounds: Rounds, timed_before: int) -> float:
+        """Median ratio of the earlier runners' times to their best rounds; 1 without earlier
+        runners."""
         ratios: list[float] = []
         for number, runner in enumerate(rounds.comparison.runners):
-            took = rounds.fast_us(number)
-            best = min(took, self._fastest_us.get(runner.key, took))
+            fast_us = rounds.fast_us(number)
+            best = min(fast_us, self._fastest_us.get(runner.key, fast_us))
             self._fastest_us[runner.key] = best
-            if number < before:
-                ratios.append(took / best)
+            if number < timed_before:
+                ratios.append(fast_us / best)
         return median(ratios) if ratios else 1.0
 
     def _runner(self, proposal: Timeable) -> Runner:
         key = proposal.key
         if key not in self._kernels:
             data, kernel = self._built(proposal.candidate, proposal.schedule)
-            moves = data.packing is not None or data.unpacking is not None
+            copies = data.packing is not None or data.unpacking is not None
             whole = (
                 kernel.bound_whole(self._inputs, data.packed, self._ahead, data.output)
-                if moves and self._objective == "total"
+                if copies and self._objective == "total"
                 else None
             )
             self._kernels[key] = data, kernel.bound(data.packed, data.output), whole
@@ -350,32 +401,35 @@ class KernelMeasurer:
         sampler = None if whole is None else wall_clock(whole)
         return Runner(key, data.identifier, wall_clock(call), sampler, data.packing, data.unpacking)
 
-    def _built(self, candidate: Candidate, knobs: Knobs) -> tuple[_Data, CompiledKernel]:
+    def _built(self, candidate: Candidate, knobs: Knobs) -> tuple[_PackedData, CompiledKernel]:
         kernel = native_kernel(candidate.program, self._spec, knobs)
         identifier = candidate.identifier
         if identifier not in self._data:
-            self._data[identifier] = _Data(identifier, kernel, self._inputs)
+            self._data[identifier] = _PackedData(identifier, kernel, self._inputs)
         self._data.move_to_end(identifier)
         data = self._data[identifier]
         self._verify(data, kernel, knobs)
         return data, kernel
 
-    def _verify(self, data: _Data, kernel: CompiledKernel, knobs: Knobs) -> None:
-        """On an output of its own: what another kernel left there would be right."""
-        found = self._expected.judge(data.mover.unpack(kernel.execute(data.packed)))
-        if found.verified and self._objective == "total" and kernel.has_inner_packing:
-            found = self._expected.judge(kernel.run_whole(self._inputs, self._ahead))
-        what = f"the {kernel.backend} kernel of embedding {data.identifier} of {self._spec.name}"
-        found.require(f"{what} in {self._workload.name} with {knobs}", self._seed)
+    def _verify(self, data: _PackedData, kernel: CompiledKernel, knobs: Knobs) -> None:
+        """Verify a kernel on an output of its own: results of another kernel would still be
+        right."""
+        verification = self._expected.judge(data.mover.unpack(kernel.execute(data.packed)))
+        if verification.verified and self._objective == "total" and kernel.has_inner_packing:
+            verification = self._expected.judge(kernel.run_whole(self._inputs, self._ahead))
+        kernel_text = (
+            f"the {kernel.backend} kernel of embedding {data.identifier} of {self._spec.name}"
+        )
+        verification.require(f"{kernel_text} in {self._workload.name} with {knobs}", self._seed)
 
     def _forget(self, needed: set[str]) -> None:
-        """All kernels but the needed ones, and the data that were not used lately."""
+        """Drop all kernels but the needed ones, and data that was not used recently."""
         self._kernels = {key: kernel for key, kernel in self._kernels.items() if key in needed}
-        used = {data.identifier for data, *_ in self._kernels.values()}
-        held = 0
+        used_identifiers = {data.identifier for data, *_ in self._kernels.values()}
+        retained_bytes = 0
         for identifier, data in reversed(list(self._data.items())):
-            held += data.bytes
-            if held > _ROOM and identifier not in used:
+            retained_bytes += data.bytes
+            if retained_bytes > _PACKED_BYTES and identifier not in used_identifiers:
                 del self._data[identifier]
 
     @cached_property
@@ -388,7 +442,8 @@ class KernelMeasurer:
 
     @cached_property
     def _unthrottled(self) -> Callable[[], bool] | None:
-        """Whether the CPU's product instruction runs as fast as it does at best."""
+        """Function that tells whether the product instruction runs at full speed; None without a
+        probe."""
         probe = throttle_probe(open_target(self._spec))
         return None if probe is None else probe.is_unthrottled
 
@@ -398,8 +453,8 @@ class KernelMeasurer:
 
 
 class IsolatedMeasurer:
-    """A :class:`KernelMeasurer` in another process, where ``call`` executes functions: a kernel
-    that ends it has failed."""
+    """A :class:`KernelMeasurer` in another process, in which ``call`` executes functions; a crash
+    is a failed kernel."""
 
     def __init__(
         self,
@@ -409,67 +464,71 @@ class IsolatedMeasurer:
         seed: int = 0,
         call: Callable[..., Any] = worker.call,
     ) -> None:
-        self.known: dict[str, Moves] = {}
-        made: _Made = (workload, spec, objective, seed)
-        self._of = uuid.uuid4().hex, made
+        self.copy_times: dict[str, CopyTimes] = {}
+        arguments: _Arguments = (workload, spec, objective, seed)
+        self._key_and_arguments = uuid.uuid4().hex, arguments
         self._call = call
 
     def measure(self, proposal: Timeable, incumbent: Timeable | None) -> Timed | Failed:
-        """As :meth:`KernelMeasurer.measure`."""
+        """Time a schedule; see :meth:`KernelMeasurer.measure`."""
         try:
-            best = None if incumbent is None else _Sent.of(incumbent)
-            found = self._call(_measure, *self._of, self.known, _Sent.of(proposal), best)
+            best = None if incumbent is None else _Picklable.of(incumbent)
+            result = self._call(
+                _measure, *self._key_and_arguments, self.copy_times, _Picklable.of(proposal), best
+            )
         except CrashError as error:
             return Failed(str(error))
-        if isinstance(found, Timed) and not found.rejected:
-            self.known.setdefault(proposal.candidate.identifier, found.moves)
-        return found
+        if isinstance(result, Timed) and not result.rejected:
+            self.copy_times.setdefault(proposal.candidate.identifier, result.moves)
+        return result
 
     def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
-        """As :meth:`KernelMeasurer.final`; raises :class:`CrashError`."""
-        sent = [_Sent.of(proposal) for proposal in proposals]
-        return self._call(_final, *self._of, self.known, sent)
+        """Time finalists; see :meth:`KernelMeasurer.final`. Raises :class:`CrashError`."""
+        picklable = [_Picklable.of(proposal) for proposal in proposals]
+        return self._call(_final, *self._key_and_arguments, self.copy_times, picklable)
 
 
-_open: dict[str, KernelMeasurer] = {}
-"""In the other process: the measurer that was used last."""
+_current: dict[str, KernelMeasurer] = {}
+"""Most recent measurer of the worker process, by key."""
 
-_Made = tuple[Computation, HardwareSpec, Objective, int]
+_Arguments = tuple[Computation, HardwareSpec, Objective, int]
 
 
-def _measurer(key: str, made: _Made, known: Mapping[str, Moves]) -> KernelMeasurer:
-    if key not in _open:
-        _open.clear()
-        _open[key] = KernelMeasurer(*made)
-    _open[key].known.update(known)
-    return _open[key]
+def _measurer(
+    key: str, arguments: _Arguments, copy_times: Mapping[str, CopyTimes]
+) -> KernelMeasurer:
+    if key not in _current:
+        _current.clear()
+        _current[key] = KernelMeasurer(*arguments)
+    _current[key].copy_times.update(copy_times)
+    return _current[key]
 
 
 def _measure(
     key: str,
-    made: _Made,
-    known: Mapping[str, Moves],
+    arguments: _Arguments,
+    copy_times: Mapping[str, CopyTimes],
     proposal: Timeable,
     incumbent: Timeable | None,
 ) -> Timed | Failed:
-    with step("measuring a schedule", _TIMED_CALLS * made[0].macs):
-        return _measurer(key, made, known).measure(proposal, incumbent)
+    with step("measuring a schedule", _TIMED_CALLS * arguments[0].macs):
+        return _measurer(key, arguments, copy_times).measure(proposal, incumbent)
 
 
 def _final(
     key: str,
-    made: _Made,
-    known: Mapping[str, Moves],
+    arguments: _Arguments,
+    copy_times: Mapping[str, CopyTimes],
     proposals: Sequence[Timeable],
 ) -> list[Timed]:
-    with step("measuring the best schedules", _TIMED_CALLS * len(proposals) * made[0].macs):
-        return _measurer(key, made, known).final(proposals)
+    with step("measuring the best schedules", _TIMED_CALLS * len(proposals) * arguments[0].macs):
+        return _measurer(key, arguments, copy_times).final(proposals)
 
 
-class _Data:
-    """Operands of an embedding in its layouts, which all its schedules share.
+class _PackedData:
+    """Packed operands of an embedding, which all its schedules share.
 
-    ``mover`` is a kernel of the embedding: it packs and unpacks for the others.
+    ``mover`` is a kernel of the embedding, which packs and unpacks for the others.
     """
 
     def __init__(
@@ -486,7 +545,7 @@ class _Data:
 
     @property
     def bytes(self) -> int:
-        """Of the packed operands."""
+        """Bytes of the packed operands."""
         operands = self.mover.program.operands
         return sum(operand.elements * size_bytes(operand.dtype) for operand in operands)
 

@@ -1,4 +1,10 @@
-"""Methods of convolutions on CPUs: into which blocks tiles are cut, and what transforms cost."""
+"""Convolutions by im2col or Winograd on CPUs: conversions, transforms and the product's kernel, in
+turn.
+
+The tiles of Winograd's method are walked in blocks: V and M of a block stay in a near cache between
+the transforms and the product, whose kernel reads V and writes M in place. :class:`CpuMethods`
+plans the blocks and estimates the transforms; :class:`MethodKernel` executes.
+"""
 
 from __future__ import annotations
 
@@ -48,20 +54,19 @@ from cpembed.transform.program import PackedOperand
 
 Call = Callable[[], Any]
 Part = tuple[Sequence[Call], Call, Sequence[Call]]
-"""Of a block: the image's part, the product, the output's part."""
+"""Calls of a block: the image's part, the product, the output's part."""
 
 
 @dataclass(frozen=True)
-class Calls:
-    """One call of a method, in three parts that alternate: before the first block, for each block
-    the image's part, the product and the output's part, and after the last one."""
+class MethodCalls:
+    """Calls of one run: before the first block, those of each block, and after the last one."""
 
     before: Sequence[Call]
     blocks: Sequence[Part]
     after: Sequence[Call]
 
-    def whole(self) -> Call:
-        inner = [call for one in self.blocks for call in (*one[0], one[1], *one[2])]
+    def all_in_turn(self) -> Call:
+        inner = [call for block in self.blocks for call in (*block[0], block[1], *block[2])]
         return in_turn([*self.before, *inner, *self.after])
 
     def product(self) -> Call:
@@ -76,8 +81,17 @@ class Calls:
 
 @dataclass(frozen=True, eq=False)
 class MethodKernel:
-    """A convolution by ``method``; ``product`` is the kernel of the product, of one block of
-    ``blocks`` where there are such. :meth:`run` is on arrays in the workload's layouts."""
+    """Convolution by a method; :meth:`run` takes arrays in the workload's layouts.
+
+    Parameters
+    ----------
+    method : Rewritten
+        Method.
+    product : CompiledKernel
+        Kernel of the product, or of one block of it.
+    blocks : Blocks, optional
+        Blocks of tiles; None for a method without tiles.
+    """
 
     method: Rewritten
     product: CompiledKernel
@@ -88,18 +102,18 @@ class MethodKernel:
         return self.product.backend
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
-        calls, found = self._bound_on(inputs)
-        calls.whole()()
-        return self._processor.to_array(found, self.method.convolution.output.shape)
+        calls, output = self._bound_on(inputs)
+        calls.all_in_turn()()
+        return self._processor.to_array(output, self.method.convolution.output.shape)
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Call:
-        """One call, to be timed: from the image's own layout to the output's own; weights are
-        transformed ahead."""
-        return self._bound_on(inputs)[0].whole()
+        """Return one call to be timed, from the image's original layout to the output's; weights
+        are transformed ahead."""
+        return self._bound_on(inputs)[0].all_in_turn()
 
     def recorded(self) -> RecordedCalls:
-        """The calls of a kernel that was made for a recorder: those that transform the weights,
-        once, and those of one run."""
+        """Return the calls of a kernel that was made for a recorder: those that transform the
+        weights once, and those of a run."""
         recorder, conv = self._processor, self.method.convolution
         assert isinstance(recorder, Recorder)
         image, filters = (
@@ -109,20 +123,31 @@ class MethodKernel:
         recorder.calls.clear()
         packed = self._prepared(filters)
         prepare = recorder.taken()
-        _, found = self._bound(image, packed)
-        given = {conv.image.name: image, conv.weights.name: filters, conv.output.name: found}
-        return RecordedCalls(prepare, recorder.taken(), given, {})
+        _, output = self._bound(image, packed)
+        buffers = {conv.image.name: image, conv.weights.name: filters, conv.output.name: output}
+        return RecordedCalls(prepare, recorder.taken(), buffers, {})
 
     def time(self, inputs: Mapping[str, Array], rounds: int = 15, round_ms: float = 10.0) -> Timing:
-        """``latency_us`` is the product alone, packing and unpacking are the other parts."""
+        """Time the kernel: ``latency_us`` is the product alone, packing and unpacking are the other
+        parts.
+
+        Parameters
+        ----------
+        inputs : mapping of str to ndarray
+            Operands in the workload's layouts.
+        rounds : int
+            Number of rounds.
+        round_ms : float
+            Milliseconds of a round.
+        """
         calls, _ = self._bound_on(inputs)
-        calls.whole()()
+        calls.all_in_turn()()
         product = time_work(calls.product(), rounds, round_ms)
         image, output = (
             time_work(in_turn(part), rounds, round_ms) if part else None
             for part in (calls.image(), calls.output())
         )
-        whole = time_work(calls.whole(), rounds, round_ms)
+        whole = time_work(calls.all_in_turn(), rounds, round_ms)
         parts = [part for part in (product, image, output, whole) if part is not None]
         return Timing(
             Provenance.MEASURED,
@@ -136,47 +161,47 @@ class MethodKernel:
         )
 
     def assembly(self) -> str:
-        """Machine code of the product."""
+        """Return the machine code of the product."""
         return self.product.assembly()
 
     # ------------------------------------------------------------------------------------ parts
 
-    def _bound_on(self, inputs: Mapping[str, Array]) -> tuple[Calls, Any]:
-        """The calls on buffers of their own, weights being transformed now, in numpy; and the
-        buffer that then holds the output."""
+    def _bound_on(self, inputs: Mapping[str, Array]) -> tuple[MethodCalls, Any]:
+        """Return the calls on buffers of their own, with weights transformed now by NumPy, and the
+        output's buffer."""
         conv = self.method.convolution
         image, weights = (np.ascontiguousarray(inputs[o.name]) for o in (conv.image, conv.weights))
         if isinstance(self.method, Winograd):
-            # In more digits, and rounded once.
+            # Transformed in double precision, so that weights are rounded only once.
             weights = weights.astype(np.float64)
         packed = self.product.pack(U, self.method.weights_part(weights))
         return self._bound(self._processor.from_array(image), packed)
 
     def _prepared(self, weights: Any) -> Any:
-        """U as the product's kernel takes it, made of the weights by generated code."""
-        given, method = self._converted(self._weights, weights), self.method
+        """Transform the weights by generated code into the product's layout."""
+        source, method = self._converted(self._weights, weights), self.method
         if isinstance(method, Winograd):
             operand = method.product.operand(U)
-            made = self._processor.empty(operand.elements, operand.dtype)
-            self._processor.compile_plan(weights_transform(method))(given, made)
-            given = made
+            transformed = self._processor.empty(operand.elements, operand.dtype)
+            self._processor.compile_plan(weights_transform(method))(source, transformed)
+            source = transformed
         if self.product.is_packed_in_place(U):
-            return given
+            return source
         packed = self.product.empty(U)
-        self.product.pack_into(U, given, packed)
+        self.product.pack_into(U, source, packed)
         return packed
 
     def _converted(self, operand: PackedOperand, original: Any) -> Any:
-        """The buffer of a conversion, which is made now; the original where nothing moves."""
+        """Return the converted buffer, or the original if its layout is the same."""
         if operand.is_identity:
             return original
         converted = self._processor.empty(operand.elements, operand.dtype)
         self._mover(operand, Direction.PACK)(original, converted)
         return converted
 
-    def _bound(self, image: Any, weights: Any) -> tuple[Calls, Any]:
-        """The calls, bound in the order in which they are executed, and the buffer that then holds
-        the output; ``weights`` are as the product's kernel takes them."""
+    def _bound(self, image: Any, weights: Any) -> tuple[MethodCalls, Any]:
+        """Return the calls, bound in the order of execution, and the output's buffer; ``weights``
+        are in the product's layout."""
         conv, processor = self.method.convolution, self._processor
         before: list[Call] = []
         if not self._image.is_identity:
@@ -184,25 +209,25 @@ class MethodKernel:
             before = [self._mover(self._image, Direction.PACK).bound(image, converted)]
             image = converted
         output = processor.empty(self._result.elements, self._result.dtype)
-        parts = list(self._parts(image, weights, output))
+        blocks = list(self._parts(image, weights, output))
         if self._result.is_identity:
-            return Calls(before, parts, []), output
-        found = processor.empty(conv.output.elements, conv.output.dtype)
-        after = self._mover(self._result, Direction.UNPACK).bound(output, found)
-        return Calls(before, parts, [after]), found
+            return MethodCalls(before, blocks, []), output
+        original = processor.empty(conv.output.elements, conv.output.dtype)
+        after = self._mover(self._result, Direction.UNPACK).bound(output, original)
+        return MethodCalls(before, blocks, [after]), original
 
     def _parts(self, image: Any, weights: Any, output: Any) -> Iterator[Part]:
-        """The calls of each block."""
+        """Yield the calls of each block."""
         if self.blocks is None:
             yield [], self.product.bound({U: weights, V: image}, output), []
             return
         v, m = self.product.empty(V), self.product.empty(M)
         first, last = self._transforms
         for number in range(self.blocks.count):
-            at = self._processor.from_array(np.array([number], np.int32))
-            here = first.bound(image, at, v)
+            number_array = self._processor.from_array(np.array([number], np.int32))
+            image_call = first.bound(image, number_array, v)
             product = self.product.bound({U: weights, V: v}, m)
-            yield [here], product, [last.bound(m, at, output)]
+            yield [image_call], product, [last.bound(m, number_array, output)]
 
     @property
     def _processor(self) -> Processor:
@@ -210,7 +235,7 @@ class MethodKernel:
 
     @cached_property
     def _image(self) -> PackedOperand:
-        """The image as the first transform or the product reads it."""
+        """Layout of the image that the first transform or the product reads."""
         if isinstance(self.method, Winograd):
             return padded_image(self.method)
         assert isinstance(self.method, Im2col)
@@ -218,13 +243,13 @@ class MethodKernel:
 
     @cached_property
     def _result(self) -> PackedOperand:
-        """The output as the last transform or the product leaves it."""
+        """Layout of the output that the last transform or the product writes."""
         last = not isinstance(self.method, Im2col) or self.method.orders.last
         return result_layout(self.method.convolution, channels_last=last)
 
     @cached_property
     def _weights(self) -> PackedOperand:
-        """The weights as their transform or the product reads them."""
+        """Layout of the weights that their transform or the product reads."""
         assert isinstance(self.method, (Winograd, Im2col))
         return weights_layout(self.method)
 
@@ -245,7 +270,7 @@ class MethodKernel:
         return self._processor.compile_plan(KernelPlan(PACKING, source))
 
 
-_SHARES = (0.25, 0.5, 1.0)
+_CACHE_SHARES = (0.25, 0.5, 1.0)
 """Of the second-level cache, which V and M of a block may take. Which is best depends on how often
 the product then reads U: the estimate of the product says."""
 _FLOATS = ("float32", "float64")
@@ -253,14 +278,14 @@ _FLOATS = ("float32", "float64")
 
 @dataclass(frozen=True)
 class CpuMethodPlan(MethodPlan):
-    """With the blocks of tiles, where the method has tiles."""
+    """Plan with the blocks of tiles of a method that has tiles."""
 
     blocks: TileBlocks | None = None
 
 
 @dataclass(frozen=True)
 class CpuMethods(Methods):
-    """On ``target``, by the figures of its machine."""
+    """Methods on a machine and a processor."""
 
     spec: HardwareSpec
     machine: Calibration
@@ -268,25 +293,23 @@ class CpuMethods(Methods):
 
     def plans(self, method: Rewritten) -> tuple[MethodPlan, ...]:
         if isinstance(method, Im2col):
-            moved = self._moved(window_matrix(method))
-            moved += self._moved(
-                result_layout(method.convolution, channels_last=method.orders.last)
-            )
-            return (CpuMethodPlan(method, method.product, 1, moved),)
+            copies_us = self._copy_us(window_matrix(method))
+            copies_us += self._copy_us(result_layout(method.convolution, channels_last=method.orders.last))
+            return (CpuMethodPlan(method, method.product, 1, copies_us),)
         assert isinstance(method, Winograd)
         dtype = method.product.operand(V).dtype
         if dtype not in _FLOATS:
-            own = self.spec.instruction.computation.inputs[0].dtype
+            multiplied = self.spec.instruction.computation.inputs[0].dtype
             raise LoweringError(
                 f"{self.spec.name}: {method.name} of these integers is exact in {dtype}, "
-                f"which an instruction of {own} does not multiply: use another method"
+                f"which an instruction of {multiplied} does not multiply: use another method"
             )
-        found: list[MethodPlan] = []
+        plans: list[MethodPlan] = []
         for blocks in self._blocks(method):
             product = method.blocked(blocks.size)
             parts = self._parts_us(method, blocks)
-            found.append(CpuMethodPlan(method, product, blocks.count, parts, blocks))
-        return tuple(found)
+            plans.append(CpuMethodPlan(method, product, blocks.count, parts, blocks))
+        return tuple(plans)
 
     def build(self, plan: MethodPlan, product: Any) -> MethodKernel:
         assert isinstance(plan, CpuMethodPlan)
@@ -302,14 +325,14 @@ class CpuMethods(Methods):
         return self.build(plan, product).recorded()
 
     def _blocks(self, method: Winograd) -> list[TileBlocks]:
-        """By their size; the last one holds all tiles."""
-        tiles, near = method.tiles, self.machine.cache_bytes[1]
+        """Return the blocks to compare, by size; the last one holds all tiles."""
+        tiles, cache_bytes = method.tiles, self.machine.cache_bytes[1]
         extents, dtype = method.product.extents, method.product.operand(V).dtype
         groups = extents.get("g", 1)
-        each = method.places * groups * (extents["c"] + extents["k"]) * size_bytes(dtype)
+        tile_bytes = method.places * groups * (extents["c"] + extents["k"]) * size_bytes(dtype)
         sizes = {tiles}
-        for share in _SHARES:
-            count = -(-tiles // max(1, int(near * share) // each))
+        for share in _CACHE_SHARES:
+            count = -(-tiles // max(1, int(cache_bytes * share) // tile_bytes))
             sizes.add(-(-tiles // count))
         threads, vector = self._threads, self._vector_bytes
         return [TileBlocks(tiles, size, threads, vector) for size in sorted(sizes)]
@@ -318,7 +341,7 @@ class CpuMethods(Methods):
 
     def _parts_us(self, method: Winograd, blocks: TileBlocks) -> float:
         conv = method.convolution
-        image, found = padded_image(method), result_layout(conv, channels_last=True)
+        image, output = padded_image(method), result_layout(conv, channels_last=True)
         size, line = size_bytes(image.dtype), model_constants().line_bytes
         extents = method.product.extents
         places = method.places * extents.get("g", 1)
@@ -326,31 +349,37 @@ class CpuMethods(Methods):
         block = places * blocks.size * (extents["c"] + extents["k"]) * size
         level, count = self._level(block), places * method.tiles
         total = 0.0
-        for depth, matrices, other, stores in (
+        for depth, matrices, operand, stores in (
             (extents["c"], [form.input for form in forms], image, True),
-            (extents["k"], [form.output for form in forms], found, False),
+            (extents["k"], [form.output for form in forms], output, False),
         ):
             lines = -(-count * depth * size // line)
-            far = -(-other.elements * size // line)
-            own = self._level(other.elements * size)
-            moved = (lines, level, far, own) if stores else (far, own, lines, level)
+            operand_lines = -(-operand.elements * size // line)
+            operand_level = self._level(operand.elements * size)
+            traffic = (
+                (lines, level, operand_lines, operand_level)
+                if stores
+                else (operand_lines, operand_level, lines, level)
+            )
             operations = lines * (1 + _operations(matrices) / method.places)
-            total += operations * self.machine.vector_line_ns[0] + self._lines_ns(*moved)
+            total += operations * self.machine.vector_line_ns[0] + self._lines_ns(*traffic)
         launches = 2 * blocks.count * self.machine.call_us
-        return self._moved(image) + self._moved(found) + launches + total / self._threads / 1e3
+        return self._copy_us(image) + self._copy_us(output) + launches + total / self._threads / 1e3
 
     def _lines_ns(self, stored: int, to: int, loaded: int, source: int) -> float:
         machine = self.machine
-        # Beyond the second level stores stream, wherever to.
+        # Stores beyond the second level stream, so that L3 and memory cost the same.
         store = machine.store_line_ns[min(to, len(machine.store_line_ns) - 1)]
         return stored * store + loaded * machine.vector_line_ns[source]
 
     def _level(self, size: int) -> int:
-        """Where so many bytes stay: 0 the nearest cache, 3 memory."""
-        held = (bytes_ and size <= bytes_ * USED_SHARE for bytes_ in self.machine.cache_bytes)
-        return next((level for level, fits in enumerate(held) if fits), 3)
+        """Return the level at which so many bytes stay: 0 for the nearest cache, 3 for memory."""
+        fits_levels = (
+            bytes_ and size <= bytes_ * USED_SHARE for bytes_ in self.machine.cache_bytes
+        )
+        return next((level for level, fits in enumerate(fits_levels) if fits), 3)
 
-    def _moved(self, operand: PackedOperand) -> float:
+    def _copy_us(self, operand: PackedOperand) -> float:
         if operand.is_identity:
             return 0.0
         return transform_us(operand, self.machine, self._threads)
@@ -361,7 +390,7 @@ class CpuMethods(Methods):
 
     @property
     def _vector_bytes(self) -> int:
-        """Of the instruction's registers, by its largest tile."""
+        """Bytes of the instruction's registers, judged by its largest tile."""
         instruction = self.spec.instruction
         tiles = (
             math.prod(memory.tile_shape(instruction.computation.extents))
@@ -372,7 +401,7 @@ class CpuMethods(Methods):
 
 
 def _operations(matrices: Sequence[Matrix]) -> int:
-    """Vector operations of a tile's nested transform."""
+    """Number of vector operations of a tile's nested transform."""
     rows, columns = [len(m) for m in matrices], [len(m[0]) for m in matrices]
     total = 0
     for axis, matrix in enumerate(matrices):

@@ -1,4 +1,9 @@
-"""The choice of a schedule: how many points of which loops a task computes, in which order."""
+"""Schedules of a kernel: which points of which loops a task computes, and in which order.
+
+The axes of a matrix instruction have roles (:class:`LaneRoles`), by which the loops around it are
+rows or columns. A register block is a number of rows and columns of accumulators;
+:class:`RegisterModel` tells what it costs, :class:`Schedules` enumerates and estimates.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +39,10 @@ from cpembed.transform.program import DerivedProgram, Loop
 
 @dataclass(frozen=True)
 class LaneRoles:
-    """Kernel names of the lanes: ``C[row, column] += A[row, depth] * B[depth, column]``.
+    """Names of a kernel's lanes: ``C[row, column] += A[row, depth] * B[depth, column]``.
 
-    ``row`` is None for an instruction whose first factor has one row, ``depth`` for one that adds
-    a single product to a sum.
+    ``row`` is None for an instruction whose first factor has one row, ``depth`` for one that adds a
+    single product to a sum.
     """
 
     row: str | None
@@ -46,41 +51,56 @@ class LaneRoles:
 
 
 def lane_roles(program: DerivedProgram) -> LaneRoles:
-    """Read the roles off the accesses of the instruction's computation."""
+    """Determine the roles of the axes from the accesses of the instruction's computation.
+
+    Raises :class:`LoweringError` if it is no matrix product.
+    """
     computation = program.instruction.computation
-    used = [
+    iterators = [
         {name for index in computation.access(operand.name).index for name in index.iterators}
         for operand in computation.operands
     ]
-    if len(used) != 3:
+    if len(iterators) != 3:
         raise LoweringError(f"{program.instruction.name} is not a product of two operands")
-    first, second, output = used
+    first, second, output = iterators
     rows = sorted((first & output) - second)
     columns = sorted((second & output) - first)
     depths = sorted((first & second) - output)
     if len(rows) > 1 or len(columns) != 1 or len(depths) > 1:
         raise LoweringError(f"{program.instruction.name} is not a matrix product")
-    row, depth = (lane_name(found[0]) if found else None for found in (rows, depths))
+    row, depth = (lane_name(names[0]) if names else None for names in (rows, depths))
     return LaneRoles(row, lane_name(columns[0]), depth)
 
 
 def useful_depth(program: DerivedProgram, roles: LaneRoles, group: int) -> int:
-    """Steps of the depth lane that can add to a sum, in whole groups: an axis that is shorter than
-    the lane and feeds it alone leaves the others to padding, which one factor holds zeros for."""
+    """Number of steps of the depth lane that can add to a sum.
+
+    An axis that is shorter than the lane and feeds it alone leaves the other steps to padding, in
+    which one factor is zero.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the kernel.
+    roles : LaneRoles
+        Roles of its lanes.
+    group : int
+        Number of steps that an instruction cannot separate; the result is a multiple of it.
+    """
     lane = next(o for o in program.instruction_axes if lane_name(o.name) == roles.depth)
-    found = program.embedding.digits.get(lane.name, ())
-    if len(found) != 1 or found[0].stride != 1:
+    lane_digits = program.embedding.digits.get(lane.name, ())
+    if len(lane_digits) != 1 or lane_digits[0].stride != 1:
         return lane.extent
-    return min(lane.extent, -(-program.workload.extents[found[0].axis] // group) * group)
+    return min(lane.extent, -(-program.workload.extents[lane_digits[0].axis] // group) * group)
 
 
 def lane_extent(nest: Nest, lane: str | None) -> int:
-    """Extent of a lane; 1 where the nest does not have it."""
+    """Return the extent of a lane; 1 if the nest does not have it."""
     return nest.inner_loop(lane).extent if lane in {loop.name for loop in nest.inner} else 1
 
 
 def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
-    """The inner loops a lane was split into, outermost first."""
+    """Return the inner loops that a lane was split into, outermost first."""
     if lane is None:
         return ()
     return tuple(
@@ -89,16 +109,17 @@ def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
 
 
 def row_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
-    """Task loops that move the first factor and keep the second: what to block for its reuse.
+    """Task loops that move the first factor and keep the second, so that a block of them reuses the
+    second.
 
-    By falling distance between their points. With ``results``, those that move the results by a
-    constant too.
+    They are sorted by decreasing distance between their points. With ``results``, only loops that
+    move the results by a constant.
     """
     return _blockable(nest, moves=0, keeps=1, results=results)
 
 
 def column_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
-    """Task loops that move the second factor and keep the first, likewise."""
+    """Task loops that move the second factor and keep the first; see :func:`row_loops`."""
     return _blockable(nest, moves=1, keeps=0, results=results)
 
 
@@ -106,27 +127,41 @@ def _blockable(nest: Nest, *, moves: int, keeps: int, results: bool) -> tuple[Ti
     def walks(number: int, loop: TileLoop) -> bool:
         return loop.name in nest.operands[number].access.iterators
 
-    found = (
+    loops = (
         loop
         for loop in nest.tasks
         if walks(moves, loop) and not walks(keeps, loop) and can_tile(nest, loop, results=results)
     )
-    return tuple(sorted(found, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))
+    return tuple(sorted(loops, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))
 
 
-_SCREENED = 24
-"""Register blocks whose schedules are estimated in full: the best by their steps alone."""
+_ESTIMATED_BLOCKS = 24
+"""Number of register blocks, best by the cost of their steps alone, whose schedules are
+estimated."""
 
 
 @dataclass(frozen=True)
 class RegisterModel:
-    """What a block of ``rows`` x ``columns`` accumulators needs and costs.
+    """Requirements and costs of a block of rows x columns of accumulators.
 
-    ``step(nest, machine, rows, columns)`` is what one reduction step of a block costs, on a nest
-    with lanes in digits; ``largest`` bounds either side; ``product`` is the one whose time it
-    takes. ``rows`` and ``columns`` are the loops whose points make a block, by falling distance in
-    memory. ``streams``: loads can leave the nearest cache as it is
-    (:attr:`~cpembed.codegen.plan.Knobs.non_temporal`).
+    Parameters
+    ----------
+    fits : callable
+        True if so many rows and columns fit the registers.
+    step : callable
+        Cost of a reduction step: ``step(nest, machine, rows, columns)``, on a nest with lanes in
+        digits.
+    largest : int
+        Maximum number of rows, and of columns.
+    product : str
+        Product of a calibration whose time the instruction takes.
+    rows, columns : callable
+        Loops of a nest whose points form a block, by decreasing distance in memory.
+    streams : bool
+        True if loads can bypass the nearest cache
+        (:attr:`~cpembed.codegen.plan.Knobs.non_temporal`).
+    prefetched : frozenset of Prefetch
+        Operands that are prefetched by software.
     """
 
     fits: Callable[[int, int], bool]
@@ -139,7 +174,7 @@ class RegisterModel:
     prefetched: frozenset[Prefetch] = frozenset({Prefetch.C})
 
     def non_temporal(self, nest: Nest, knobs: Knobs) -> int | None:
-        """The factor, by number, that is loaded past the nearest cache: the one that the innermost
+        """Number of the factor whose loads bypass the nearest cache: the one that the innermost
         loop over blocks moves."""
         if not knobs.non_temporal:
             return None
@@ -150,7 +185,7 @@ class RegisterModel:
         return 0 if rows and (knobs.columns_outermost or not columns) else 1
 
     def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:
-        """Rows and columns of accumulators in a register block."""
+        """Return the rows and columns of accumulators in a register block."""
         rows, columns = (
             math.prod(knobs.register_tiles.get(loop.origin, 1) for loop in loops)
             for loops in (self.rows(nest), self.columns(nest))
@@ -160,14 +195,25 @@ class RegisterModel:
 
 @dataclass(frozen=True)
 class Schedules:
-    """The schedules of a nest on a machine, by their estimates; ``unpadded``: the nest on the first
-    factor as it came, where it can be read so."""
+    """Schedules of a nest on a machine with their estimates.
+
+    Parameters
+    ----------
+    nest : Nest
+        Nest with lanes in digits.
+    model : RegisterModel
+        Costs of register blocks.
+    machine : Calibration
+        Constants of the machine.
+    unpadded : Nest, optional
+        The nest on the first factor in its original layout, if it can be read there.
+    """
 
     nest: Nest
     model: RegisterModel
     machine: Calibration
     unpadded: Nest | None = None
-    _kept: dict[object, tuple[Nest, Reuse]] = field(
+    _executed_nests: dict[object, tuple[Nest, Reuse]] = field(
         default_factory=dict[object, tuple[Nest, Reuse]], repr=False, compare=False
     )
 
@@ -176,81 +222,99 @@ class Schedules:
         return self.nest.threads
 
     def ranked(self) -> list[tuple[Estimate, Knobs]]:
-        """Schedules worth timing, the fastest by estimate first; the same for the same machine."""
+        """Return the schedules that are worth timing, fastest by estimate first."""
         scored = [self._scored(knobs) for knobs in self._proposals()]
         return sorted(scored, key=lambda pair: pair[0].us)
 
     def _scored(self, knobs: Knobs) -> tuple[Estimate, Knobs]:
-        """The schedule, streaming where that is faster."""
-        usual = self.estimate(knobs), knobs
+        """Estimate a schedule, with non-temporal loads if these are faster."""
+        cached = self.estimate(knobs), knobs
         if not self.model.streams:
-            return usual
+            return cached
         streaming = replace(knobs, non_temporal=True)
-        return min(usual, (self.estimate(streaming), streaming), key=lambda pair: pair[0].us)
+        return min(cached, (self.estimate(streaming), streaming), key=lambda pair: pair[0].us)
 
     def best(self) -> Knobs:
         return self.ranked()[0][1]
 
     def estimate(self, knobs: Knobs, packed_bytes: int = 0) -> Estimate:
-        """``packed_bytes``: what the kernel packs of its first factor at a time; 0 where that comes
-        packed."""
+        """Estimate a schedule; ``packed_bytes`` of the first factor are packed at a time inside the
+        kernel, 0 if it comes packed."""
         rows, columns = self.model.sides(self.nest, knobs)
         step = self.model.step(self.nest, self.machine, rows, columns)
-        past = self.model.non_temporal(self.nest, knobs)
+        bypassing = self.model.non_temporal(self.nest, knobs)
         nest, reuse = self._executed(knobs)
-        found = estimate(nest, step, self.machine, self.threads, reuse, past, packed_bytes)
+        contraction = estimate(
+            nest, step, self.machine, self.threads, reuse, bypassing, packed_bytes
+        )
         if knobs.split_k == 1:
-            return found
-        more = split_k_sum_us(nest, self.machine, self.threads)
-        return replace(found, us=found.us + more, overhead_us=found.overhead_us + more)
+            return contraction
+        adding = split_k_sum_us(nest, self.machine, self.threads)
+        return replace(
+            contraction, us=contraction.us + adding, overhead_us=contraction.overhead_us + adding
+        )
 
     def applied(self, knobs: Knobs) -> Nest:
-        """The nest as it is executed; raises as :func:`apply_knobs`."""
+        """Return the nest as it is executed. Raises :class:`LoweringError` as :func:`passes`
+        does."""
         return self._executed(knobs)[0]
 
     def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
-        """The same with and without streaming, and estimated for either and for whole calls."""
+        """Return the nest and its traffic, which are the same with and without non-temporal
+        loads."""
         blocks, panels = tuple(knobs.register_tiles.items()), tuple(knobs.cache_tiles.items())
         key = blocks, panels, knobs.loop_order, knobs.split_k
-        if key not in self._kept or (knobs.non_temporal and not self.model.streams):
+        if key not in self._executed_nests or (knobs.non_temporal and not self.model.streams):
             nest = apply_knobs(self.nest, self.model, knobs)
-            self._kept[key] = nest, Reuse(nest, self.threads)
-        return self._kept[key]
+            self._executed_nests[key] = nest, Reuse(nest, self.threads)
+        return self._executed_nests[key]
 
     def scheduled(self, program: DerivedProgram, knobs: Knobs, *, whole: bool = False) -> Nest:
-        """The nest that a back end writes down; raises as :func:`passes`.
+        """Return the nest that a back end writes down.
 
-        ``whole``: it takes the first factor as it comes, and reads it there or packs it, each
-        thread for itself.
+        Parameters
+        ----------
+        program : DerivedProgram
+            Program of the kernel.
+        knobs : Knobs
+            Schedule.
+        whole : bool
+            True for a whole call, which takes the first factor in its original layout and reads it
+            there or packs it, each thread for itself.
+
+        Raises
+        ------
+        LoweringError
+            If the schedule does not fit (:func:`passes`).
         """
         nest, reuse = self._executed(knobs)
         packing = self.packing(program, knobs) if whole else None
         original = self.on_original(knobs) if whole else None
-        asks, second_level = self.model.prefetched, self.machine.cache_bytes[1]
-        if Prefetch.C in asks:
+        prefetched, second_level = self.model.prefetched, self.machine.cache_bytes[1]
+        if Prefetch.C in prefetched:
             nest = prefetch_c(nest, reuse, second_level)
         if original is not None:
             nest = replace(original, prefetched=nest.prefetched)
             reuse = Reuse(nest, self.threads)
-        # What a thread packs for itself lies near.
-        if Prefetch.A in asks and packing is None:
+        # A factor that each thread packs for itself is in a near cache already.
+        if Prefetch.A in prefetched and packing is None:
             nest = prefetch_a(nest, reuse, second_level, model_constants().prefetch_a_share)
-        if Prefetch.B in asks:
+        if Prefetch.B in prefetched:
             nest = prefetch_b(nest, reuse, second_level, model_constants().prefetch_b_share)
         nest = replace(nest, non_temporal=self.model.non_temporal(self.nest, knobs))
         return nest if packing is None else pack_per_thread(nest, packing)
 
     def on_original(self, knobs: Knobs) -> Nest | None:
-        """What whole calls execute on the first factor as it came; None where they have it packed.
-        Raises as :func:`apply_knobs`."""
+        """Return the nest of whole calls that read the first factor in its original layout; None if
+        these pack it."""
         if self.unpadded is None:
             return None
         nest = apply_knobs(self.unpadded, self.model, knobs)
         return nest if reads_no_padding(nest) else None
 
     def packing(self, program: DerivedProgram, knobs: Knobs) -> PerThreadPacking | None:
-        """How the parts of a kernel pack the first factor; None where they do not, because it is
-        read where it is or they share sums. Raises as :func:`apply_knobs`."""
+        """Return how the threads of a kernel pack the first factor; None if they read it where it
+        is, or share sums."""
         nest = self.applied(knobs)
         if knobs.split_k > 1 or self.on_original(knobs) is not None:
             return None
@@ -271,7 +335,7 @@ class Schedules:
                     yield replace(knobs, cache_tiles=panels)
 
     def _blocks(self) -> list[dict[str, int]]:
-        """Register blocks, those whose steps take least for what they compute first."""
+        """Return the register blocks, least cost of all their steps first."""
         rows, columns = self.model.rows(self.nest), self.model.columns(self.nest)
         names = [loop.origin for loop in (*rows, *columns)]
         scored: list[tuple[float, tuple[int, ...]]] = []
@@ -288,75 +352,91 @@ class Schedules:
                 scored.append((cost, (*row_blocks, *column_blocks)))
         return [
             {name: size for name, size in zip(names, sizes, strict=True) if size > 1}
-            for _, sizes in sorted(scored)[:_SCREENED]
+            for _, sizes in sorted(scored)[:_ESTIMATED_BLOCKS]
         ]
 
     def _parts(self, knobs: Knobs) -> int:
-        """As many parts of a reduction as give each thread a task, or nearly; 1 where tasks are
-        enough, or sums are not shared."""
+        """Return the number of parts of a reduction that gives each thread a task, or nearly; 1 if
+        there are enough tasks or sums are not shared."""
         tasks, epilogue = self.applied(knobs).task_count, self.nest.epilogue
         if tasks >= self.threads or (epilogue and not epilogue.is_of_sum_alone):
             return 1
-        wanted = -(-self.threads // tasks)
-        return next((n for n in range(wanted, 1, -1) if loop_to_split(self.nest, n)), 1)
+        parts = -(-self.threads // tasks)
+        return next((n for n in range(parts, 1, -1) if loop_to_split(self.nest, n)), 1)
 
     def _panels(self, knobs: Knobs) -> Iterator[dict[str, int]]:
-        """Panels of the loops of either factor, where all data are more than the second-level
-        cache holds, and such whose results stay in it until all columns of them are written."""
+        """Yield cache tiles of the loops of either factor, if the data exceeds the second-level
+        cache, and cache tiles whose results stay in it until all their columns are written."""
         room = self.machine.cache_bytes[1] * USED_SHARE / self.nest.line_bytes
         inner = {loop.name: loop.extent for loop in (*self.nest.reductions, *self.nest.inner)}
-        everything = inner | {task.name: task.extent for task in self.nest.tasks}
+        all_extents = inner | {task.name: task.extent for task in self.nest.tasks}
         touched = partial(touched_lines, line_bytes=self.nest.line_bytes)
         first, second, output = self.nest.operands
-        if sum(touched(o, everything) for o in self.nest.operands) <= room:
+        if sum(touched(o, all_extents) for o in self.nest.operands) <= room:
             return
         rows, columns = (
             [loop for loop in loops if loop.steps > 1][:1]
             for loops in (self.model.rows(self.nest), self.model.columns(self.nest))
         )
         shares = model_constants().cache_tile_shares
-        filling = [*itertools.product(rows, (first,), shares)]
-        filling += itertools.product(columns, (second,), shares)
-        if knobs.columns_outermost and touched(output, everything) > room:
-            filling += itertools.product(rows, (output,), shares[:1])
-        found: set[tuple[str, int]] = set()
-        for loop, operand, share in filling:
-            each = max(1, touched(operand, everything | {loop.name: 1}))
+        candidates = [*itertools.product(rows, (first,), shares)]
+        candidates += itertools.product(columns, (second,), shares)
+        if knobs.columns_outermost and touched(output, all_extents) > room:
+            candidates += itertools.product(rows, (output,), shares[:1])
+        seen: set[tuple[str, int]] = set()
+        for loop, operand, share in candidates:
+            lines_per_point = max(1, touched(operand, all_extents | {loop.name: 1}))
             size = knobs.register_tiles.get(loop.origin, 1)
-            points = size * max(1, int(room * share / each) // size)
-            if size <= points < loop.steps and (loop.origin, points) not in found:
-                found.add((loop.origin, points))
+            points = size * max(1, int(room * share / lines_per_point) // size)
+            if size <= points < loop.steps and (loop.origin, points) not in seen:
+                seen.add((loop.origin, points))
                 yield {loop.origin: points}
 
 
 def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
-    """The nest after :func:`passes`, which raises."""
+    """Return the nest of a schedule. Raises :class:`LoweringError` as :func:`passes` does."""
     return nest.after(passes(nest, model, knobs))
 
 
 def passes(nest: Nest, model: RegisterModel, knobs: Knobs) -> list[Pass]:
-    """What makes the loops of a schedule, in order.
+    """Return the passes that make the loops of a schedule, in order.
 
-    Raises :class:`LoweringError` for a register tile that does not fit or names a loop that shares
-    nothing.
+    Parameters
+    ----------
+    nest : Nest
+        Nest with lanes in digits.
+    model : RegisterModel
+        Costs of register blocks.
+    knobs : Knobs
+        Schedule.
+
+    Raises
+    ------
+    LoweringError
+        If a register tile does not fit, or names a loop whose points share nothing.
     """
     rows, columns = model.rows(nest), model.columns(nest)
     by_origin = {loop.origin: loop for loop in (*rows, *columns)}
-    strange = [
+    untileable = [
         name for name in (*knobs.register_tiles, *knobs.cache_tiles) if name not in by_origin
     ]
-    if strange:
-        raise LoweringError(f"loop {strange[0]} cannot be tiled: use one of {', '.join(by_origin)}")
+    if untileable:
+        raise LoweringError(
+            f"loop {untileable[0]} cannot be tiled: use one of {', '.join(by_origin)}"
+        )
     sides = model.sides(nest, knobs)
     if knobs.non_temporal and not model.streams:
         raise LoweringError("only loads of tiles can leave the nearest cache as it is")
     if not model.fits(*sides):
         raise LoweringError(f"a tile of {sides[0]} x {sides[1]} does not fit the registers")
     outer, inner = (columns, rows) if knobs.columns_outermost else (rows, columns)
-    # What is inside stays in registers while it is used again and again: the shorter side.
+    # The inner side stays in registers while it is reused, so the shorter one is inside.
     longer, shorter = (rows, columns) if sides[0] >= sides[1] else (columns, rows)
     names = [loop.origin for loop in (*longer, *shorter) if loop.origin in knobs.register_tiles]
-    found: list[Pass] = [
+    # Order: tasks are ordered while loops are whole; cache tiles are cut from whole loops and
+    # register tiles from cache tiles; only then are remainders known, and loops of one iteration.
+    # Split-K comes last, because it copies the finished task for each part of the reduction.
+    sequence: list[Pass] = [
         partial(order_tasks, outermost_first=[loop.name for loop in (*outer, *inner)]),
         partial(
             cache_tile, tiles={by_origin[n].name: size for n, size in knobs.cache_tiles.items()}
@@ -365,11 +445,12 @@ def passes(nest: Nest, model: RegisterModel, knobs: Knobs) -> list[Pass]:
         shorten_remainder,
         drop_unit_loops,
     ]
-    return found if knobs.split_k == 1 else [*found, partial(split_k, parts=knobs.split_k)]
+    return sequence if knobs.split_k == 1 else [*sequence, partial(split_k, parts=knobs.split_k)]
 
 
 def _choices(loops: Sequence[TileLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
-    """``(points of a block, block size per loop, number of blocks)`` up to ``largest`` points."""
+    """Yield ``(points of a block, block size per loop, number of blocks)`` for at most ``largest``
+    points."""
     if not loops:
         yield 1, (), 1
         return

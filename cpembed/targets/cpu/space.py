@@ -1,4 +1,10 @@
-"""The schedules of a program on a CPU, with packing and unpacking in their estimates."""
+"""Schedules of a program on a CPU, with the layout transforms around the contraction in their
+estimates.
+
+Overheads rank embeddings without knowing the machine. This model does, so it chooses among the best
+by overheads: it adds the fastest schedule's time to that of copying operands into their layouts and
+back.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +34,21 @@ from cpembed.targets.cpu.estimate import Estimate, cache_affine, per_thread_pack
 from cpembed.targets.cpu.register_blocks import Schedules, apply_knobs
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
-AMONG = 64
-"""The best embeddings by their overheads, of which :func:`contenders` takes some."""
+CONSIDERED_ON_CPU = 64
+"""Number of embeddings, best by overheads, from which :func:`shortlist` selects."""
 
-_OF_A_FAMILY = 4
+_PER_FAMILY = 4
+"""Maximum number of embeddings per family behind the best ones."""
 
 PRODUCTS = "products_us"
-"""Part of an estimate: what the products take."""
+"""Name of the part of an estimate that the products take."""
 
-EQUAL = 1.02
-"""Estimates that differ by less say nothing of which is faster."""
+TIE_RATIO = 1.02
+"""Maximum ratio of two estimates whose difference says nothing about which is faster."""
 
 Objective = Literal["total", "kernel"]
-"""What is to be short: the contraction with the packing and unpacking around it (weights are packed
-ahead), or the contraction alone."""
+"""Cost to minimise: a whole call, with packing and unpacking (weights are packed ahead), or the
+contraction alone."""
 
 
 def objective_named(name: str | None) -> Objective:
@@ -49,19 +56,21 @@ def objective_named(name: str | None) -> Objective:
     return "kernel" if name == "kernel" else "total"
 
 
-def contenders(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
-    """What the model chooses among, of the best :data:`AMONG`: the best :data:`CONSIDERED`, and
-    behind them the best few of each family that walks one axis with each instruction axis. Tiles
-    cut out of several axes may crowd those out by their overheads, yet one axis can be read as it
-    lies in memory."""
-    seen = Counter(map(_family, ranked[:CONSIDERED]))
-    found = list(ranked[:CONSIDERED])
+def shortlist(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
+    """Select the candidates that the model compares.
+
+    These are the best :data:`~cpembed.targets.base.CONSIDERED`, and behind them the best few of
+    each family in which every instruction axis walks one workload axis. Tiles cut from several axes
+    may crowd those out by their overheads, although a single axis can be read in place.
+    """
+    family_sizes = Counter(map(_family, ranked[:CONSIDERED]))
+    selection = list(ranked[:CONSIDERED])
     for item in ranked[CONSIDERED:]:
         family = _family(item)
-        if seen[family] < _OF_A_FAMILY and all(len(axes) <= 1 for _, axes in family):
-            found.append(item)
-            seen[family] += 1
-    return tuple(found)
+        if family_sizes[family] < _PER_FAMILY and all(len(axes) <= 1 for _, axes in family):
+            selection.append(item)
+            family_sizes[family] += 1
+    return tuple(selection)
 
 
 def _family(ranked: RankedCandidate) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -69,101 +78,143 @@ def _family(ranked: RankedCandidate) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def machine_weights(fastest: Estimated, machine: Calibration) -> Weights:
-    """Weights under which a score is the time that the overheads take: what an element costs to
-    move, in units of what a multiply-accumulate of this kernel costs. Elements that are there twice
-    are those of windows, whose neighbours go elsewhere."""
+    """Return the weights under which a score is the time of the overheads.
+
+    The cost of copying an element is expressed in multiply-accumulates of this kernel. Elements
+    that are copied twice belong to windows, whose neighbours go to distant places, so an element
+    costs as much as a scattered one.
+    """
     program = fastest.ranked.candidate.program
     calls = fastest.ranked.overheads.calls * program.instruction.macs
     per_mac = fastest.scored.parts[PRODUCTS] * 1e3 / calls
     element = size_bytes(program.operands[0].dtype) / model_constants().line_bytes
-    # Both are shared by the threads.
-    moved_ns = machine.copy_ns_per_line * element * model_constants().scattered / thread_count()
-    return Weights(1.0, moved_ns / per_mac if per_mac else 1.0)
+    # Threads share the copies as they share the products that per_mac is an average of.
+    copy_ns = machine.copy_ns_per_line * element * model_constants().scattered / thread_count()
+    return Weights(1.0, copy_ns / per_mac if per_mac else 1.0)
 
 
 def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple[Estimate, float]:
-    """The contraction on what it packs itself or reads as it came, and the microseconds of moving,
-    by the model; raises as :meth:`Schedules.applied`."""
-    inside = space.packing(program, knobs)
-    kernel = space.estimate(knobs, 0 if inside is None else inside.bytes)
+    """Estimate a whole call on the first factor in its original layout, read there or packed
+    inside.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the kernel.
+    space : Schedules
+        Its schedules.
+    knobs : Knobs
+        Schedule.
+
+    Returns
+    -------
+    kernel : Estimate
+        Time of the kernel.
+    copies_us : float
+        Microseconds of packing and unpacking around it.
+    """
+    packing = space.packing(program, knobs)
+    kernel = space.estimate(knobs, 0 if packing is None else packing.bytes)
     nest = space.on_original(knobs) or space.nest
-    shared = space.applied(knobs), in_order(program), space.machine, space.threads
-    return kernel, moves_us(program, space.machine, nest, inside, cache_affine(*shared))
+    affinity = space.applied(knobs), in_order(program), space.machine, space.threads
+    return kernel, copies_us(program, space.machine, nest, packing, cache_affine(*affinity))
 
 
-def moves_us(
+def copies_us(
     program: DerivedProgram,
     machine: Calibration,
     nest: Nest,
-    inside: PerThreadPacking | None,
+    packing: PerThreadPacking | None,
     affine: Collection[str] = (),
 ) -> float:
-    """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest``
-    stores the results, and may read the first factor as it came; ``inside`` is what it packs
-    itself; ``near``: see :func:`~cpembed.targets.cpu.estimate.cache_affine`.
+    """Estimate the microseconds of packing operands that are not packed ahead, and of unpacking.
 
     Layouts that are the same memory cost nothing.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the kernel.
+    machine : Calibration
+        Constants of the machine.
+    nest : Nest
+        Nest that stores the results, and may read the first factor in its original layout.
+    packing : PerThreadPacking or None
+        Packing that the kernel does itself.
+    affine : collection of str
+        Operands that each thread transforms where it computes
+        (:func:`~cpembed.targets.cpu.estimate.cache_affine`).
     """
     threads = thread_count()
     total = 0.0
-    for operand in moved(program):
+    for operand in copied_operands(program):
         if nest.unpadded and operand is first_factor(program):
             continue
-        if inside is not None and operand.name == inside.operand.name:
-            total += per_thread_packing_us(inside, machine)
+        if packing is not None and operand.name == packing.operand.name:
+            total += per_thread_packing_us(packing, machine)
         elif operand.name == program.workload.output.name:
-            # In the type that is stored of the sums.
-            stored = replace(operand, dtype=nest.operands[2].dtype)
-            total += transform_us(stored, machine, threads, affine=operand.name in affine)
+            # An epilogue may store another type than that of the sums.
+            result = replace(operand, dtype=nest.operands[2].dtype)
+            total += transform_us(result, machine, threads, affine=operand.name in affine)
         else:
             total += transform_us(operand, machine, threads, affine=operand.name in affine)
     return total
 
 
-def moved(program: DerivedProgram) -> list[PackedOperand]:
-    """Operands that are packed or unpacked whenever the kernel runs."""
+def copied_operands(program: DerivedProgram) -> list[PackedOperand]:
+    """Return the operands that are packed or unpacked whenever the kernel runs."""
     ahead = packed_before(program.workload)
     return [o for o in program.operands if o.name not in ahead and not o.is_identity]
 
 
-_WITH_MOVES = 24
-"""Schedules, the fastest without moves, that are compared with them where few are asked for: the
-order of the tasks decides how much of an image each thread packs."""
+_SCREENED = 24
+"""Number of schedules, fastest without copies, that are estimated with copies if few are requested:
+the order of the tasks decides how much of an image each thread packs."""
 
 _CHANGES = ("block", "block", "order", "panel", "stream")
-"""What a neighbour differs in; block sizes, of which there are many, twice as often."""
+"""Changes that make a neighbour; block sizes, of which there are many, twice as often."""
 
-_ANOTHER = 0.3
-"""Probability that a neighbour differs in one more thing."""
+_FURTHER_CHANGE = 0.3
+"""Probability of one more change."""
 
 
 @dataclass(frozen=True, eq=False)
 class CpuSpace(Space[Knobs]):
-    """``schedules`` are those of the contraction alone; ``objective`` says whether moving data
-    around it counts."""
+    """Schedules of a program.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the kernel.
+    schedules : Schedules
+        Schedules of the contraction alone.
+    objective : str
+        ``total`` to include packing and unpacking in the cost, ``kernel`` for the contraction
+        alone.
+    """
 
     program: DerivedProgram
     schedules: Schedules
     objective: Objective = "total"
 
     @cached_property
-    def moves(self) -> bool:
-        """Whether anything is packed or unpacked whenever it runs."""
-        return bool(moved(self.program))
+    def copies_operands(self) -> bool:
+        """True if operands are packed or unpacked whenever the kernel runs."""
+        return bool(copied_operands(self.program))
 
     @cached_property
     def _kernels(self) -> list[tuple[Estimate, Knobs]]:
-        """Schedules worth timing, the fastest contraction first."""
+        """Schedules that are worth timing, fastest contraction first."""
         return self.schedules.ranked()
 
     @cached_property
-    def _has_panels(self) -> bool:
-        """Whether there is more data than the near caches hold, so that panels matter."""
+    def _uses_cache_tiles(self) -> bool:
+        """True if the data exceeds the near caches, so that cache tiles matter."""
         return any(knobs.cache_tiles for _, knobs in self._kernels)
 
     @cached_property
     def loops(self) -> tuple[tuple[TileLoop, ...], tuple[TileLoop, ...]]:
-        """What can be blocked: loops over rows, and over columns."""
+        """Loops over rows and loops over columns that can be blocked."""
         nest, model = self.schedules.nest, self.schedules.model
         rows, columns = (
             tuple(loop for loop in loops if loop.steps > 1)
@@ -172,30 +223,30 @@ class CpuSpace(Space[Knobs]):
         return rows, columns
 
     def ranked(self, limit: int | None = None) -> Sequence[Scored[Knobs]]:
-        few = limit is not None and limit <= _WITH_MOVES
-        kernels = self._kernels[: _WITH_MOVES if few else None]
-        found = [self._scored(knobs, kernel) for kernel, knobs in kernels]
-        return sorted(found, key=lambda item: item.cost)[:limit]
+        screens = limit is not None and limit <= _SCREENED
+        kernels = self._kernels[: _SCREENED if screens else None]
+        scored = [self._scored(knobs, kernel) for kernel, knobs in kernels]
+        return sorted(scored, key=lambda item: item.cost)[:limit]
 
     def scored(self, schedule: Knobs) -> Scored[Knobs]:
         return self._scored(schedule, self.schedules.estimate(schedule))
 
-    def _scored(self, knobs: Knobs, alone: Estimate) -> Scored[Knobs]:
-        """``alone`` is the contraction's estimate on operands that come packed."""
-        kernel, moves = alone, 0.0
-        if self.moves:
-            whole, moves = whole_call(self.program, self.schedules, knobs)
-            kernel = whole if self.objective == "total" else alone
-        cost = kernel.us + moves if self.objective == "total" else kernel.us
-        parts = {"us": kernel.us, "moves_us": moves, PRODUCTS: kernel.products_us}
+    def _scored(self, knobs: Knobs, contraction: Estimate) -> Scored[Knobs]:
+        """Score a schedule, given the estimate of the contraction on packed operands."""
+        kernel, copies = contraction, 0.0
+        if self.copies_operands:
+            whole, copies = whole_call(self.program, self.schedules, knobs)
+            kernel = whole if self.objective == "total" else contraction
+        cost = kernel.us + copies if self.objective == "total" else kernel.us
+        parts = {"us": kernel.us, "moves_us": copies, PRODUCTS: kernel.products_us}
         return Scored(cost, knobs, parts)
 
     def key(self, schedule: Knobs) -> str:
         return schedule_key(schedule)
 
     def form(self) -> object:
-        """Kernels of the same code whose moves copy as much: fused axes of one step, digits named
-        otherwise."""
+        """Return a value that is equal for kernels of the same code with equal copies: fused axes
+        of one step, digits under other names."""
         nest = apply_knobs(self.schedules.nest, self.schedules.model, Knobs())
         tasks = [task for task in nest.tasks if task.extent > 1]
         names = {loop.name: f"task {n}" for n, loop in enumerate(tasks)}
@@ -215,35 +266,38 @@ class CpuSpace(Space[Knobs]):
             tuple(loop.extent for loop in nest.reductions),
             nest.inner,
             tuple(accesses),
-            tuple((o.name, o.elements) for o in moved(self.program)),
+            tuple((o.name, o.elements) for o in copied_operands(self.program)),
         )
 
     def neighbour(self, schedule: Knobs, random: Random) -> Knobs | None:
         while True:
             schedule = self._changed(schedule, random.choice(_CHANGES), random)
-            if random.random() >= _ANOTHER:
+            if random.random() >= _FURTHER_CHANGE:
                 return schedule
 
     def transferred(self, schedule: Knobs, source: Space[Knobs]) -> Knobs | None:
-        """The same schedule: loops correspond by their kind and place."""
+        """Translate a schedule of another space; loops correspond by their kind and position."""
         if not isinstance(source, CpuSpace):
             return None
         names = {
-            mine.origin: yours
-            for ours, theirs in zip(source.loops, self.loops, strict=True)
-            for mine, yours in zip(ours, theirs, strict=False)
+            source_loop.origin: own_loop
+            for source_loops, own_loops in zip(source.loops, self.loops, strict=True)
+            for source_loop, own_loop in zip(source_loops, own_loops, strict=False)
         }
 
-        def here(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
-            found = ((names[name], size) for name, size in sizes if name in names)
-            return {loop.origin: min(size, loop.steps) for loop, size in found}
+        def translated(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
+            renamed = ((names[name], size) for name, size in sizes if name in names)
+            return {loop.origin: min(size, loop.steps) for loop, size in renamed}
 
-        blocks, panels = here(schedule.register_tiles.items()), here(schedule.cache_tiles.items())
+        blocks, panels = (
+            translated(schedule.register_tiles.items()),
+            translated(schedule.cache_tiles.items()),
+        )
         return replace(schedule, register_tiles=blocks, cache_tiles=panels)
 
     def canonical(self, schedule: Knobs) -> Knobs:
-        """Blocks of one point, and panels of a whole loop, are none; with loops of one kind only
-        there is no order."""
+        """Remove what has no effect: blocks of one point, cache tiles of a whole loop, and the
+        order if there are loops of one kind only."""
         rows, columns = self.loops
         extents = {loop.origin: loop.steps for loop in (*rows, *columns)}
         blocks = {
@@ -258,8 +312,8 @@ class CpuSpace(Space[Knobs]):
         }
         nest, model = self.schedules.nest, self.schedules.model
         sides = (model.rows(nest), model.columns(nest))
-        walked = [any(loop.tiles_of(1) > 1 for loop in loops) for loops in sides]
-        order: LoopOrder = schedule.loop_order if all(walked) else "columns"
+        has_blocks = [any(loop.tiles_of(1) > 1 for loop in loops) for loops in sides]
+        order: LoopOrder = schedule.loop_order if all(has_blocks) else "columns"
         streams = schedule.non_temporal and model.streams
         return Knobs(blocks, order, panels, streams, schedule.split_k)
 
@@ -269,33 +323,32 @@ class CpuSpace(Space[Knobs]):
         if change == "stream":
             return replace(knobs, non_temporal=not knobs.non_temporal)
         loops = [loop for loops in self.loops for loop in loops]
-        if not loops or (change == "panel" and not self._has_panels):
+        if not loops or (change == "panel" and not self._uses_cache_tiles):
             return knobs
         loop = random.choice(loops)
         if change == "block":
             size = knobs.register_tiles.get(loop.origin, 1) + random.choice((-1, 1))
             size = max(1, min(loop.steps, size))
             return replace(knobs, register_tiles={**knobs.register_tiles, loop.origin: size})
-        return replace(knobs, cache_tiles=_other_panels(knobs, loop, random))
+        return replace(knobs, cache_tiles=_neighbouring_cache_tiles(knobs, loop, random))
 
 
-def _other_panels(knobs: Knobs, loop: TileLoop, random: Random) -> dict[str, int]:
-    """A panel of the loop added, or one that is there removed, doubled or halved, in whole
-    blocks."""
+def _neighbouring_cache_tiles(knobs: Knobs, loop: TileLoop, random: Random) -> dict[str, int]:
+    """Add a cache tile of the loop, or remove, double or halve the present one, in whole blocks."""
     block = knobs.register_tiles.get(loop.origin, 1)
-    others = {name: size for name, size in knobs.cache_tiles.items() if name != loop.origin}
+    unchanged = {name: size for name, size in knobs.cache_tiles.items() if name != loop.origin}
     size = knobs.cache_tiles.get(loop.origin)
     if size is None:
-        wanted = loop.steps // random.choice((2, 4, 8))
+        points = loop.steps // random.choice((2, 4, 8))
     else:
-        wanted = random.choice((size // 2, size * 2, loop.steps))
-    if wanted >= loop.steps:
-        return others
-    return {**others, loop.origin: max(block, wanted - wanted % block)}
+        points = random.choice((size // 2, size * 2, loop.steps))
+    if points >= loop.steps:
+        return unchanged
+    return {**unchanged, loop.origin: max(block, points - points % block)}
 
 
 def schedule_json(schedule: Knobs) -> dict[str, Any]:
-    """A schedule in documents: under the older names too, until 0.2."""
+    """Return a schedule for documents, also under the names of version 0.1 until 0.2."""
     document: dict[str, Any] = msgspec.to_builtins(schedule)
     return document | {
         "blocks": document["register_tiles"],
@@ -307,7 +360,7 @@ def schedule_json(schedule: Knobs) -> dict[str, Any]:
 
 
 def schedule_key(knobs: Knobs) -> str:
-    """What no two schedules of an embedding share."""
+    """Return a key that is unique among the schedules of an embedding."""
     parts = (
         sorted(knobs.register_tiles.items()),
         knobs.loop_order,

@@ -1,4 +1,4 @@
-"""What the targets of CPUs share: kernels compiled by TVM, chosen by a model of the machine."""
+"""Base of CPU targets: kernels compiled by TVM, chosen by a performance model of the machine."""
 
 from __future__ import annotations
 
@@ -25,20 +25,27 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing, measure
 from cpembed.targets.base import Array, ChoicePolicy, Execution, Target
-from cpembed.targets.capabilities import Calibrated, HasVariants, Linkable, Saveable, Weighing
-from cpembed.targets.choice import Choice, built_first, compared, storing
+from cpembed.targets.capabilities import (
+    UNKNOWN_CASE,
+    Calibrated,
+    HasVariants,
+    Linkable,
+    Saveable,
+    Weighing,
+)
+from cpembed.targets.choice import Choice, built_first, choices_storing, compared
 from cpembed.targets.cpu.calibration import Calibration, calibration, model_constants
 from cpembed.targets.cpu.lowering import BackEnd, Lowered, portable_kernel
 from cpembed.targets.cpu.methods import CpuMethods
 from cpembed.targets.cpu.register_blocks import Schedules
 from cpembed.targets.cpu.space import (
-    AMONG,
-    EQUAL,
+    CONSIDERED_ON_CPU,
+    TIE_RATIO,
     CpuSpace,
     Objective,
-    contenders,
     machine_weights,
     schedule_json,
+    shortlist,
 )
 from cpembed.targets.cpu.tuning import CpuTrial, CpuTuner, schedule_text
 from cpembed.targets.cpu.variants import require_variant, with_variants
@@ -54,9 +61,10 @@ class CpuTarget(
     Weighing,
     Calibrated,
 ):
-    """``objective``: whether packing and unpacking count where schedules are compared."""
+    """Target of a CPU instruction; ``objective`` tells whether packing and unpacking count when
+    schedules are compared."""
 
-    policy = ChoicePolicy(considered=AMONG, tie_ratio=EQUAL, shortlist=contenders)
+    policy = ChoicePolicy(considered=CONSIDERED_ON_CPU, tie_ratio=TIE_RATIO, shortlist=shortlist)
     tuner = CpuTuner
 
     def __init__(self, spec: HardwareSpec, objective: Objective = "total") -> None:
@@ -66,19 +74,19 @@ class CpuTarget(
     @property
     @abstractmethod
     def back_end(self) -> BackEnd:
-        """The code generator of the instruction.
+        """Code generator of the instruction.
 
-        Raises :class:`~cpembed.errors.BackendUnavailable` where there is none.
+        Raises :class:`~cpembed.errors.BackendUnavailable` if there is none.
         """
 
     @property
     def processor(self) -> Processor:
-        """What its kernels are compiled for and called on."""
+        """Processor that kernels are compiled for and executed on."""
         return runtime
 
     @property
     def machine(self) -> Calibration:
-        """The figures by which its model ranks schedules."""
+        """Constants by which the model ranks schedules."""
         return calibration()
 
     @property
@@ -118,26 +126,27 @@ class CpuTarget(
         return launch + size / constants.line_bytes * line_ns / threads / 1e3
 
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
-        """On packed operands, and as one call that packs for itself, where that is other code."""
+        """Execute on packed operands, and as one call that packs for itself if that is other
+        code."""
         outputs = [artifact.run(inputs)]
         if artifact.has_inner_packing:
-            ahead = packed_before(artifact.program.workload)
-            outputs.append(artifact.run_whole(inputs, ahead))
+            packed_ahead = packed_before(artifact.program.workload)
+            outputs.append(artifact.run_whole(inputs, packed_ahead))
         return Execution(tuple(outputs), self.provenance)
 
     def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
         return measure(artifact, inputs)
 
     def save(self, artifact: CompiledKernel, path: Path) -> None:
-        """A folder with the kernel's assembly, and what its buffers are."""
+        """Write a folder with the kernel's assembly and a description of its buffers."""
         make_folder(path)
         write_whole(path / "kernel.s", artifact.assembly())
         document = described(artifact, self.spec.name)
         write_whole(path / "kernel.json", json.dumps(document, indent=2) + "\n")
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
-        found = compared(self, first[:1])
-        return machine_weights(found.estimates[0], self.machine) if found.estimates else None
+        choice = compared(self, first[:1])
+        return machine_weights(choice.estimates[0], self.machine) if choice.estimates else None
 
     def variants(
         self, candidates: Sequence[RankedCandidate], *, fuses: bool = True
@@ -157,15 +166,17 @@ class CpuTarget(
         return schedule_json(schedule)
 
     def doubts(self, *, noisy: bool) -> tuple[str, ...]:
-        again = "other work on the machine disturbed the times: run it again when it is idle"
+        disturbance = "other work on the machine disturbed the times: run it again when it is idle"
         if self.machine.is_default:
-            known = "the model has published figures of another machine: run `cpembed calibrate`"
+            calibration_doubt = (
+                "the model has published figures of another machine: run `cpembed calibrate`"
+            )
         else:
-            known = (
+            calibration_doubt = (
                 "the machine is not as it was when it was calibrated: run `cpembed calibrate` "
                 "again when it is idle"
             )
-        return (*((again,) if noisy else ()), known)
+        return (*((disturbance,) if noisy else ()), calibration_doubt, UNKNOWN_CASE)
 
     def calibration_digest(self) -> str:
         return repr(self.machine)
@@ -176,7 +187,7 @@ class CpuTarget(
     def storing_kernel(
         self, artifact: CompiledKernel, choice: Choice, epilogue: Epilogue
     ) -> CompiledKernel:
-        return built_first(self, storing(self, choice, epilogue), epilogue)[0]
+        return built_first(self, choices_storing(self, choice, epilogue), epilogue)[0]
 
 
 BackendName = Literal["auto", "native", "generic"]
@@ -192,11 +203,28 @@ def build(
 ) -> CompiledKernel:
     """Compile a derived program.
 
-    ``native`` uses the target's instruction or raises: :class:`BackendUnavailable` where there is
-    no back end or the machine lacks the instruction, :class:`LoweringError` where the program
-    cannot be expressed with it. ``generic`` is portable code; ``auto`` is native where that works,
-    else generic, and the kernel's ``fallback`` says why. ``knobs`` set the native schedule;
-    ``epilogue`` is what is stored of the sums, by default the sums themselves.
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of an embedding.
+    spec : HardwareSpec
+        Target.
+    backend : str
+        ``native`` for the target's instruction, ``generic`` for portable code, ``auto`` for
+        portable code only if the instruction cannot be used; the kernel's ``fallback`` is the
+        reason.
+    knobs : Knobs, optional
+        Schedule of native code; by default the best by estimate.
+    epilogue : Epilogue, optional
+        Conversion of the sums; None to store the sums.
+
+    Raises
+    ------
+    BackendUnavailable
+        If ``native`` is required and this machine lacks the instruction, or there is no code
+        generator.
+    LoweringError
+        If ``native`` is required and the program cannot be expressed with the instruction.
     """
     if backend == "generic":
         return portable_kernel(program, epilogue)
@@ -220,15 +248,27 @@ def schedule_space(
     machine: Calibration | None = None,
     epilogue: Epilogue | None = None,
 ) -> Schedules:
-    """Settings of :func:`build`'s ``knobs`` with their estimated times; the best ranked one is the
-    default.
+    """Return the schedules of :func:`build` with their estimates; the best one is its default.
 
-    Raises as :func:`build` does for ``native``, except that the machine need not have the
-    instruction.
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of an embedding.
+    spec : HardwareSpec
+        Target; the machine need not have its instruction.
+    machine : Calibration, optional
+        Constants of the machine; by default the target's.
+    epilogue : Epilogue, optional
+        Conversion of the sums.
+
+    Raises
+    ------
+    BackendUnavailable, LoweringError
+        As :func:`build` does for ``native``.
     """
     target = _cpu_target(spec)
-    figures = machine or target.machine
-    return Lowered.of(program, target.back_end, epilogue, figures, target.processor).schedules
+    constants = machine or target.machine
+    return Lowered.of(program, target.back_end, epilogue, constants, target.processor).schedules
 
 
 def _cpu_target(spec: HardwareSpec) -> CpuTarget:

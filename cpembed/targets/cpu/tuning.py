@@ -1,4 +1,4 @@
-"""Tuning on a CPU: schedules timed beside the best one so far, on this machine."""
+"""Tuning on a CPU: trials of schedules, timed interleaved with the best one so far."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
 from cpembed.runtime.tuning.space import Proposal
 from cpembed.stores import LARGEST, Natural, Positive, Time
 from cpembed.targets.base import Row
-from cpembed.targets.cpu.measure import Failed, IsolatedMeasurer, Moves, Timed
+from cpembed.targets.cpu.measure import CopyTimes, Failed, IsolatedMeasurer, Timed
 from cpembed.targets.cpu.space import Objective, objective_named, schedule_json, schedule_key
 from cpembed.targets.tuner import Tuner
 from cpembed.wording import duration
@@ -32,18 +32,34 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class CpuTrial(Trial, frozen=True):
-    """A schedule of an embedding and its times in microseconds, None where it has no kernel.
+    """Schedule of an embedding with its times in microseconds; None if it has no kernel.
 
-    ``estimate_us`` and ``estimated_moves_us`` are the model's, of the contraction and of packing
-    and unpacking. ``latency_us`` is the contraction alone; ``packing_us``, of what is not packed
-    ahead, and ``unpacking_us`` are medians, as the first schedule of an embedding that was timed
-    shares them out. ``whole_us`` is one call of all three, where that was timed: threads can pack
-    for themselves, inside the kernel. ``ratio`` is what tuning minimises over the same of the
-    file's first trial, by way of the best one so far, beside which the trial was timed interleaved.
-    ``noisy``: the machine had other work, or the times varied. ``rejected``: clearly slower in the
-    first rounds, and not timed any further. ``final``: the number of the search of this file after
-    which the trial was timed again, beside the best others; 0 for the first times. ``in_place`` are
-    the operands that the program keeps as they are.
+    Parameters
+    ----------
+    knobs : Knobs
+        Schedule.
+    estimate_us, estimated_moves_us : float
+        Estimates of the contraction, and of packing and unpacking.
+    latency_us : Quantiles, optional
+        Times of the contraction alone.
+    packing_us, unpacking_us : float, optional
+        Medians of packing what is not packed ahead, and of unpacking, from the first schedule of
+        the embedding that was timed.
+    ratio : float, optional
+        Minimised time over that of the file's first trial. It is the product of ratios to the best
+        trials in between, each of which was timed interleaved with the next.
+    noisy : bool
+        True if the machine had other work, or the times varied.
+    rejected : bool
+        True if the first rounds were clearly slower; it was not timed any further.
+    final : int
+        Number of the search in this file after which the trial was timed again with the other
+        finalists; 0 for first times.
+    in_place : tuple of str
+        Operands that the program leaves in their original layouts.
+    whole_us : Quantiles, optional
+        Times of one call of all three, if that was timed: threads may pack for themselves inside
+        the kernel.
     """
 
     kind = "cpu"
@@ -92,18 +108,18 @@ class CpuTrial(Trial, frozen=True):
         return self.ratio is not None and not self.rejected
 
     @property
-    def moves_us(self) -> float:
+    def copies_us(self) -> float:
         return (self.packing_us or 0.0) + (self.unpacking_us or 0.0)
 
     @property
     def total_us(self) -> float | None:
-        """The contraction with packing and unpacking."""
+        """Microseconds of the contraction with packing and unpacking."""
         if self.whole_us is not None:
             return self.whole_us.median
-        return None if self.latency_us is None else self.latency_us.median + self.moves_us
+        return None if self.latency_us is None else self.latency_us.median + self.copies_us
 
     def us(self, objective: Objective) -> float | None:
-        """What tuning minimises, by medians of its own rounds."""
+        """Return the median of what tuning minimises."""
         if self.latency_us is None or objective == "kernel":
             return None if self.latency_us is None else self.latency_us.median
         return self.total_us
@@ -121,19 +137,31 @@ class CpuTrial(Trial, frozen=True):
     def standing(self, objective: str | None = None) -> str:
         ratio = 1 / (self.ratio or 1)
         time = duration(self.figure(objective) or 0)
-        what = "" if objective is None else f" {objective}"
-        return f"best {time}{what}, {ratio:.3f} times as fast as untuned"
+        objective_text = "" if objective is None else f" {objective}"
+        return f"best {time}{objective_text}, {ratio:.3f} times as fast as untuned"
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:
-        here = _machine_key(key.get("executor"))
-        return all(key.get(name) == value for name, value in here.items())
+        current = _machine_key(key.get("executor"))
+        return all(key.get(name) == value for name, value in current.items())
 
 
 def key_of(
     workload: Computation, spec: HardwareSpec, constraints: ConstraintSet, objective: Objective
 ) -> dict[str, Any]:
-    """Everything that the trials of a file depend on."""
+    """Return everything that the trials of a file depend on.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator.
+    spec : HardwareSpec
+        Target.
+    constraints : ConstraintSet
+        Set that the embeddings are from.
+    objective : str
+        Cost that is minimised.
+    """
     return {
         **problem_key(workload, spec, constraints),
         "kind": CpuTrial.kind,
@@ -143,7 +171,7 @@ def key_of(
 
 
 def _machine_key(backend: str | None) -> dict[str, Any]:
-    """This machine, and what generates kernels here."""
+    """Return the part of the key for this machine and its code generators."""
     return {
         "executor": backend,
         "cpu": cpu_model(),
@@ -156,21 +184,24 @@ def _machine_key(backend: str | None) -> dict[str, Any]:
 
 @cache
 def _sources_digest(backend: str | None) -> str:
-    """Of what kernels are generated by: under one version of the package, times change with these
-    sources and figures only. Every CPU's model falls back on figures of :mod:`..x86`."""
+    """Digest of the sources that generate kernels.
+
+    Under one version of the package, times change only with these sources and constants. The model
+    of every CPU falls back on constants of x86, so that folder always counts.
+    """
     folders = {"codegen", "targets/cpu", "targets/x86", f"targets/{backend}"}
-    found = (path for name in folders for path in (_PACKAGE / name).rglob("*"))
-    return sources_digest(path for path in found if path.suffix in (".py", ".toml"))
+    paths = (path for name in folders for path in (_PACKAGE / name).rglob("*"))
+    return sources_digest(path for path in paths if path.suffix in (".py", ".toml"))
 
 
 FINALISTS = 4
-"""The best schedules, which are timed again beside each other when a search is over."""
+"""Number of best schedules that are timed again, interleaved, at the end of a search."""
 
 
 class Measurer(Protocol):
-    """What times kernels: :class:`~cpembed.targets.cpu.measure.IsolatedMeasurer`."""
+    """Interface of :class:`~cpembed.targets.cpu.measure.IsolatedMeasurer`."""
 
-    known: dict[str, Moves]
+    copy_times: dict[str, CopyTimes]
 
     def measure(
         self, proposal: Proposal[Knobs], incumbent: Proposal[Knobs] | None
@@ -180,7 +211,8 @@ class Measurer(Protocol):
 
 
 class CpuTuning(Tuning[CpuTrial, Knobs]):
-    """What is minimised is the ratio to the file's first trial, by way of the best ones between."""
+    """Search that minimises the ratio to the file's first trial, by way of the best trials in
+    between."""
 
     def __init__(
         self,
@@ -200,23 +232,23 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         super().__init__(task, field, store, CpuTrial, self._timed, spread)
         for trial in self._trials:
             if trial.latency_us is not None and not trial.rejected:
-                moves = Moves(trial.packing_us or 0.0, trial.unpacking_us or 0.0)
-                measurer.known.setdefault(trial.identifier, moves)
+                copies = CopyTimes(trial.packing_us or 0.0, trial.unpacking_us or 0.0)
+                measurer.copy_times.setdefault(trial.identifier, copies)
 
     def about(self) -> dict[str, Any]:
         return {"objective": self.objective, "not_expressed": len(self.field.refused)}
 
     def _timed(self, proposal: Proposal[Knobs]) -> CpuTrial:
         incumbent = None if self._incumbent is None else self._incumbent[1]
-        found = self._measurer.measure(proposal, incumbent)
-        if isinstance(found, Failed):
-            return _trial(proposal, None, None, error=found.reason)
-        base = self._base(found) if self._incumbent is None else self._incumbent[0]
-        return _trial(proposal, found, found.ratio * base)
+        measured = self._measurer.measure(proposal, incumbent)
+        if isinstance(measured, Failed):
+            return _trial(proposal, None, None, error=measured.reason)
+        base = self._base(measured) if self._incumbent is None else self._incumbent[0]
+        return _trial(proposal, measured, measured.ratio * base)
 
     def _base(self, timed: Timed) -> float:
-        """The ratio of a first trial of this call to the file's first, if that is another one: what
-        runs untuned has changed since. Nothing was timed interleaved with both: medians decide."""
+        """Ratio of this call's first trial to the file's first, if another schedule runs untuned
+        now. Nothing was timed interleaved with both, so medians decide."""
         first = next((t for t in self._trials if t.us(self.objective) is not None), None)
         if first is None:
             return 1.0
@@ -230,36 +262,37 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
             self._incumbent = trial.ratio, proposal
 
     def _finish(self) -> None:
-        """Time the best, and what runs untuned, once more, unless that was done undisturbed and
+        """Time the best trials and the untuned one once more, unless that was done undisturbed and
         nothing was measured since."""
         last = max((trial.final for trial in self._trials), default=0)
-        again = [trial for trial in self._trials if trial.final == last]
-        if last and self._trials[-1].final and not any(trial.noisy for trial in again):
+        last_finals = [trial for trial in self._trials if trial.final == last]
+        if last and self._trials[-1].final and not any(trial.noisy for trial in last_finals):
             return
         measured = [trial for trial in self.done if trial.is_measured]
         if not measured:
             return
         first, best = measured[0], sorted(measured, key=lambda trial: trial.ratio or 0)
-        chosen = [first, *(trial for trial in best[:FINALISTS] if trial is not first)]
-        proposals = [self._proposals[trial.key] for trial in chosen]
+        finalists = [first, *(trial for trial in best[:FINALISTS] if trial is not first)]
+        proposals = [self._proposals[trial.key] for trial in finalists]
         base = first.ratio or 1.0
         try:
-            found = self._measurer.final(proposals)
+            times = self._measurer.final(proposals)
         except CrashError:
-            # Their first times stand: each of them ran alone.
+            # The first times remain valid: each finalist was timed in a process of its own.
             return
         self._append(
             [
                 _trial(proposal, timed, timed.ratio * base, final=last + 1)
-                for proposal, timed in zip(proposals, found, strict=True)
+                for proposal, timed in zip(proposals, times, strict=True)
             ]
         )
 
     def outcome(self) -> tuple[CpuTrial, CpuTrial]:
-        """What runs untuned as it was timed beside the best one, if the search is over."""
+        """Return the best trial and the untuned one, from the same final comparison if the search
+        is over."""
         best, untuned = super().outcome()
-        again = [t for t in self._trials if t.key == untuned.key and t.final == best.final]
-        return best, again[-1] if again else untuned
+        finals = [t for t in self._trials if t.key == untuned.key and t.final == best.final]
+        return best, finals[-1] if finals else untuned
 
 
 def _trial(
@@ -337,8 +370,8 @@ _MINIMISED: dict[Objective, str] = {
 
 
 def schedule_text(knobs: Knobs, embedding: Embedding) -> str:
-    """``k.o:2  q.o:2 in registers, W outermost, cache tiles of p.o:8``: what a task computes, the
-    factor whose loops are outside the other's, what comes before anything else.
+    """Describe a schedule: register tiles, the factor whose loops are outermost, then what else is
+    unusual.
 
     >>> knobs = Knobs({"k.o": 2, "q.o": 2}, "rows", {"p.o": 8})
     >>> schedule_text(knobs, Embedding({"A": "I", "B": "W", "C": "O"}, {}, {}))
@@ -359,12 +392,12 @@ def schedule_text(knobs: Knobs, embedding: Embedding) -> str:
 
 
 def _rows(best: CpuTrial, untuned: CpuTrial, objective: Objective) -> list[tuple[str, str]]:
-    """The best trial beside what runs untuned."""
-    again = "" if best.key == untuned.key else f", rank {untuned.rank} of {untuned.constraints}"
+    """Return the lines of a report for the best trial and the untuned one."""
+    rank = "" if best.key == untuned.key else f", rank {untuned.rank} of {untuned.constraints}"
     speedup = (untuned.cost or 0) / (best.cost or 1)
     rows = [
         ("minimised", _MINIMISED[objective]),
-        ("untuned", f"{_times(untuned)}{again}"),
+        ("untuned", f"{_times(untuned)}{rank}"),
         ("tuned", f"{_times(best)}; {speedup:.3f} times as fast"),
         ("model", f"tuned: {_model(best)}; untuned: {_model(untuned)}"),
     ]
@@ -379,13 +412,13 @@ def _times(trial: CpuTrial) -> str:
         return f"no kernel: {trial.error}"
     times = trial.latency_us
     latency = f"{duration(times.median)} (p10 {duration(times.p10)})"
-    apart = f"{latency}, packing and unpacking {duration(trial.moves_us)}"
+    separate = f"{latency}, packing and unpacking {duration(trial.copies_us)}"
     if trial.whole_us is None:
-        return apart
-    return f"{apart}; {duration(trial.whole_us.median)} in one call"
+        return separate
+    return f"{separate}; {duration(trial.whole_us.median)} in one call"
 
 
 def _model(trial: CpuTrial) -> str:
-    """What was expected of a trial beside what was measured."""
+    """Compare the estimate of a trial with its time."""
     share = trial.estimated / (trial.total_us or 1.0)
     return f"{duration(trial.estimated)} estimated is {share:.2f} times the measured"

@@ -1,13 +1,20 @@
-"""Variants of the candidates of a ranking that a CPU may execute faster.
+"""Variants of ranked candidates that a CPU may execute faster.
 
-On operands where they are: a derived program has the layouts of least footprint. Where the
-instruction can walk an operand as it comes, leaving it there may take more memory (rows that a
-stride skips) and yet moves nothing; and an axis that no tile divides need not be padded, which
-copies all of an operand for a margin, if the last tile moves back over the one before.
-
-Over the rows of an image, or over whole windows, as one axis: :mod:`~cpembed.targets.cpu.rows`,
-:mod:`~cpembed.targets.cpu.windows`. With the factors exchanged:
-:mod:`~cpembed.targets.cpu.exchanged`.
+- Operands in place. A derived program has the layouts of least footprint. If the instruction can
+  walk an operand in its original layout, leaving it there may take more memory (rows that a stride
+  skips) but copies nothing. An axis that no tile divides need not be padded, which would copy the
+  whole operand for a margin, if the last tile moves back over the one before.
+- The rows of an image as one axis (docs/embedding.md, "Fused axes"). A tile of 16 rows holds only 7
+  of an image of 7 columns, whose rows of windows begin a row of the image apart. Walked in place as
+  one axis over the whole image they fill the tile; what begins in the last columns, where a window
+  would cross the end of its row, is executed in vain.
+- Whole windows as one axis (im2col), which fill what few channels do not: a depth of 64 holds 9
+  steps of a row of a 3x3 window over 3 channels, or all 27 steps of the window. The image is
+  packed, each window in a row of its own; neighbours move together if the axes are in the image's
+  order.
+- Commuted factors, so that pixels are lanes and one weight feeds them all. An image with its
+  channels first then needs no packing. Only an instruction whose first factor is a single value
+  takes any axis in lanes as it lies, and either factor in either role.
 """
 
 from __future__ import annotations
@@ -30,40 +37,52 @@ from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.joining import JoinedRows
 from cpembed.runtime.tuning.records import WIDEST
-from cpembed.targets.cpu.space import moved
+from cpembed.targets.cpu.space import copied_operands
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import require
 
-OVER_ROWS, OVER_WINDOWS, EXCHANGED = "over rows", "over windows", "factors exchanged"
-"""What a variant's embedding has that the one of its rank has not."""
+OVER_ROWS, OVER_WINDOWS, COMMUTED = "over rows", "over windows", "factors exchanged"
+"""Names of the variants of an embedding, in identifiers and reports."""
 
 
 def with_variants(
     candidates: Iterable[RankedCandidate], spec: HardwareSpec, *, fuses: bool = True
 ) -> tuple[RankedCandidate, ...]:
-    """The candidates, before each one the same embedding on operands in place, where that moves
-    less. With ``fuses``, those over rows and over windows too, where that takes fewer executions
-    and the constraints of the widest set hold. All keep the rank and the score of the embedding,
-    and are not proven yet."""
-    found: dict[str, RankedCandidate] = {}
+    """Return the candidates, each preceded by its variants.
+
+    All variants keep the rank and the score of the embedding, and are not proven yet.
+
+    Parameters
+    ----------
+    candidates : iterable of RankedCandidate
+        Candidates of a search.
+    spec : HardwareSpec
+        Target.
+    fuses : bool
+        True to include variants over rows, over windows and with commuted factors, if they take
+        fewer executions and the widest constraint set admits them; False for operands in place
+        only.
+    """
+    by_identifier: dict[str, RankedCandidate] = {}
     admitted: dict[str, bool] = {}
     for ranked in candidates:
         fused: list[RankedCandidate] = []
         if fuses:
             fused += [*in_rows(ranked, spec), *in_windows(ranked, spec), *in_lanes(ranked, spec)]
         for item in (*fused, *in_place(ranked, spec), ranked):
-            if item.candidate.identifier in found:
+            if item.candidate.identifier in by_identifier:
                 continue
             name = item.candidate.embedding.identifier()
             if item.candidate.variant and name not in admitted:
                 admitted[name] = _admitted(item.candidate, spec)
             if admitted.get(name, True):
-                found[item.candidate.identifier] = item
-    return tuple(found.values())
+                by_identifier[item.candidate.identifier] = item
+    return tuple(by_identifier.values())
 
 
 def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
-    """Whether the constraints allow the embedding; what a search would not list is not proposed."""
+    """True if the widest constraint set allows the embedding: what a search would not list is not
+    proposed."""
     embedding = candidate.embedding
     problem = problem_of(candidate.program.unfused, spec.instruction, embedding.operands)
     try:
@@ -74,20 +93,22 @@ def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
 
 
 def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
-    """The same embedding on operands in place, and on the output alone, where less is moved and the
-    instruction can take them from there."""
+    """Return the embedding with operands in place, and with the output alone in place, if that
+    copies less and the instruction can access them there."""
     program = ranked.candidate.program
-    if program.in_place or not moved(program):
+    if program.in_place or not copied_operands(program):
         return []
     output = program.unfused.output.name
-    found = _in_places(ranked, spec, ranked.candidate.embedding, [_moving(program), (output,)])
-    most = _moved_bytes(program)
-    return [twin for twin in found if _moved_bytes(twin.candidate.program) < most]
+    variants = _in_places(
+        ranked, spec, ranked.candidate.embedding, [_not_packed_ahead(program), (output,)]
+    )
+    copied_bytes = _copied_bytes(program)
+    return [twin for twin in variants if _copied_bytes(twin.candidate.program) < copied_bytes]
 
 
 def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
-    """The embedding over the rows of an image as one axis, in place and not; none where there are
-    no rows, or it takes no fewer executions of the instruction."""
+    """Return the embedding over the rows of an image as one axis, in place and packed; empty if
+    there are no rows, or it takes no fewer executions."""
     program = ranked.candidate.program
     embedding = ranked.candidate.embedding
     if program.in_place or not _has_single_accesses(program.workload):
@@ -95,12 +116,12 @@ def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate
     rows = over_rows(program.unfused, spec.instruction, embedding)
     if rows is None:
         return []
-    return _in_places(ranked, spec, rows, [_moving(program), ()], OVER_ROWS)
+    return _in_places(ranked, spec, rows, [_not_packed_ahead(program), ()], OVER_ROWS)
 
 
 def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
-    """The embedding over whole windows as one axis, with the output in place and not; none where
-    there are no windows, or it takes no fewer executions of the instruction."""
+    """Return the embedding over whole windows as one axis, with the output in place and packed;
+    empty if there are no windows, or it takes no fewer executions."""
     program = ranked.candidate.program
     if program.in_place or not _has_single_accesses(program.workload):
         return []
@@ -112,27 +133,33 @@ def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandid
 
 
 def in_lanes(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
-    """The embedding with its factors exchanged, on operands in place; none where that moves no less
-    or the instruction cannot take them from there."""
+    """Return the embedding with commuted factors on operands in place; empty if that copies no
+    less, or the instruction cannot access them there."""
     program = ranked.candidate.program
-    if program.in_place or not moved(program) or not _has_single_accesses(program.workload):
+    if (
+        program.in_place
+        or not copied_operands(program)
+        or not _has_single_accesses(program.workload)
+    ):
         return []
-    embedding, most = ranked.candidate.embedding, _moved_bytes(program)
+    embedding, copied_bytes = ranked.candidate.embedding, _copied_bytes(program)
     output = program.unfused.output.name
-    found = [
+    variants = [
         twin
-        for other in over_output(program.unfused, spec.instruction, embedding)
-        for twin in _in_places(ranked, spec, other, [_moving(program), (output,)], EXCHANGED)
+        for commuted in over_output(program.unfused, spec.instruction, embedding)
+        for twin in _in_places(
+            ranked, spec, commuted, [_not_packed_ahead(program), (output,)], COMMUTED
+        )
     ]
-    return [twin for twin in found if _moved_bytes(twin.candidate.program) < most]
+    return [twin for twin in variants if _copied_bytes(twin.candidate.program) < copied_bytes]
 
 
 def _has_single_accesses(workload: Computation) -> bool:
     return all(len(accesses) == 1 for accesses in workload.access_maps.values())
 
 
-def _moving(program: DerivedProgram) -> tuple[str, ...]:
-    """Operands that are not packed ahead."""
+def _not_packed_ahead(program: DerivedProgram) -> tuple[str, ...]:
+    """Names of the operands that are not packed ahead."""
     ahead = packed_before(program.unfused)
     return tuple(o.name for o in program.unfused.operands if o.name not in ahead)
 
@@ -144,28 +171,28 @@ def _in_places(
     choices: Iterable[Collection[str]],
     variant: str = "",
 ) -> list[RankedCandidate]:
-    """The candidate with an embedding on each choice of operands in place that the instruction can
-    take so; one where choices move as much, first what moves least."""
-    found: dict[int, RankedCandidate] = {}
-    for kept in choices:
-        item = _derived(ranked, spec, embedding, kept, variant)
+    """Return the candidate with an embedding for each choice of operands in place, least copied
+    first; of choices that copy as much, the first."""
+    by_copied_bytes: dict[int, RankedCandidate] = {}
+    for names in choices:
+        item = _derived(ranked, spec, embedding, names, variant)
         if item is not None:
-            found.setdefault(_moved_bytes(item.candidate.program), item)
-    return [found[size] for size in sorted(found)]
+            by_copied_bytes.setdefault(_copied_bytes(item.candidate.program), item)
+    return [by_copied_bytes[size] for size in sorted(by_copied_bytes)]
 
 
 def _derived(
     ranked: RankedCandidate,
     spec: HardwareSpec,
     embedding: Embedding,
-    kept: Collection[str],
+    names: Collection[str],
     variant: str = "",
 ) -> RankedCandidate | None:
-    """The candidate with the program of an embedding that leaves operands where they are; None
-    where the instruction cannot take them from there."""
+    """Return the candidate with the program of an embedding that leaves operands in place; None if
+    the instruction cannot access them there."""
     workload = ranked.candidate.program.unfused
     try:
-        candidate = derive_candidate(workload, spec.instruction, embedding, in_place=kept)
+        candidate = derive_candidate(workload, spec.instruction, embedding, in_place=names)
     except TransformError:
         return None
     return replace(
@@ -177,29 +204,39 @@ def _derived(
 
 
 def require_variant(candidate: Candidate) -> None:
-    """Prove a program that no search has proven.
-
-    Raises :class:`InvariantError` where that fails.
-    """
+    """Prove a program that no search has proven. Raises :class:`InvariantError` if that fails."""
     if candidate.program.in_place or candidate.variant:
         require(candidate.program)
 
 
-def _moved_bytes(program: DerivedProgram) -> int:
-    """Read and written whenever the kernel runs."""
+def _copied_bytes(program: DerivedProgram) -> int:
+    """Number of bytes that are read and written whenever the kernel runs."""
     return sum(
-        (o.elements + math.prod(o.original_shape)) * size_bytes(o.dtype) for o in moved(program)
+        (o.elements + math.prod(o.original_shape)) * size_bytes(o.dtype)
+        for o in copied_operands(program)
     )
 
 
 def over_output(
     workload: Computation, instruction: Instruction, embedding: Embedding
 ) -> list[Embedding]:
-    """The embedding with its factors exchanged and lanes along the innermost axis of the output, or
-    along all of its innermost axes that are one in memory; none where the factor that would be in
-    lanes does not have that axis, or the instruction minds.
+    """Return the embedding with commuted factors and lanes along the output's innermost axis, or
+    along all its innermost axes that are contiguous.
 
-    ``embedding`` has no fused axes; the workload is in port form.
+    Parameters
+    ----------
+    workload : Computation
+        Operator in port form.
+    instruction : Instruction
+        Instruction of the target.
+    embedding : Embedding
+        Embedding without fused axes.
+
+    Returns
+    -------
+    list of Embedding
+        Empty if the factor that would be in lanes does not have that axis, or the instruction does
+        not commute.
     """
     factors, output = instruction.computation.inputs, workload.output
     types = [set(instruction.dtypes[factor.name]) for factor in factors]
@@ -224,21 +261,33 @@ def over_output(
         extents={lane.name: lane.maximum},
         digits={lane.name: (Digit(last, lane.maximum),)},
     )
-    found = [plain] if workload.extents[last] >= lane.maximum else []
+    variants = [plain] if workload.extents[last] >= lane.maximum else []
     for name, members in candidate_groups(workload, 3, smallest_extent=2).items():
         if list(members[::-1]) == innermost[: len(members)]:
             digits = {lane.name: (Digit(name, lane.maximum),)}
-            found.append(replace(plain, digits=digits, flattened={name: members}))
-    return found
+            variants.append(replace(plain, digits=digits, flattened={name: members}))
+    return variants
 
 
 def over_rows(
     workload: Computation, instruction: Instruction, embedding: Embedding
 ) -> Embedding | None:
-    """The embedding with a digit along the rows of an image where it has one along a row or a
-    column, if that takes fewer executions; None where there are no rows, or it does not.
+    """Return the embedding with a digit along the rows of an image, instead of one along a row or a
+    column.
 
-    ``embedding`` has no fused axes; the workload is in port form.
+    Parameters
+    ----------
+    workload : Computation
+        Operator in port form.
+    instruction : Instruction
+        Instruction of the target.
+    embedding : Embedding
+        Embedding without fused axes.
+
+    Returns
+    -------
+    Embedding or None
+        None if there are no rows, or it takes no fewer executions.
     """
     if embedding.flattened:
         return None
@@ -246,19 +295,21 @@ def over_rows(
         if len(digits) != 1 or digits[0].stride != 1:
             continue
         (digit,) = digits
-        others = [d.axis for name, found in embedding.digits.items() if name != lane for d in found]
+        other_axes = [
+            d.axis for name, found in embedding.digits.items() if name != lane for d in found
+        ]
         for name, members, pitch in _rows(workload):
             extent = fused_extent(workload, members, {members[-1]: pitch})
-            if digit.axis not in members or set(members) & set(others):
+            if digit.axis not in members or set(members) & set(other_axes):
                 continue
             fitting = [e for e in instruction.axis(lane).allowed if e <= extent]
             if not fitting:
                 continue
             count = max(fitting)
             sizes = [workload.extents[member] for member in members]
-            own = members.index(digit.axis)
-            now = -(-sizes[own] // digit.count) * sizes[1 - own]
-            if -(-extent // count) >= now:
+            position = members.index(digit.axis)
+            executions = -(-sizes[position] // digit.count) * sizes[1 - position]
+            if -(-extent // count) >= executions:
                 continue
             return replace(
                 embedding,
@@ -271,48 +322,62 @@ def over_rows(
 
 
 def _rows(workload: Computation) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """Fused axes of two spatial ones that an input holds with a gap: their names, members and
-    pitches."""
+    """Yield name, members and pitch of each fused axis of two spatial ones that an input holds with
+    a gap."""
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for name, members in candidate_groups(workload, 2, smallest_extent=2).items():
         if kinds[members[0]] is not AxisKind.SPATIAL:
             continue
         for operand in workload.inputs:
             index = workload.access(operand.name).index
-            found = JoinedRows.find(index, operand.shape, workload.extents, members)
-            if found is not None and found.pitch > workload.extents[members[-1]]:
-                yield name, members, found.pitch
+            joined = JoinedRows.find(index, operand.shape, workload.extents, members)
+            if joined is not None and joined.pitch > workload.extents[members[-1]]:
+                yield name, members, joined.pitch
 
 
 def over_windows(
     workload: Computation, instruction: Instruction, embedding: Embedding
 ) -> Embedding | None:
-    """The embedding with a digit along whole windows where it has one along some of their axes, if
-    that takes fewer executions; None where there are no windows, or it does not.
+    """Return the embedding with a digit along whole windows, instead of one along some of their
+    axes.
 
-    The workload is in port form.
+    Parameters
+    ----------
+    workload : Computation
+        Operator in port form.
+    instruction : Instruction
+        Instruction of the target.
+    embedding : Embedding
+        Embedding to change.
+
+    Returns
+    -------
+    Embedding or None
+        None if there are no windows, or it takes no fewer executions.
     """
     window = _window(workload)
     extent = math.prod(workload.extents[axis] for axis in window)
     for lane, digits in embedding.digits.items():
-        mine = _axes(embedding, digits)
-        others = [ds for other, ds in embedding.digits.items() if other != lane]
-        theirs = _axes(embedding, [digit for found in others for digit in found])
-        if len(window) < 2 or not mine or not mine < set(window) or theirs & set(window):
+        axes = _axes(embedding, digits)
+        other_digits = [ds for other, ds in embedding.digits.items() if other != lane]
+        other_axes = _axes(embedding, [digit for found in other_digits for digit in found])
+        if len(window) < 2 or not axes or not axes < set(window) or other_axes & set(window):
             continue
-        inside = math.prod(workload.extents[axis] for axis in mine)
+        inside = math.prod(workload.extents[axis] for axis in axes)
         steps = -(-inside // embedding.extents[lane]) * (extent // inside)
         allowed = instruction.axis(lane).allowed
         count = next((e for e in allowed if e >= extent), allowed[-1])
         if any(digit.stride != 1 for digit in digits) or -(-extent // count) >= steps:
             continue
         name = free_name(window, workload.extents)
-        kept = {n: members for n, members in embedding.flattened.items() if not mine & set(members)}
+        flattened = {
+            n: members for n, members in embedding.flattened.items() if not axes & set(members)
+        }
         return replace(
             embedding,
             extents={**embedding.extents, lane: count},
             digits={**embedding.digits, lane: (Digit(name, count),)},
-            flattened={**kept, name: window},
+            flattened={**flattened, name: window},
         )
     return None
 
@@ -323,8 +388,8 @@ def _axes(embedding: Embedding, digits: Iterable[Digit]) -> set[str]:
 
 
 def _window(workload: Computation) -> tuple[str, ...]:
-    """The reduction axes of an input that is read by windows, in the order in which it has them;
-    none where none is, or where another input lacks some of them, so that they are no one axis."""
+    """Return the reduction axes of an input that is read by windows, in its order; empty if there
+    is none, or if another input lacks some of them, so that they cannot be one axis."""
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for operand in workload.inputs:
         index = workload.access(operand.name).index
@@ -341,7 +406,7 @@ def _window(workload: Computation) -> tuple[str, ...]:
 
 
 def _readers(workload: Computation, axis: str) -> frozenset[str]:
-    """The operands that an axis moves along."""
+    """Operands that an axis moves along."""
     return frozenset(
         operand
         for operand, accesses in workload.access_maps.items()

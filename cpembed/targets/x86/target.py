@@ -99,7 +99,9 @@ _YMM_FLOAT_LANES = LaneProduct(
 )
 
 _YMM_WIDENED_LANES = replace(
-    _YMM_FLOAT_LANES, backend="x86.avx2_widened_lanes", times=model_constants().lane_products
+    _YMM_FLOAT_LANES,
+    backend="x86.avx2_widened_lanes",
+    relative_time=model_constants().lane_products,
 )
 
 

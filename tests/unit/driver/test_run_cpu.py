@@ -14,7 +14,7 @@ from cpembed.targets.capabilities import Weighing, with_variants
 from cpembed.targets.choice import choices, compared
 from cpembed.targets.cpu import calibration
 from cpembed.targets.cpu.calibration import model_constants
-from cpembed.targets.cpu.space import AMONG, PRODUCTS, contenders, machine_weights
+from cpembed.targets.cpu.space import CONSIDERED_ON_CPU, PRODUCTS, machine_weights, shortlist
 from cpembed.targets.cpu.variants import OVER_WINDOWS
 from cpembed.targets.registry import open_target
 from tests.unit.targets.cpu.tuning import TARGET, Modelled, machine
@@ -83,8 +83,8 @@ def test_axes_that_can_be_read_as_they_lie_are_among_what_the_model_chooses_from
     """At 7 by 7 points, tiles of two image axes are the best by their overheads, and all of them
     move each operand."""
     layer = workload("conv2d n=1 c=64 h=7 w=7 k=64 r=1 s=1 layout=NHWC", target=TARGET)
-    every = solve(layer, SPEC, constraints="in_place_padded", top=AMONG)
-    chosen = contenders(every.embeddings)
+    every = solve(layer, SPEC, constraints="in_place_padded", top=CONSIDERED_ON_CPU)
+    chosen = shortlist(every.embeddings)
     best = [item.candidate.embedding.family["x"] for item in every.embeddings[:CONSIDERED]]
     assert ("q",) not in best
     assert chosen[:CONSIDERED] == every.embeddings[:CONSIDERED]

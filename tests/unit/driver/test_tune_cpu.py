@@ -24,7 +24,7 @@ from cpembed.runtime.tuning.records import Lookup, Record
 from cpembed.runtime.tuning.session import CandidatePool, Task
 from cpembed.targets.choice import choices
 from cpembed.targets.cpu import tuning as cpu_trials
-from cpembed.targets.cpu.measure import Moves, Timed
+from cpembed.targets.cpu.measure import CopyTimes, Timed
 from cpembed.targets.cpu.space import Objective
 from cpembed.targets.cpu.tuning import FINALISTS, CpuTrial, CpuTuning, key_of
 from cpembed.targets.cpu.variants import OVER_ROWS
@@ -166,7 +166,7 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(tmp_path: Path) ->
     assert resumed.measured == 4
     # The champion and the moves of embeddings come from the file.
     assert measurer.beside[0] is not None
-    assert measurer.known
+    assert measurer.copy_times
     assert resumed.trials == whole.trials
     assert resumed.best == whole.best
 
@@ -181,7 +181,7 @@ def test_the_best_are_timed_again_and_that_decides(tmp_path: Path) -> None:
             assert isinstance(found, Timed)
             if len(self.beside) != 6:
                 return found
-            return Timed(Quantiles(1.0, 1.0, 1.0), Moves(2.0, 3.0), 0.1, False)
+            return Timed(Quantiles(1.0, 1.0, 1.0), CopyTimes(2.0, 3.0), 0.1, False)
 
     searched, _ = tuning(tmp_path, us=lambda proposal: proposal.estimate)
     searched._measurer = lucky = Lucky(lambda proposal: proposal.estimate)

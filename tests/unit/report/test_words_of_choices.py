@@ -47,7 +47,7 @@ def test_the_fastest_by_estimate_has_the_least_estimate(
     class Judged(type(target)):  # type: ignore[misc]
         pass
 
-    Judged.equal = equal
+    Judged.policy = ChoicePolicy(tie_ratio=equal)
     judge = object.__new__(Judged)
     judge.__dict__.update(target.__dict__)
     first = replace(choice, scored=scored[0], model=model)

@@ -20,7 +20,7 @@ from cpembed.targets.choice import ModelChoice, compared
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import element_cost
 from cpembed.targets.cpu.lowering import Lowered
-from cpembed.targets.cpu.space import EQUAL, Objective, moves_us
+from cpembed.targets.cpu.space import TIE_RATIO, Objective, copies_us
 from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.registry import open_target
 from tests.unit.targets.cpu.tuning import GEMM, LAYER, TARGET, Modelled, candidates, machine
@@ -66,7 +66,7 @@ def test_the_least_total_time_is_first_and_the_order_decides_among_equals(
     def space(self: Modelled, lowered: Lowered) -> Given:
         return Given(given[id(lowered.program)])
 
-    assert EQUAL == Modelled.policy.tie_ratio == 1.02
+    assert TIE_RATIO == Modelled.policy.tie_ratio == 1.02
     monkeypatch.setattr(Modelled, "space", space)
     found = choose(ranked, machine())
     assert [item.ranked.rank for item in found.estimates] == order
@@ -80,12 +80,12 @@ def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
     free = replace(machine(), copy_ns_per_line=0.0, launch_us=0.0, vector_line_ns=(0.0,) * 4)
     dear = replace(machine(), copy_ns_per_line=1e6)
 
-    def moved(figures: Calibration) -> float:
+    def copied_operands(figures: Calibration) -> float:
         return choose(ranked, figures).estimates[0].scored.parts["moves_us"]
 
     assert any(item.scored.parts["moves_us"] > 0 for item in choose(ranked, dear).estimates)
-    assert moved(dear) == 0
-    assert moved(free) == 0
+    assert copied_operands(dear) == 0
+    assert copied_operands(free) == 0
     # Full use of the instruction with copies, half of it without.
     copied = next(r for r in ranked if not r.overheads.in_place)
     wasteful = next(r for r in ranked if r.overheads.utilisation == 0.5 and r.overheads.in_place)
@@ -113,17 +113,19 @@ def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
     lines = 16 * 16 * element_cost(image) * packing.share(), 14 * 14 * 4 * element_cost(result)
     still = replace(machine(), vector_line_ns=(0.25, 0.5, 0.0, 4.0))
     figures = replace(still, copy_ns_per_line=1.0, launch_us=1e3, call_us=0.5)
-    assert moves_us(program, figures, nest, packing) == pytest.approx(0.5 + sum(lines) / 1e3)
+    assert copies_us(program, figures, nest, packing) == pytest.approx(0.5 + sum(lines) / 1e3)
     # Much to copy is shared out.
     figures = replace(still, copy_ns_per_line=1e3, launch_us=1.0)
-    assert moves_us(program, figures, nest, packing) == pytest.approx(1.0 + lines[0] + lines[1] / 2)
+    assert copies_us(program, figures, nest, packing) == pytest.approx(
+        1.0 + lines[0] + lines[1] / 2
+    )
     figures = replace(figures, vector_line_ns=(0.25, 0.5, 2.0, 4.0))
     waited = 14 * 14 * 4 * 16 * 2.0 / 2 / 1e3
-    assert moves_us(program, figures, nest, packing) == pytest.approx(
+    assert copies_us(program, figures, nest, packing) == pytest.approx(
         1 + lines[0] + lines[1] / 2 + waited
     )
     # Or each thread unpacks what it wrote.
-    assert moves_us(program, figures, nest, packing, {"O"}) == pytest.approx(
+    assert copies_us(program, figures, nest, packing, {"O"}) == pytest.approx(
         1 + lines[0] + lines[1] / 2
     )
 
@@ -149,7 +151,7 @@ def test_moves_wait_for_what_is_in_no_near_cache() -> None:
     def waited(*cache_bytes: int) -> float:
         held = replace(figures, cache_bytes=(0, *cache_bytes))
         handed_over = result * 16 * 3.0 / 2
-        return 1e3 * moves_us(program, held, nest, packing) - handed_over
+        return 1e3 * copies_us(program, held, nest, packing) - handed_over
 
     assert waited(1 << 20, 1 << 21) == pytest.approx(0)
     # The image fits, the sums of four bytes do not; two threads share their two sides.
@@ -173,8 +175,8 @@ def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.Mon
         8,
         ((ranked[0].candidate.embedding.identifier(), "rows at no constant distance"),),
     )
-    assert found.of(ranked[0]) is None
-    assert found.of(ranked[1]) is not None
+    assert found.estimate_of(ranked[0]) is None
+    assert found.estimate_of(ranked[1]) is not None
 
 
 def test_a_target_without_a_back_end_is_an_error() -> None:
@@ -193,9 +195,9 @@ def test_candidates_of_another_process_are_known_by_their_ids() -> None:
     for item in ranked:
         again = pickle.loads(pickle.dumps(item))
         assert again is not item
-        assert model.of(again) == model.of(item)
-        assert (model.of(again) is None) == (model.why_refused(again) is not None)
-    assert model.of(ranked[0]) is not None
+        assert model.estimate_of(again) == model.estimate_of(item)
+        assert (model.estimate_of(again) is None) == (model.why_refused(again) is not None)
+    assert model.estimate_of(ranked[0]) is not None
 
 
 def test_a_refused_candidate_is_said_with_its_reason() -> None:
@@ -204,4 +206,4 @@ def test_a_refused_candidate_is_said_with_its_reason() -> None:
     (name,) = (item.candidate.identifier for item in ranked)
     model = ModelChoice((), ((name, "the unit cannot read z with a stride"),))
     assert model.why_refused(ranked[0]) == "the unit cannot read z with a stride"
-    assert model.of(ranked[0]) is None
+    assert model.estimate_of(ranked[0]) is None

@@ -1,4 +1,4 @@
-"""Moves whose parts stay with the threads that compute with them."""
+"""CopyTimes whose parts stay with the threads that compute with them."""
 
 from __future__ import annotations
 

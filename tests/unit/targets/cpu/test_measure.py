@@ -293,16 +293,16 @@ def test_packed_data_are_kept_while_there_is_room(
 ) -> None:
     timed(steady({"kernel": 10.0}))
     made: list[str] = []
-    data = cpu_measure._Data
+    data = cpu_measure._PackedData
 
     def recording(identifier: str, *arguments: Any) -> Any:
         made.append(identifier)
         return data(identifier, *arguments)
 
-    monkeypatch.setattr(cpu_measure, "_Data", recording)
+    monkeypatch.setattr(cpu_measure, "_PackedData", recording)
     incumbent, _, other = proposals()
     for room, count in ((2**28, 2), (0, 4)):
-        monkeypatch.setattr(cpu_measure, "_ROOM", room)
+        monkeypatch.setattr(cpu_measure, "_PACKED_BYTES", room)
         workbench = bench()
         made.clear()
         for item in (incumbent, other, incumbent, other):

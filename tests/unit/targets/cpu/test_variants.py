@@ -150,7 +150,7 @@ def second_lines(layer: str) -> float:
     """What the model takes a line of the image for, that lies in lanes where it is."""
     twin = next(one for one in exchanged(layer) if "I" in one.candidate.program.in_place)
     space = schedule_space(twin.candidate.program, FLOATS)
-    return space.model.step(space.nest, space.machine, 4, 1).second_lines
+    return space.model.step(space.nest, space.machine, 4, 1).second_line_factor
 
 
 def test_lanes_that_lie_in_two_lines_cost_more() -> None:

@@ -17,7 +17,7 @@ from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.runtime.tuning.space import Design, Proposal, distinct
 from cpembed.targets.choice import compared
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
-from cpembed.targets.cpu.measure import Failed, Moves, Timed
+from cpembed.targets.cpu.measure import CopyTimes, Failed, Timed
 from cpembed.targets.cpu.space import CpuSpace, Objective
 from cpembed.targets.x86.target import X86Target
 
@@ -94,7 +94,7 @@ class FakeMeasurer:
     """Microseconds by a function of the proposal, without noise; what was asked is recorded."""
 
     us: Callable[[CpuProposal], float | None]
-    known: dict[str, Moves] = field(default_factory=dict[str, Moves])
+    copy_times: dict[str, CopyTimes] = field(default_factory=dict[str, CopyTimes])
     beside: list[str | None] = field(default_factory=list[str | None])
     finals: list[list[str]] = field(default_factory=list[list[str]])
     limit: int | None = None
@@ -117,4 +117,4 @@ class FakeMeasurer:
 
 
 def timed(us: float, ratio: float, *, rejected: bool = False) -> Timed:
-    return Timed(Quantiles(us, us, us), Moves(2.0, 3.0), ratio, False, rejected)
+    return Timed(Quantiles(us, us, us), CopyTimes(2.0, 3.0), ratio, False, rejected)
