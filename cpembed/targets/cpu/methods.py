@@ -294,7 +294,9 @@ class CpuMethods(Methods):
     def plans(self, method: Rewritten) -> tuple[MethodPlan, ...]:
         if isinstance(method, Im2col):
             copies_us = self._copy_us(window_matrix(method))
-            copies_us += self._copy_us(result_layout(method.convolution, channels_last=method.orders.last))
+            copies_us += self._copy_us(
+                result_layout(method.convolution, channels_last=method.orders.last)
+            )
             return (CpuMethodPlan(method, method.product, 1, copies_us),)
         assert isinstance(method, Winograd)
         dtype = method.product.operand(V).dtype

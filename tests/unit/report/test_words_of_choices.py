@@ -15,6 +15,7 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.report import run
 from cpembed.report.solve import method_rows, search_text
+from cpembed.targets.base import ChoicePolicy
 from cpembed.targets.choice import Estimated, ModelChoice
 
 
