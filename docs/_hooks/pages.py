@@ -59,7 +59,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write links to files outside of ``docs/``, which the site does not have, as paths."""
+    """Adapt a page that is also read outside of the site.
+
+    Links to files outside of ``docs/``, which the site does not have, become paths. Bars in code
+    within tables lose the backslash that other renderers need and this one would show.
+    """
     folder = posixpath.dirname(f"docs/{page.file.src_uri}")
 
     def written(match: re.Match[str]) -> str:
@@ -73,7 +77,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return f"[{title}]({url}/{path})"
         return title if path in title else f"{title} (`{path}`)"
 
-    return re.sub(r"\[(?P<title>[^\]\[]*)\]\((?P<link>\.\./[^)\s]+)\)", written, markdown)
+    markdown = re.sub(r"\[(?P<title>[^\]\[]*)\]\((?P<link>\.\./[^)\s]+)\)", written, markdown)
+    return re.sub(r"^\|.*$", _plain_bars, markdown, flags=re.MULTILINE)
+
+
+def _plain_bars(row: re.Match[str]) -> str:
+    return re.sub(r"`[^`]+`", lambda code: code[0].replace("\\|", "|"), row[0])
 
 
 def _expanded(entries: list[Any], pages: Mapping[str, str]) -> list[NavigationEntry]:
@@ -184,7 +193,8 @@ def command_text(command: click.Command, parent: click.Context, name: str, *, le
     records = [record for item in command.params if (record := item.get_help_record(context))]
     records += [(", ".join(["-h", "--help"]), "Show the help text and exit.")]
     lines += ["| option | meaning |", "| --- | --- |"]
-    lines += [f"| {_code(option)} | {_cell(meaning)} |" for option, meaning in records]
+    # Arguments without a text of their own are in the usage line.
+    lines += [f"| {_code(option)} | {_cell(meaning)} |" for option, meaning in records if meaning]
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
             below = command.get_command(context, inner)
@@ -215,7 +225,10 @@ def _cell(text: str) -> str:
 def _escaped(text: str) -> str:
     """Text without characters that Markdown would take for markup, code excepted."""
     parts = text.split("`")
-    parts[::2] = [re.sub(r"([\\*_\[\]<>])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [
+        re.sub(r"([\\*_\[\]])", r"\\\1", part).replace("<", "&lt;").replace(">", "&gt;")
+        for part in parts[::2]
+    ]
     return "`".join(parts)
 
 

@@ -3,7 +3,7 @@
 import doctest
 from pathlib import Path
 
-PAGE = Path(__file__).parents[3] / "docs" / "tvm.md"
+PAGE = Path(__file__).parents[4] / "docs" / "tvm.md"
 
 
 def test_every_example_of_the_page_gives_what_it_shows():
