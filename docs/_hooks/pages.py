@@ -3,6 +3,7 @@
 - ``reference/api/``: a page for each package, with its modules, from their docstrings;
 - ``reference/commands/``: a page for each command, from click's options;
 - ``reference/options.md``: the options dataclasses, field by field;
+- ``reference/targets.md``: the targets and constraint sets that ship;
 - ``pictures/``: drawings of embeddings (:mod:`pictures`).
 
 Nothing of this is listed anywhere: modules, commands and options are those that the package has.
@@ -17,6 +18,7 @@ import inspect
 import os
 import posixpath
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -120,7 +122,11 @@ def _nested(paths: list[str]) -> list[NavigationEntry]:
 @cache
 def generated_pages() -> dict[str, str]:
     """All generated pages: path within ``docs/`` and text."""
-    pages = {**dict(command_pages()), "reference/options.md": options_page()}
+    pages = {
+        **dict(command_pages()),
+        "reference/options.md": options_page(),
+        "reference/targets.md": targets_page(),
+    }
     # Nine tenths of the time of a build, which whoever writes other pages need not wait for.
     if os.environ.get("CPEMBED_DOCS_WITHOUT_API"):
         return {**pages, "reference/api/left-out.md": "# Left out\n\nThe build left modules out.\n"}
@@ -289,3 +295,37 @@ def _option_row(field: dataclasses.Field[Any]) -> str:
     if choices := field.metadata.get("choices"):
         text += " One of " + ", ".join(f"`{choice}`" for choice in choices) + "."
     return f"| `{field.name}` | {default} | {text} |"
+
+
+# -- data that ships -------------------------------------------------------------------------------
+
+
+def targets_page() -> str:
+    """Tables of the targets and of the constraint sets that ship, from their files."""
+    from cpembed.resources import constraint_files, hardware_spec_files
+
+    lines = [
+        "# Targets and constraint sets that ship",
+        "",
+        "`cpembed targets` says which of these targets your machine executes.",
+        "",
+        "## Targets",
+        "",
+        "| target | description | computes | back end |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, table in _tables(hardware_spec_files()):
+        expression = _code(table["instruction"]["expression"])
+        back_end = _code(table["backend"]) if "backend" in table else "none: can be solved"
+        description = _cell(table["description"])
+        lines.append(f"| `{name}` | {description} | {expression} | {back_end} |")
+    lines += ["", "## Constraint sets", "", "| set | description |", "| --- | --- |"]
+    for name, table in _tables(constraint_files()):
+        lines.append(f"| `{name}` | {_cell(table['description'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _tables(files: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and contents of each TOML file."""
+    for name, path in sorted(files.items()):
+        yield name, tomllib.loads(path.read_text(encoding="utf-8"))
