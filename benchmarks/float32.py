@@ -91,13 +91,14 @@ def names_of(part: str) -> list[str]:
 
 def measured(part: str, target: str, kept: dict[int, Row]) -> Iterator[Row]:
     from cpembed.driver.named import hardware_spec
+    from cpembed.targets.capabilities import baselines
     from cpembed.targets.registry import open_target
     from cpembed.workloads.suites import DEFAULT_LAYOUT, suite
 
     name, _, only = part.partition(":")
     spec = hardware_spec(target)
     # oneDNN first: it is told what to use before PyTorch is loaded.
-    openers = open_target(spec).baselines
+    openers = baselines(open_target(spec))
     libraries = [openers[each](spec, None) for each in names_of(part)]
     layout = DEFAULT_LAYOUT if name == "gemm" else "NHWC"
     wanted = {int(n) for n in expanded(only)} if only else None
@@ -122,7 +123,7 @@ def expanded(only: str) -> list[int]:
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
-    from cpembed.driver.request import Request
+    from cpembed.driver.plan import Request
     from cpembed.ir.reference import random_inputs
     from cpembed.runtime.baselines.base import NotCovered, Subject
 
@@ -200,8 +201,7 @@ def choice_of(workload: Any, target: str, most: int | None) -> Row:
     """What is chosen untuned, beside each of the schedules of its candidates."""
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
-    from cpembed.driver.plan import Selection
-    from cpembed.driver.request import Request
+    from cpembed.driver.plan import Request, Selection
     from cpembed.ir.reference import random_inputs
     from cpembed.targets.choice import compared
 

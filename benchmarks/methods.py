@@ -89,18 +89,18 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     from cpembed.driver.methods import fastest
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
-    from cpembed.driver.plan import Selection
-    from cpembed.driver.request import Request
+    from cpembed.driver.plan import Request, Selection
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
     from cpembed.runtime.baselines.base import NotCovered, Subject
     from cpembed.runtime.measurement.interleaved import OUR_POOL, Work, time_interleaved
     from cpembed.runtime.measurement.runner import wall_clock
+    from cpembed.targets.capabilities import baselines
     from cpembed.targets.registry import open_target
 
     workload = layer.workload("float32", LAYOUT)
     spec = load_hardware_spec(target)
-    library = open_target(spec).baselines["onednn"](spec, None)
+    library = baselines(open_target(spec))["onednn"](spec, None)
     asked = Request(workload, target, KernelOptions(untuned=True))
     implicit = choose(asked)
     assert isinstance(implicit, Selection)
@@ -139,7 +139,7 @@ def prepared(
     import numpy as np
 
     from cpembed.driver.methods import choose_method
-    from cpembed.driver.run_method import built, judged
+    from cpembed.driver.run import built, judged
     from cpembed.errors import LoweringError, WorkloadError
     from cpembed.ir.reference import reference
     from cpembed.targets.choice import built_first

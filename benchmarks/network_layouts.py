@@ -24,8 +24,8 @@ from typing import Any, get_args
 from cpembed.files import write_whole
 from cpembed.frontends import load_model
 from cpembed.network.build import CompiledNetwork, RunningNetwork, compile_network
+from cpembed.network.inputs import random_inputs
 from cpembed.network.plan import Planning, Policy
-from cpembed.network.run import random_inputs
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent

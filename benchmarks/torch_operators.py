@@ -164,7 +164,7 @@ def called(info: Any, sample: Any) -> tuple[Called, tuple[torch.Tensor, ...]]:
 def compiled_difference(name: str, target: str) -> str:
     """What a compiled sample of an operator computes otherwise than PyTorch; of the largest that is
     read and whose result is not known before it runs."""
-    from cpembed.network.build import compile_graph
+    from cpembed.network.build import compile_model
 
     info = next(info for info in op_db if full_name(info) == name)
     pairs = [called(info, sample) for _, sample in samples(info, torch.float32, SAMPLES)]
@@ -176,7 +176,7 @@ def compiled_difference(name: str, target: str) -> str:
         if not graph.operators or not all(tensor.numel() for tensor in tensors):
             continue
         arrays = [tensor.contiguous().numpy() for tensor in tensors]
-        network = compile_graph(graph, target, threads=1)
+        network = compile_model(graph, target, threads=1)
         results = network.run(dict(zip(graph.inputs, arrays, strict=True)))
         wanted = pytree.tree_leaves(model(*tensors))
         return compare([np.asarray(results[name]) for name in graph.outputs], wanted, True)

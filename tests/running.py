@@ -21,7 +21,7 @@ from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.interpreter import Array
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Expected, Verification
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
 
 

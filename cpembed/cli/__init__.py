@@ -1,7 +1,7 @@
 """The command line: each subcommand parses, calls one library function and prints.
 
-Results go to stdout, everything else to stderr. Only click is imported up front; a subcommand's
-module is imported when it is called, and what it needs when it runs.
+Results go to stdout, everything else to stderr. Only click is imported up front; the module of a
+subcommand is imported when it is called, and everything else when it runs.
 """
 
 from __future__ import annotations
@@ -13,32 +13,93 @@ import traceback
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cpembed.cli.commands import cli
 from cpembed.cli.interrupt import INTERRUPTED, end, interruptible
-from cpembed.cli.output import message
-from cpembed.cli.terminal import READER_LEFT, accept_any_text, discard_output
+from cpembed.cli.output import READER_LEFT, accept_any_text, discard_output, message
 from cpembed.errors import CpembedError, DamagedStore, InvariantError
 from cpembed.files import FOLDER_GONE, is_folder_gone
+from cpembed.targets.commands import TARGET_COMMANDS
 
 INTERNAL_ERROR, WRONG_INPUT, STOPPED = 1, 2, 4
-"""Exit codes; errors of the package carry their own, and commands return theirs."""
+"""Exit codes of errors that carry none: errors of the package do, and commands return theirs."""
 
 _COMPLETE = "_CPEMBED_COMPLETE"
-"""What a shell that asks for completions sets; click answers, and exits."""
+"""Environment variable by which a shell requests completions from click, which then exits."""
 
 _PACKAGE = Path(__file__).parents[1]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""Failures of what is written to, not of the package."""
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors of the device or file that is written to, not of the package."""
+
+
+SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "solve": ("search", "Rank the candidate embeddings of a target's instruction in a workload."),
+    "explain": ("search", "Show one candidate in full, or why nothing fits."),
+    "run": ("kernels", "Generate the kernel, verify its numbers, time or simulate it."),
+    "build": ("kernels", "Build a library of a kernel or a model, to be used without cpembed."),
+    "bench": ("bench", "Run a suite, one row for each layer."),
+    "match": ("models", "Show which operators of a model an instruction computes, and how well."),
+    "layouts": ("kernels", "Find the fastest layout of a workload's tensors, packing included."),
+    "network": ("models", "Compile a whole model, run it, verify and time it layer by layer."),
+    "tune": ("tune", "Find the fastest embedding and schedule of a workload, and keep them."),
+    "worker": ("worker", "Join a cluster and execute its tasks."),
+    "explore": ("exploration", "Find the machines of a space that are the best for a suite."),
+    "shape": (
+        "exploration",
+        "Find the shape of a matrix product that computes a suite in the fewest executions.",
+    ),
+    **TARGET_COMMANDS,
+    "targets": ("listing", "List the targets and whether this machine executes them."),
+    "operators": ("listing", "List the operators and the sizes they take."),
+}
+"""Module and help of each subcommand; the module defines the click command ``NAME_command``, that
+of a target ``command``."""
+
+
+class Subcommands(click.Group):
+    """Group that imports a subcommand when it is called, and none to list them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        module, _ = SUBCOMMANDS[cmd_name]
+        command: click.Command
+        if cmd_name in TARGET_COMMANDS:
+            command = import_module(module).command
+        else:
+            command = getattr(import_module(f"cpembed.cli.{module}"), f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in SUBCOMMANDS.items()])
+
+
+@click.group(cls=Subcommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cpembed", prog_name="cpembed")
+def cli() -> None:
+    """Fit tensor operators to hardware instructions: find every embedding, prove the program,
+    generate the kernel.
+
+    A WORKLOAD is an operator with its sizes (conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1), a
+    layer of a suite (deepbench:11), or an expression with its extents
+    ("C[x,y] += A[x,z] * B[z,y]" x=4 y=4 z=8).
+
+    Exit codes: 0 a result; 2 a wrong command line, specification or workload; 3 proven infeasible;
+    4 stopped by a limit without a result; 5 a missing back end or device; 1 an internal error.
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code. Errors are one line on stderr."""
+    """Run a command line and return the exit code; errors are one line on stderr."""
     code = _main(arguments)
     if code == INTERRUPTED and arguments is None:
         end()
@@ -48,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     accept_any_text()
     try:
-        _check_words(arguments)
+        _reject_null_characters(arguments)
         with interruptible(then_ignored=arguments is None), _store_messages():
             code = cli.main(arguments, "cpembed", complete_var=_COMPLETE, standalone_mode=False)
             if sys.stdout is not None:  # None where the shell closed it: `>&-`.
@@ -69,34 +130,36 @@ def _main(arguments: Sequence[str] | None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and _COMPLETE in os.environ:
             return int(error.code or 0)
-        # The reader has seen enough; click makes an exit of it.
+        # The reader closed the pipe, which click turns into an exit.
         discard_output()
         return READER_LEFT
     except Exception as error:
-        # An error of opening names a file; one of writing does not.
-        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
+        # An error of opening a file names it; one of writing does not.
+        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None:
             discard_output()
-            what = f"the output cannot be written: {error.strerror}"
-            return _fail(f"{what}; free some space or send it elsewhere", INTERNAL_ERROR)
-        if isinstance(error, OSError) and (what := _surroundings(error)) is not None:
-            return _fail(what, WRONG_INPUT)
-        # A bug: whoever reports it needs the place.
+            problem = f"the output cannot be written: {error.strerror}"
+            return _fail(f"{problem}; free some space or send it elsewhere", INTERNAL_ERROR)
+        if isinstance(error, OSError) and (problem := _user_file_problem(error)) is not None:
+            return _fail(problem, WRONG_INPUT)
+        # A bug of cpembed: its report needs the traceback.
         traceback.print_exc()
         return _fail(f"internal error: {type(error).__name__}: {error}", INTERNAL_ERROR)
     return code if isinstance(code, int) else 0
 
 
-def _check_words(arguments: Sequence[str] | None) -> None:
-    """Raise :class:`CpembedError` for a null character, which only a program can pass: no path,
-    workload or number has one, and the system's functions raise many errors for it."""
+def _reject_null_characters(arguments: Sequence[str] | None) -> None:
+    """Raise :class:`CpembedError` for a null character, which only a program can pass.
+
+    No path, workload or number has one, and the system's functions raise various errors for it.
+    """
     for word in arguments or ():
         if "\0" in word:
             raise CpembedError(f"{word!r}: a null character: leave it out")
 
 
-def _surroundings(error: OSError) -> str | None:
-    """What is wrong with files or folders of the user's, in words; None for another error, such as
-    of a file of the package."""
+def _user_file_problem(error: OSError) -> str | None:
+    """Return the problem of a file or folder of the user; None for other errors, such as those of a
+    file of the package."""
     if is_folder_gone():
         return FOLDER_GONE
     name = error.filename
@@ -107,17 +170,17 @@ def _surroundings(error: OSError) -> str | None:
 
 @contextmanager
 def _store_messages() -> Generator[None]:
-    """Print what is wrong with a store as a line on stderr, once however often it is read."""
-    said: set[str] = set()
+    """Return a context that prints the problem of a damaged store as a line on stderr, once."""
+    printed: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("always", DamagedStore)
-        usual = warnings.showwarning
+        original = warnings.showwarning
 
-        def show(text: Warning | str, kind: type[Warning], *where: Any, **more: Any) -> None:
+        def show(text: Warning | str, kind: type[Warning], *place: Any, **more: Any) -> None:
             if not issubclass(kind, DamagedStore):
-                usual(text, kind, *where, **more)
-            elif str(text) not in said:
-                said.add(str(text))
+                original(text, kind, *place, **more)
+            elif str(text) not in printed:
+                printed.add(str(text))
                 message(str(text))
 
         warnings.showwarning = show
@@ -125,11 +188,11 @@ def _store_messages() -> Generator[None]:
 
 
 def _usage(error: click.ClickException) -> str:
-    """click's message on one line, with where to read on."""
-    message = error.format_message().rstrip(".")
+    """Return click's message on one line, with the command that prints more."""
+    text = error.format_message().rstrip(".")
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        message += f"; see {error.ctx.command_path} --help"
-    return message
+        text += f"; see {error.ctx.command_path} --help"
+    return text
 
 
 def _fail(text: str, code: int) -> int:

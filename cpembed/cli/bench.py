@@ -1,4 +1,4 @@
-"""``cpembed bench``: a whole suite, one row a layer, resumable."""
+"""``cpembed bench``: a suite, one row for each layer, resumable."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.cluster_options import workers_of, workers_options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
-from cpembed.cli.match import shapes_option
 from cpembed.cli.options import (
     Subcommand,
     distinct,
@@ -19,12 +17,14 @@ from cpembed.cli.options import (
     json_option,
     library_options,
     options_from,
+    shapes_option,
     targets_option,
     threads_option,
     use_threads,
+    workers_of,
+    workers_options,
 )
-from cpembed.cli.output import Bar, message, print_json, print_text
-from cpembed.cli.terminal import write
+from cpembed.cli.output import Bar, message, print_json, print_text, write
 from cpembed.driver.options import BenchOptions
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     return layout
 
 
-@click.command(cls=Subcommand)
+@click.command("bench", cls=Subcommand)
 @click.argument("suite", shell_complete=suites)
 @targets_option
 @library_options(
@@ -50,18 +50,18 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     texts={
         "seed": "Seed of the data and of the search.",
         "backend": "native: the target's instruction, executed or simulated; generic: portable "
-        "code; auto: native, and solve only where this machine can do neither.",
+        "code; auto: native, and only the search if this machine can do neither.",
     },
 )
 @shapes_option
-@click.option("--no-run", is_flag=True, help="Solve only.")
+@click.option("--no-run", is_flag=True, help="Search only; run nothing.")
 @click.option(
     "--layout",
     metavar="NCHW|NHWC|NCHW16c",
     default="NCHW",
     show_default=True,
     callback=_layout,
-    help="Channels before or after the image (NDHWC of planes, NWC of rows), or in blocks of any "
+    help="Channels before or after the image (NDHWC in 3-D, NWC in 1-D), or in blocks of any "
     "number; not every operator has layouts.",
 )
 @threads_option("the kernels")
@@ -70,13 +70,13 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     "baselines",
     multiple=True,
     metavar="NAME",
-    help="Run a library beside each kernel: onednn, mkl, openblas, tvm. May be repeated, "
+    help="Compare each kernel with a library: onednn, mkl, openblas, tvm. May be repeated, "
     "or a comma list.",
 )
 @file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
 @workers_options
 @json_option
-def command(
+def bench_command(
     *,
     suite: str,
     targets: tuple[str, ...],
@@ -94,7 +94,7 @@ def command(
     gemm, or a file: a table of layers (.csv), or a model (.onnx, .pt2), whose distinct products are
     the layers.
 
-    A row is kept as soon as it is complete: an interrupted run resumes where it stopped.
+    Rows are kept as they are completed: an interrupted run resumes where it stopped.
 
     \b
     cpembed bench deepbench --target vta_1x16x16
@@ -117,9 +117,9 @@ def command(
         _check_plot(baselines)
     names = distinct(targets)
     if len(names) > 1 and (plot is not None or baselines):
-        several = "--baseline and --plot are of one target: leave them, or the other targets, out"
+        several = "--baseline and --plot apply to one target: leave them, or other targets, out"
         raise click.UsageError(several, click.get_current_context())
-    # Processes start while this one loads what it needs.
+    # Processes start here, so that they load while this one does.
     with workers_of(compiles=not no_run) as executing:
         from cpembed.driver.bench import open_bench
 
@@ -129,20 +129,20 @@ def command(
             executing.require_measuring()
 
         def interrupted() -> str:
-            done = "; ".join(
+            rows = "; ".join(
                 f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
                 for bench in benches
             )
             return (
-                f"interrupted: {done}; the same command{' without --fresh' * options.fresh} resumes"
+                f"interrupted: {rows}; the same command{' without --fresh' * options.fresh} resumes"
             )
 
         with Stop("row", interrupted) as stop:
             for bench in benches:
-                if not stop.asked:
+                if not stop.requested:
                     _announce(bench)
                     _run(bench, stop, executing)
-    if stop.asked:
+    if stop.requested:
         message(interrupted())
         return INTERRUPTED
     if len(benches) > 1:
@@ -150,10 +150,10 @@ def command(
     (bench,) = benches
     if plot is not None:
         from cpembed.files import write_whole
-        from cpembed.report.bench_plot import plot_svg
+        from cpembed.report.plots import baselines_svg
 
         title = f"{bench.suite} on {bench.maker.spec.name}"
-        write_whole(plot, plot_svg(bench.finished(), title))
+        write_whole(plot, baselines_svg(bench.finished(), title))
     if as_json:
         print_json(bench.to_json())
     else:
@@ -164,29 +164,29 @@ def command(
 
 
 def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
-    """Several targets beside each other."""
+    """Print several targets side by side; return the exit code."""
     from cpembed.driver.bench_across import across
 
-    with Bar("", None) as bar:
+    with Bar() as bar:
 
-        def progress(what: str, done: int, total: int) -> None:
-            bar.show(f"comparing {what}", total=total, completed=done)
+        def progress(name: str, done: int, total: int) -> None:
+            bar(f"comparing {name}", done, total)
 
-        found = across(benches, progress)
+        result = across(benches, progress)
     if as_json:
         documents = [bench.to_json() for bench in benches]
-        print_json({"suite": found.suite, "targets": documents, **found.to_json()})
+        print_json({"suite": result.suite, "targets": documents, **result.to_json()})
     else:
         from cpembed.report.across import report
 
-        print_text(*report(found))
+        print_text(*report(result))
     return max(bench.exit_code() for bench in benches)
 
 
 def _check_plot(baselines: tuple[str, ...]) -> None:
-    """Before hours are spent on what cannot be drawn."""
+    """Raise an error before hours are spent on what cannot be drawn."""
     from cpembed.errors import WorkloadError
-    from cpembed.report.bench_plot import require_matplotlib
+    from cpembed.report.plots import require_matplotlib
 
     if not baselines:
         raise WorkloadError("--plot draws ratios to a baseline: add --baseline onednn")
@@ -194,30 +194,31 @@ def _check_plot(baselines: tuple[str, ...]) -> None:
 
 
 def _announce(bench: Bench) -> None:
-    if bench.taken:
+    """Print how many rows are stored already, and why nothing is run."""
+    if bench.reused:
         message(
-            f"{bench.taken} of {len(bench.layers)} rows taken from {bench.store.path}; "
+            f"{bench.reused} of {len(bench.layers)} rows taken from {bench.store.path}; "
             "--fresh starts over"
         )
     if bench.missing:
         message(
-            f"{'; '.join(bench.missing)}: solving only; "
+            f"{'; '.join(bench.missing)}: searching only; "
             "--backend generic runs the programs as portable code"
         )
 
 
 def _run(bench: Bench, stop: Stop, workers: Workers) -> None:
-    """Make the missing rows, until a stop is asked for; errors are said as they come."""
+    """Complete the missing rows, until a stop is requested; print errors as they occur."""
     with Bar("", len(bench.layers), len(bench.rows)) as bar:
 
         def progress(layer: Layer, phase: str, count: int) -> None:
             bar.show(f"{layer.index}: {layer.label}, {phase}", often=count > 1)
 
-        for row in bench.run(progress, workers, lambda: stop.asked):
+        for row in bench.run(progress, workers, lambda: stop.requested):
             if row.error is not None:
-                what = "VERIFICATION FAILED" if row.failed_verification else row.error.type
-                message(f"layer {row.index} ({row.label}): {what}: {row.error.message}")
+                kind = "VERIFICATION FAILED" if row.failed_verification else row.error.type
+                message(f"layer {row.index} ({row.label}): {kind}: {row.error.message}")
                 if row.error.traceback is not None:
-                    # A bug: whoever reports it needs the place.
+                    # A bug of cpembed: its report needs the traceback.
                     write(row.error.traceback, err=True)
             bar.show(advance=1)

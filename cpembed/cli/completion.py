@@ -1,6 +1,6 @@
-"""What a shell offers for workloads, suites, targets and constraint sets; click asks.
+"""Completions that a shell offers for workloads, suites, targets and constraint sets.
 
-Nothing here loads the compiler or the solver: a completion has to be there at once.
+Nothing here loads the compiler or the solver: a completion must appear at once.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ Items = list[CompletionItem]
 
 
 def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Names of targets; files where none begins so."""
+    """Return the names of targets that begin so, or files if there are none."""
     from cpembed.resources import hardware_spec_files
 
     return _names_or_files("cpembed.hw_specs", list(hardware_spec_files()), incomplete)
 
 
 def constraint_sets(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Names of constraint sets; files where none begins so."""
+    """Return the names of constraint sets that begin so, or files if there are none."""
     from cpembed.resources import constraint_files
 
     return _names_or_files("cpembed.constraint_sets", list(constraint_files()), incomplete)
 
 
 def suites(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Names of suites; files where none begins so."""
+    """Return the names of suites that begin so, or files if there are none."""
     from cpembed.workloads.suites import SUITES
 
     return _beginning(SUITES, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def workloads(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Operators and layers; after an operator its sizes and options that are not given yet."""
+    """Return operators and layers; after an operator, its missing sizes and options."""
     words: tuple[str, ...] = ctx.params.get(param.name or "") or ()
     layers = _layers_after_colon(words, incomplete)
     if layers is not None:
@@ -57,8 +57,8 @@ def _operators() -> list[str]:
 
 
 def _layers_after_colon(words: tuple[str, ...], incomplete: str) -> Items | None:
-    """Indices of layers, where the shell takes the colon of ``deepbench:11`` for a word, as bash
-    does; None where it does not."""
+    """Return the indices of layers if the shell makes the colon of ``deepbench:11`` a word, as bash
+    does; None otherwise."""
     from cpembed.workloads.suites import SUITES, suite
 
     if incomplete == ":" and len(words) == 1 and words[0] in SUITES:
@@ -71,22 +71,22 @@ def _layers_after_colon(words: tuple[str, ...], incomplete: str) -> Items | None
 
 
 def _suite_layers(incomplete: str) -> Items:
-    """The layers of the one suite that is begun, else the suites."""
+    """Return the layers of the suite if only one matches, else the suites."""
     from cpembed.workloads.suites import SUITES, suite
 
-    begun = [name for name in SUITES if f"{name}:".startswith(incomplete.partition(":")[0])]
-    named, colon, _ = incomplete.partition(":")
+    matching = [name for name in SUITES if f"{name}:".startswith(incomplete.partition(":")[0])]
+    name, colon, _ = incomplete.partition(":")
     if colon:
-        begun = [name for name in begun if name == named]
-    if len(begun) > 1:
-        return _beginning([f"{name}:" for name in begun], incomplete)
-    layers = [layer for name in begun for layer in suite(name)]
+        matching = [each for each in matching if each == name]
+    if len(matching) > 1:
+        return _beginning([f"{name}:" for name in matching], incomplete)
+    layers = [layer for name in matching for layer in suite(name)]
     return _beginning([f"{layer.suite}:{layer.index}" for layer in layers], incomplete)
 
 
 def _settings(words: tuple[str, ...]) -> list[str]:
-    """``n=``, or ``layout=NHWC``, of the operator that is named; the choices alone after an equals
-    sign that the shell takes for a word, as bash does."""
+    """Return ``n=``, or ``layout=NHWC``, of an operator; only the choices after an equals sign that
+    the shell makes a word, as bash does."""
     from cpembed.workloads.operators import OPERATORS
 
     family = OPERATORS.get(words[0])
@@ -96,11 +96,11 @@ def _settings(words: tuple[str, ...]) -> list[str]:
     for parameter in family.parameters:
         if [parameter.name] == last:
             return list(parameter.choices)
-    given = {word.partition("=")[0] for word in words[1:]}
+    present = {word.partition("=")[0] for word in words[1:]}
     return [
         f"{parameter.name}={choice}"
         for parameter in family.parameters
-        if parameter.name not in given
+        if parameter.name not in present
         for choice in parameter.choices or ("",)
     ]
 
@@ -110,7 +110,7 @@ def _beginning(names: Iterable[str], incomplete: str) -> Items:
 
 
 def _names_or_files(group: Group, names: list[str], incomplete: str) -> Items:
-    """The names and those that distributions add to a group."""
+    """Return the matching names, plug-ins included, or files if there are none."""
     with suppress(CpembedError):
         names += plugin_files(group, names)
     return _beginning(names, incomplete) or [CompletionItem(incomplete, type="file")]

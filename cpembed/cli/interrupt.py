@@ -1,10 +1,9 @@
-"""Ctrl-C.
+"""Handling of Ctrl-C.
 
-Python raises KeyboardInterrupt wherever the main thread is: also in a function that a library
-written in C++ has called, which turns it into an error of its own, and in a finaliser, which
-swallows it. So while trials and rows are measured it is only noted, and looked at between them;
-elsewhere whatever comes of it ends the command as an interruption.
-"""
+Python raises KeyboardInterrupt wherever the main thread is: also in a callback of a C++ library,
+which turns it into another error, and in a finaliser, which swallows it. Therefore it only sets a
+flag while trials and rows are measured, which is checked between them; elsewhere any error that
+follows it ends the command as an interruption."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""Exit code."""
+"""Exit code of an interrupted command, as shells report SIGINT."""
 
 _CLEAR, _SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 _Handler = Callable[[int, FrameType | None], object]
@@ -27,9 +26,9 @@ _Handler = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def interruptible(*, then_ignored: bool) -> Generator[None]:
-    """Ctrl-C raises KeyboardInterrupt out of this context, whatever becomes of it on the way.
+    """Return a context that Ctrl-C leaves with KeyboardInterrupt, whatever a library makes of it.
 
-    ``then_ignored``: the process ends with what is known then.
+    With ``then_ignored`` the process ends after the context, and later interrupts have no effect.
     """
     seen = False
 
@@ -37,16 +36,16 @@ def interruptible(*, then_ignored: bool) -> Generator[None]:
         nonlocal seen
         seen = True
         if then_ignored and _is_importing(frame):
-            # Libraries in C print what ends an import of theirs; nothing is under way yet.
+            # C libraries print the error that ends their import; no work is lost yet.
             _end("interrupted")
         raise KeyboardInterrupt
 
-    usual = sys.unraisablehook
+    original = sys.unraisablehook
 
     def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             _end("interrupted")
-        usual(unraisable)
+        original(unraisable)
 
     sys.unraisablehook = swallowed
     try:
@@ -57,18 +56,25 @@ def interruptible(*, then_ignored: bool) -> Generator[None]:
             raise KeyboardInterrupt from error
         raise
     finally:
-        sys.unraisablehook = usual
+        sys.unraisablehook = original
 
 
 class Stop:
-    """A context in which Ctrl-C sets ``asked`` and raises nothing; the second one ends the process
-    at once, saying ``line``. What is kept is written row by row, so nothing is lost.
+    """Context in which Ctrl-C sets ``requested`` and raises nothing; the second one ends the
+    process.
 
-    ``current`` is what is waited for: a trial, a row.
+    Nothing is lost then: results are written row by row.
+
+    Parameters
+    ----------
+    current
+        Name of the step that is still completed: ``trial``, ``row``.
+    line
+        Function that returns the message of a process that ends at once.
     """
 
     def __init__(self, current: str, line: Callable[[], str]) -> None:
-        self.asked = False
+        self.requested = False
         self._current = current
         self._line = line
 
@@ -78,16 +84,16 @@ class Stop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
-        """An interrupt that was raised all the same, by a library or a test, was asked for too."""
+        """Treat a KeyboardInterrupt that a library or a test raised like a request."""
         self._handling.__exit__(None, None, None)
         raised = kind is not None and issubclass(kind, KeyboardInterrupt)
-        self.asked |= raised
+        self.requested |= raised
         return raised
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.requested:
             _end(self._line())
-        self.asked = True
+        self.requested = True
         if sys.stderr.isatty():
             _write(f"{_CLEAR}stopping after this {self._current}; Ctrl-C again stops at once\n")
 
@@ -101,9 +107,9 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def end() -> NoReturn:
-    """End an interrupted process with the exit code that says so. Python may have it killed by the
-    signal instead, where KeyboardInterrupt passed through ``exec``, as in a dataclass."""
-    # Also those that remove temporary files and end a worker.
+    """End an interrupted process with its exit code; Python would let the signal kill it if
+    KeyboardInterrupt passed through ``exec``, as in a dataclass."""
+    # They remove temporary files and end the worker.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
@@ -113,9 +119,12 @@ def end() -> NoReturn:
 
 @contextmanager
 def _handled_by(handler: _Handler, after: signal.Handlers | None = None) -> Generator[None]:
-    """In the main thread, which gets the signals; a process that was started to ignore Ctrl-C (by
-    nohup, in the background of a script) goes on ignoring it. ``after``: what follows, if not what
-    was before."""
+    """Return a context with a handler of Ctrl-C, after which ``after`` or the previous one handles
+    it.
+
+    A process that was started to ignore Ctrl-C (by nohup, in the background of a script) goes on
+    ignoring it, and only the main thread gets signals.
+    """
     before = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or before is signal.SIG_IGN:
@@ -129,12 +138,12 @@ def _handled_by(handler: _Handler, after: signal.Handlers | None = None) -> Gene
 
 
 def _end(text: str) -> NoReturn:
-    """Say a line and end, from wherever a signal was handled."""
+    """Print a line and end the process, from within a signal handler."""
     line = f"cpembed: {' '.join(text.split())}\n"
     _write(f"{_CLEAR}{_SHOW_CURSOR}{line}" if sys.stderr.isatty() else line)
     os._exit(INTERRUPTED)
 
 
 def _write(text: str) -> None:
-    """Not by ``sys.stderr``, which may be in the middle of a write."""
+    """Write to stderr, bypassing ``sys.stderr``, which may be in the middle of a write."""
     os.write(2, text.encode("utf-8", "backslashreplace"))

@@ -1,4 +1,4 @@
-"""``cpembed targets`` and ``cpembed operators``: what there is."""
+"""``cpembed targets`` and ``cpembed operators``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cpembed.cli.output import print_json, print_text
 
 @click.command("targets", cls=Subcommand)
 @json_option
-def targets(*, as_json: bool) -> int:
+def targets_command(*, as_json: bool) -> int:
     """List the shipped targets: instruction, element types, and whether this machine executes them.
 
-    A TOML file of your own is a target too (docs/add-a-target.md).
+    Your own TOML file is a target too (docs/add-a-target.md).
     """
     from cpembed.report import listing
 
@@ -26,7 +26,7 @@ def targets(*, as_json: bool) -> int:
 
 @click.command("operators", cls=Subcommand)
 @json_option
-def operators(*, as_json: bool) -> int:
+def operators_command(*, as_json: bool) -> int:
     """List the operators with the sizes and options they take, and the suites of layers."""
     from cpembed.report import listing
 

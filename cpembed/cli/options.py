@@ -1,8 +1,7 @@
 """Arguments and options that several subcommands share, each defined once.
 
-A name is a decorator; where the words differ between commands, a function makes one. Of several
-put together, :func:`combined`, the first is listed first in the help.
-"""
+Names are decorators; a function returns one if texts differ between commands. The first decorator
+of :func:`combined` is listed first in the help."""
 
 from __future__ import annotations
 
@@ -15,30 +14,33 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cpembed.cli.completion import constraint_sets, targets, workloads
+from cpembed.cli.output import message
 from cpembed.driver.options import LARGEST_SEED, LONGEST_TIMEOUT, Options, SearchOptions
 
 if TYPE_CHECKING:
     from cpembed.hw.instruction import HardwareSpec
     from cpembed.ir.computation import Computation
+    from cpembed.runtime.cluster import Workers
+    from cpembed.runtime.cluster.connection import Tls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Subcommand(click.Command):
-    """A subcommand whose options with a value are given once: of two, neither is silently lost."""
+    """Subcommand that rejects a repeated option with a value, of which click would ignore one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        _, _, parsed = self.make_parser(ctx).parse_args(list(args))
         for option in self.params:
             if not isinstance(option, click.Option) or option.is_flag or option.multiple:
                 continue
-            if given.count(option) > 1:
+            if parsed.count(option) > 1:
                 raise click.UsageError(f"{option.opts[0]} is given more than once: keep one", ctx)
         return super().parse_args(ctx, args)
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Several arguments and options as one decorator."""
+    """Return several arguments and options as one decorator."""
 
     def add(function: F) -> F:
         for decorator in reversed(decorators):
@@ -48,11 +50,11 @@ def combined(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
-# -- what to run on what --------------------------------------------------------------------------
+# -- workloads, targets, models -------------------------------------------------------------------
 
 
 def workload_argument(*, required: bool = True) -> Callable[[F], F]:
-    """The words of a workload."""
+    """Return the argument of a workload's words."""
     metavar = "WORKLOAD..." if required else "[WORKLOAD...]"
     return click.argument(
         "words", nargs=-1, required=required, metavar=metavar, shell_complete=workloads
@@ -60,6 +62,7 @@ def workload_argument(*, required: bool = True) -> Callable[[F], F]:
 
 
 def target_option(*, required: bool = True) -> Callable[[F], F]:
+    """Return the option ``--target`` for one target."""
     return click.option(
         "--target",
         required=required,
@@ -77,17 +80,47 @@ targets_option = click.option(
     shell_complete=targets,
     metavar="NAME|FILE",
     help="Target: a shipped name (see `cpembed targets`) or a TOML file. May be repeated: the "
-    "targets are then shown beside each other.",
+    "targets are then shown side by side.",
 )
 
 
-# -- how to search --------------------------------------------------------------------------------
+def _shapes(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of each input in ``NAME=1,3,224,224``."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, sizes = text.rpartition("=")
+        try:
+            numbers = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+        except ValueError:
+            numbers = (0,)
+        if not equals or not name or any(size < 1 for size in numbers):
+            problem = f"{text!r} is no shape: write NAME=1,3,224,224"
+            raise click.BadParameter(problem, ctx, param)
+        if name in shapes:
+            raise click.BadParameter(f"{name} is given more than once: keep one", ctx, param)
+        shapes[name] = numbers
+    return shapes
+
+
+shapes_option = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    callback=_shapes,
+    metavar="NAME=SIZES",
+    help="Sizes of an input that the model leaves open, as in input=1,3,224,224. May be repeated.",
+)
+
+
+# -- searching ------------------------------------------------------------------------------------
 
 
 def _weights(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[float, float] | None:
-    """``MAC,DATA``: two numbers that are not negative."""
+    """Return the two numbers of ``MAC,DATA``, which are not negative."""
     if value is None:
         return None
     try:
@@ -103,7 +136,7 @@ def _weights(
 def _seconds(
     context: click.Context, parameter: click.Parameter, value: float | None
 ) -> float | None:
-    # A range admits what is not a number.
+    # click's range accepts NaN, for which every comparison is false.
     if value is not None and not value <= LONGEST_TIMEOUT:
         raise click.BadParameter(f"{value:g} is not a number of seconds up to {LONGEST_TIMEOUT:g}")
     return value
@@ -152,12 +185,12 @@ def library_options(
 
     Parameters
     ----------
-    kind : type
-        Class of the options; its fields say names, types, limits and help texts.
-    leave_out : sequence of str
+    kind
+        Class of the options; its fields hold names, types, limits and help texts.
+    leave_out
         Fields that the command has no option for.
-    defaults, texts : mapping of str to value, optional
-        Defaults and help texts that differ on the command line.
+    defaults, texts
+        Defaults and help texts that differ on the command line, by field.
     """
     decorators = [
         _click_option(field, (defaults or {}).get(field.name, field.default), texts or {})
@@ -215,9 +248,9 @@ def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:
 
     Parameters
     ----------
-    kind : type
+    kind
         Class of the options.
-    values : mapping of str to Any
+    values
         Parameters of the command; those that are no fields of the class are ignored.
     """
     from cpembed.embedding.constraint_set import Weights
@@ -233,10 +266,11 @@ verbose_option = click.option(
     "--verbose", is_flag=True, help="Print the solver's status, times and effort."
 )
 
-# -- how to run -----------------------------------------------------------------------------------
+# -- running --------------------------------------------------------------------------------------
 
 
 def threads_option(subject: str = "the kernel") -> Callable[[F], F]:
+    """Return the option ``--threads``; ``subject`` is what runs on them."""
     return click.option(
         "--threads",
         type=click.IntRange(min=1),
@@ -246,39 +280,115 @@ def threads_option(subject: str = "the kernel") -> Callable[[F], F]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Make kernels run on so many threads; read when the compiler's run-time library is loaded."""
+    """Set the number of threads of kernels, which the compiler's run-time library reads on
+    loading."""
     if threads is not None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
 
 
-# -- what is printed and written ------------------------------------------------------------------
+# -- workers --------------------------------------------------------------------------------------
+#
+# Their values go to the context instead of the command's parameters: a command only opens workers.
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    context.meta[f"cpembed.workers.{parameter.name}"] = value
+
+
+def _kept(name: str) -> Any:
+    return click.get_current_context().meta.get(f"cpembed.workers.{name}")
+
+
+def _worker_option(name: str, **attributes: Any) -> Callable[[Any], Any]:
+    return click.option(name, callback=_keep, expose_value=False, **attributes)
+
+
+tls_options: Callable[[Any], Any] = combined(
+    _worker_option(
+        "--tls-ca-file",
+        metavar="FILE",
+        help="TLS: the authority that signed the certificates of the cluster's members, in PEM "
+        "form. Missing values are taken from Dask's configuration.",
+    ),
+    _worker_option("--tls-cert", metavar="FILE", help="TLS: the certificate of this process."),
+    _worker_option(
+        "--tls-key",
+        metavar="FILE",
+        help="TLS: its private key, if the certificate's file does not contain it.",
+    ),
+)
+"""Options of the certificates for the connection to a scheduler."""
+
+workers_options: Callable[[Any], Any] = combined(
+    _worker_option(
+        "--workers",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Work in N processes of this machine. Timing tasks are rejected: concurrent "
+        "processes would distort them.",
+    ),
+    _worker_option(
+        "--cluster",
+        metavar="ADDRESS|FILE",
+        help="Work on a Dask cluster: its scheduler's address, or a file that contains it; see "
+        "`cpembed worker`.",
+    ),
+    tls_options,
+)
+"""Options of the processes or machines that do the work."""
+
+
+def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
+    """Open the workers of :data:`workers_options`, a context manager; ``measures`` and ``compiles``
+    are those of :func:`~cpembed.runtime.cluster.open_workers`."""
+    workers, cluster, tls = _kept("workers"), _kept("cluster"), certificates()
+    require_one(workers=workers is not None, cluster=cluster is not None)
+    from cpembed.runtime.cluster import open_workers
+    from cpembed.runtime.cluster.address import scheduler_address
+    from cpembed.runtime.cluster.connection import exposed
+
+    if cluster is not None:
+        warning = exposed(scheduler_address(cluster, "tls" if tls.is_given else "tcp"))
+        if warning is not None:
+            message(warning)
+    return open_workers(workers, cluster, measures=measures, compiles=compiles, tls=tls)
+
+
+def certificates() -> Tls:
+    """Return the values of :data:`tls_options`."""
+    from cpembed.runtime.cluster.connection import Tls
+
+    return Tls(_kept("tls_ca_file"), _kept("tls_cert"), _kept("tls_key"))
+
+
+# -- output ---------------------------------------------------------------------------------------
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-def file_option(name: str, words: str) -> Callable[[F], F]:
-    """An option that names a file to write; one that is there is replaced."""
+def file_option(name: str, text: str) -> Callable[[F], F]:
+    """Return an option that names a file to write; an existing one is replaced."""
     kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option(name, type=kind, metavar="FILE", help=words)
+    return click.option(name, type=kind, metavar="FILE", help=text)
 
 
-def folder_option(name: str, words: str) -> Callable[[F], F]:
-    """An option that names a folder in which results are kept."""
+def folder_option(name: str, text: str) -> Callable[[F], F]:
+    """Return an option that names a folder in which results are kept."""
     kind = click.Path(file_okay=False, path_type=Path)
-    return click.option(name, type=kind, metavar="DIR", help=words)
+    return click.option(name, type=kind, metavar="DIR", help=text)
 
 
-# -- what was given -------------------------------------------------------------------------------
+# -- values ---------------------------------------------------------------------------------------
 
 
 def distinct(targets: Sequence[str]) -> list[str]:
-    """Targets in the order given; a usage error where one is given twice."""
+    """Return the targets in their order; raise a usage error for a repeated one."""
     from cpembed.driver.named import hardware_specs
 
     for number, target in enumerate(targets):
         if target in targets[:number]:
-            twice = f"target {target} is given more than once: keep one"
-            raise click.UsageError(twice, click.get_current_context())
+            repeated = f"target {target} is given more than once: keep one"
+            raise click.UsageError(repeated, click.get_current_context())
     hardware_specs(targets)
     return list(targets)
 
@@ -305,11 +415,11 @@ def subject(words: Sequence[str], target: str, options: SearchOptions) -> Subjec
 
     Parameters
     ----------
-    words : sequence of str
+    words
         Words of the workload.
-    target : str
+    target
         Name or file of the target.
-    options : SearchOptions
+    options
         Options of the command; a constraint set is loaded into them.
     """
     from cpembed.driver.named import hardware_spec, is_typed, types_for_window, workload

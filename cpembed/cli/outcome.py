@@ -1,4 +1,4 @@
-"""How a search came out: what is printed and the exit code."""
+"""Outcome of a search: messages, printed result and exit code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from cpembed.cli.output import message, print_json, print_text
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from cpembed.blocks import Block
     from cpembed.driver.options import BackendName
     from cpembed.driver.result import SolveResult
 
@@ -21,18 +20,16 @@ class _Document(Protocol):
 R = TypeVar("R", bound=_Document)
 
 INFEASIBLE, STOPPED, UNAVAILABLE = 3, 4, 5
-"""Exit codes of results that are not what was asked for."""
+"""Exit codes: proven infeasible, stopped without a result, back end or device missing."""
 
 
 def print_solved(result: SolveResult, *, as_json: bool, verbose: bool = False) -> int:
-    """Print a search's result, or say in one line on stderr why there is none; the exit code.
+    """Print a search's result, or one line on stderr on why there is none; return the exit code.
 
-    What is said on stderr comes first: whoever reads the result may leave while it is printed.
-
-    Raises :class:`~cpembed.errors.TransformError` where nothing that was found has a program.
+    Raises :class:`~cpembed.errors.TransformError` if no embedding has a program.
     """
 
-    def report(result: SolveResult) -> Iterable[RenderableType]:
+    def report(result: SolveResult) -> Iterable[Block]:
         from cpembed.report.solve import report
 
         return report(result, verbose=verbose)
@@ -41,43 +38,53 @@ def print_solved(result: SolveResult, *, as_json: bool, verbose: bool = False) -
 
 
 def print_result(
-    result: R,
-    solved: SolveResult,
-    report: Callable[[R], Iterable[RenderableType]],
-    *,
-    as_json: bool,
+    result: R, solved: SolveResult, report: Callable[[R], Iterable[Block]], *, as_json: bool
 ) -> int:
-    """As :func:`print_solved`, of a result that is made from a search; ``report`` makes the text,
-    and loads what that needs."""
-    from cpembed.driver.advice import pick
+    """Print a result that is made from a search; return the exit code.
 
-    code = _say(solved)
+    Parameters
+    ----------
+    result
+        Result to print.
+    solved
+        Search that it is made from.
+    report
+        Function that makes the text, and imports what that needs.
+    as_json
+        True prints the JSON document instead.
+
+    Raises
+    ------
+    TransformError
+        No embedding has a program.
+    """
+
+    # Messages come first: a reader of stdout may leave while the result is printed.
+    code = _search_messages(solved)
     if as_json:
         print_json(result.to_json())
     else:
         print_text(*report(result))
     if not code:
-        pick(solved, 1)
+        solved.of_rank(1)
     return code
 
 
-def _say(result: SolveResult) -> int:
-    """Lines on stderr about a search; the exit code."""
+def _search_messages(result: SolveResult) -> int:
+    """Print messages about a search on stderr; return the exit code."""
     from cpembed.driver.advice import better_order
     from cpembed.embedding.cpsat import Status
 
     print_notes(result)
-    what = f"{result.target.name} in {result.workload.name} under {result.constraints.name}"
+    problem = f"{result.target.name} in {result.workload.name} under {result.constraints.name}"
     if result.status is Status.INFEASIBLE:
         unfinished = ", ".join(result.open_searches)
         more = f"; {unfinished} not searched to the end: give a longer --timeout"
-        message(f"no embedding of {what}: proven infeasible{more if unfinished else ''}")
+        message(f"no embedding of {problem}: proven infeasible{more if unfinished else ''}")
         return INFEASIBLE
-    if result.status is Status.UNKNOWN and result.unsearched:
-        message(f"no embedding of {what}: {result.why_nothing}")
-        return STOPPED
     if result.status is Status.UNKNOWN:
-        message(f"no embedding of {what} {result.why_stopped}")
+        reason = f": {result.why_nothing}" if result.unsearched else f" {result.why_stopped}"
+        message(f"no embedding of {problem}{reason}")
         return STOPPED
     better = better_order(result)
     if better is not None:
@@ -86,8 +93,8 @@ def _say(result: SolveResult) -> int:
 
 
 def print_notes(result: SolveResult) -> None:
-    """What in the constraint set has no effect on this workload, and what would have one if the
-    target's file said it, on stderr."""
+    """Print on stderr which part of the constraint set has no effect on this workload, and which
+    declaration in the target's file would have one."""
     from cpembed.driver.advice import idle_padding, undeclared_stride
 
     for note in (idle_padding(result), undeclared_stride(result)):
@@ -95,19 +102,19 @@ def print_notes(result: SolveResult) -> None:
             message(note)
 
 
-def say_missing(missing: Sequence[str], backend: BackendName, stood_in: str) -> int:
-    """Say on stderr that portable code stands in for the instruction, and return the exit code.
+def print_missing(missing: Sequence[str], backend: BackendName, consequence: str) -> int:
+    """Print on stderr that portable code stands in for the instruction; return the exit code.
 
     Parameters
     ----------
-    missing : sequence of str
-        What keeps the instruction from being used; nothing is said if it is empty.
-    backend : str
-        Back end that was asked for; nothing is said if portable code was.
-    stood_in : str
+    missing
+        What keeps the instruction from being used; if empty, nothing is printed.
+    backend
+        Requested back end; if it is portable code, nothing is printed.
+    consequence
         Consequence for the result, the end of the message.
     """
     if not missing or backend == "generic":
         return 0
-    message(f"{'; '.join(missing)}: {stood_in}")
+    message(f"{'; '.join(missing)}: {consequence}")
     return UNAVAILABLE

@@ -1,30 +1,46 @@
-"""Printing: JSON or a table to stdout, messages and progress to stderr."""
+"""Output: JSON or a report to stdout, messages and progress to stderr, in any encoding."""
 
 from __future__ import annotations
 
+import codecs
+import errno
 import io
 import json
+import os
+import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any, TextIO
 
-from cpembed.cli.terminal import can_print, write
 from cpembed.errors import readable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.progress import Progress
     from rich.status import Status
 
-PATIENCE = 1.0
-"""Seconds before progress is shown: most commands are done by then."""
+    from cpembed.blocks import Block
 
-_REDRAW = 0.1
-"""Seconds between two drawings of a bar, of what follows each other quickly."""
+READER_LEFT = 128 + signal.SIGPIPE
+"""Exit code of a program whose reader went away, as shells report it."""
+
+PATIENCE = 1.0
+"""Seconds before progress is shown: most commands have ended by then."""
 
 UNFOLDED = 1000
-"""Columns of a page that is not a terminal: more than any line has."""
+"""Number of columns of a page that is no terminal: more than any line has, so that none is
+folded."""
+
+_REDRAW = 0.1
+"""Minimum number of seconds between two drawings of a bar whose updates follow each other
+quickly."""
+
+_ASCII = {"←": "<-", "◀": "<", "─": "-", "━": "-", "·": ".", "…": "..."}
+"""ASCII forms of the characters that reports are drawn with."""
+
+_HANDLER = "cpembed.plain"
 
 _PHASES = {
     "model": "building the model",
@@ -44,36 +60,105 @@ _PHASES = {
 }
 
 
+# -- streams --------------------------------------------------------------------------------------
+
+
+def accept_any_text() -> None:
+    """Let stdout and stderr print in ASCII, or as ``?``, the characters that their encoding
+    lacks."""
+    codecs.register_error(_HANDLER, _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors != "ignore":
+            stream.reconfigure(errors=_HANDLER)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return a character in ASCII and the position after it: spaces that follow a character give
+    way to a longer form, so that columns stay aligned."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text, start = error.object, error.start
+    form = _ASCII.get(text[start], "?")
+    end = start + 1
+    if len(form) > 1 and text[end : end + len(form) - 1].isspace():
+        end += len(form) - 1
+    return form, end
+
+
+def _can_print(text: str) -> bool:
+    """Return whether stdout's encoding has all characters of a text."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def write(text: str, *, err: bool = False) -> None:
+    """Write a text to stdout or stderr at once.
+
+    Raises :class:`OSError` if it cannot be written, also to a stdout that the shell closed
+    (``>&-``); a closed stderr is ignored."""
+    stream: TextIO | None = sys.stderr if err else sys.stdout
+    if stream is not None:
+        stream.write(text)
+        stream.flush()
+    elif not err:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def discard_output() -> None:
+    """Redirect stdout to nowhere: Python flushes it once more on exit, and would report an
+    error."""
+    stream: TextIO | None = sys.stdout
+    if stream is not None:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# -- results and messages -------------------------------------------------------------------------
+
+
 def print_json(document: dict[str, Any]) -> None:
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    if not can_print(text):
-        text = json.dumps(document, indent=2, allow_nan=False)
-    write(f"{text}\n")
+    import msgspec
+
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    if not _can_print(text):
+        text = json.dumps(document, allow_nan=False)
+    # The library's own indentation takes ten times as long, seconds for thousands of candidates.
+    write(f"{msgspec.json.format(text, indent=2)}\n")
 
 
-def print_text(*parts: RenderableType) -> None:
-    """Print to stdout: as wide as the terminal; elsewhere no line is folded or padded."""
+def print_text(*parts: Block) -> None:
+    """Print the parts of a report: to the width of a terminal; elsewhere no line is folded, padded
+    or cut off."""
     from rich.console import Console
+    from rich.text import Text
 
+    # Names may contain brackets, which are markup in plain strings.
+    blocks = [Text(part) if isinstance(part, str) else part for part in parts]
     console = Console(highlight=False)
     if console.is_terminal:
-        for part in parts:
-            console.print(part)
+        for block in blocks:
+            console.print(block)
         return
     page = io.StringIO()
     plain = Console(file=page, highlight=False, width=UNFOLDED, color_system=None)
-    for part in parts:
-        plain.print(part)
+    for block in blocks:
+        plain.print(block)
     write("".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines()))
 
 
 def message(text: str) -> None:
-    """One line on stderr."""
+    """Print a line on stderr."""
     write(f"cpembed: {readable(text)}\n", err=True)
 
 
+# -- progress -------------------------------------------------------------------------------------
+
+
 class ProgressLine:
-    """A line on the terminal with the phase and its count, once patience runs out.
+    """Line on the terminal with the phase of a search and its count, shown once patience runs out.
 
     A context manager; calling it reports, as :data:`cpembed.driver.solve.Progress` does.
     """
@@ -87,13 +172,13 @@ class ProgressLine:
         self._timer.daemon = True
 
     def __call__(self, phase: str, count: int) -> None:
-        words = _PHASES.get(phase, phase)
+        text = _PHASES.get(phase, phase)
         if phase == "measure":
             # A thread that draws would disturb the times.
             self._stop()
             return
         with self._lock:
-            self._text = f"{words}: {count:,}" if count else words
+            self._text = f"{text}: {count:,}" if count else text
             if self._status is not None:
                 self._status.update(self._text)
 
@@ -124,12 +209,22 @@ class ProgressLine:
 
 
 class Bar:
-    """A progress bar on a terminal, as a context manager; nothing elsewhere, or where all is done.
+    """Progress bar on a terminal, as a context manager; nothing elsewhere, or if all is done
+    already.
 
-    It is drawn when told only: a thread that draws would disturb what is measured.
+    It is drawn only by :meth:`show`: a thread that draws would disturb measurements.
+
+    Parameters
+    ----------
+    text
+        Text next to the bar.
+    total
+        Number of steps; None if unknown.
+    done
+        Number of steps that are done already.
     """
 
-    def __init__(self, text: str, total: int | None, done: int = 0) -> None:
+    def __init__(self, text: str = "", total: int | None = None, done: int = 0) -> None:
         self._bar: Progress | None = None
         self._drawn = 0.0
         if sys.stderr.isatty() and done != total:
@@ -152,11 +247,25 @@ class Bar:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, text: str | None = None, *, often: bool = False, **changed: Any) -> None:
-        """Draw it with a text and what has changed: ``advance``, ``total``, ``completed``; what is
-        told ``often`` not each time."""
+    def __call__(self, text: str, done: int, total: int) -> None:
+        """Draw ``done`` of ``total`` steps, as the progress callbacks of the library report
+        them."""
+        self.show(text, total=total, completed=done)
+
+    def show(self, text: str | None = None, *, often: bool = False, **changes: Any) -> None:
+        """Draw the bar.
+
+        Parameters
+        ----------
+        text
+            New text; None keeps the old one.
+        often
+            True skips the drawing if the last one was a moment ago.
+        **changes
+            Changed fields of the bar: ``advance``, ``total``, ``completed``.
+        """
         now = time.perf_counter()
         if self._bar is None or (often and now - self._drawn < _REDRAW):
             return
         self._drawn = now
-        self._bar.update(self._bar.task_ids[0], description=text, refresh=True, **changed)
+        self._bar.update(self._bar.task_ids[0], description=text, refresh=True, **changes)

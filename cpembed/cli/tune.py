@@ -1,4 +1,4 @@
-"""``cpembed tune``: find and keep the fastest embedding and schedule; resumable."""
+"""``cpembed tune``: the fastest embedding and schedule of a workload, kept and resumable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.cluster_options import workers_of, workers_options
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
     Subcommand,
@@ -20,6 +19,8 @@ from cpembed.cli.options import (
     target_option,
     threads_option,
     use_threads,
+    workers_of,
+    workers_options,
     workload_argument,
 )
 from cpembed.cli.outcome import print_solved
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from cpembed.runtime.cluster import Workers
 
 
-@click.command(cls=Subcommand)
+@click.command("tune", cls=Subcommand)
 @workload_argument(required=False)
 @target_option(required=False)
 @library_options(
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 )
 @threads_option()
 @workers_options
-@click.option("--show", is_flag=True, help="Tune nothing: list what is kept, of WORKLOAD or all.")
+@click.option("--show", is_flag=True, help="Tune nothing: list the results of WORKLOAD, or all.")
 @json_option
-def command(
+def tune_command(
     *,
     words: tuple[str, ...],
     target: str | None,
@@ -50,11 +51,11 @@ def command(
     as_json: bool,
     **values: Any,
 ) -> int:
-    """Find the fastest embedding and schedule, and keep them: by simulated cycles, or by times
-    that are measured here.
+    """Find the fastest embedding and schedule by simulated cycles, or by times measured here, and
+    keep them.
 
-    `run` and `bench` use what is kept for the same workload and machine, of any constraint set
-    unless they are told one. Ctrl-C keeps what was measured; the same command resumes.
+    `run` and `bench` use the stored result for the same workload and machine, of any constraint set
+    unless --constraints names one. Ctrl-C keeps the measured trials; the same command resumes.
 
     \b
     cpembed tune deepbench:0 --target vta_1x16x16 --trials 200
@@ -73,7 +74,7 @@ def command(
     from cpembed.driver.tune import require_tunable
     from cpembed.runtime.tuning.records import WIDEST
 
-    # The widest set decides the element types where none is named; it stays unnamed.
+    # Without --constraints the widest set decides the element types, but all presets are tuned.
     resolved = subject(words, target, replace(options, constraints=options.constraints or WIDEST))
     require_tunable(resolved.target)
     if options.constraints is None:
@@ -95,13 +96,13 @@ def _tune(resolved: Subject, workers: Workers, *, as_json: bool) -> int:
     tuning = opened.tuning
 
     def interrupted() -> str:
-        done = f"{len(tuning.done)} of {tuning.task.trials}"
-        kept = f"{done} trials are kept in {tuning.store.path}"
+        number = f"{len(tuning.done)} of {tuning.task.trials}"
+        kept = f"{number} trials are kept in {tuning.store.path}"
         return f"interrupted: {kept}; the same command resumes"
 
     with Stop("trial", interrupted) as stop:
         _run(opened, stop)
-    if stop.asked:
+    if stop.requested:
         message(interrupted())
         if not tuning.done:
             return INTERRUPTED
@@ -112,13 +113,13 @@ def _tune(resolved: Subject, workers: Workers, *, as_json: bool) -> int:
         from cpembed.report.tune import report
 
         print_text(*report(result))
-    return INTERRUPTED if stop.asked else 0
+    return INTERRUPTED if stop.requested else 0
 
 
 def _show(
     words: tuple[str, ...], target: str | None, database: Path | None, *, as_json: bool
 ) -> int:
-    """Print the tuning records, of one workload if it is named."""
+    """Print the tuning records of a workload, or all; return the exit code."""
     from cpembed.driver.named import hardware_spec
     from cpembed.report import tune as report
     from cpembed.runtime.tuning.database import default_directory, workload_key
@@ -128,7 +129,7 @@ def _show(
     files = stored_tunings(database)
     if target is not None:
         spec = hardware_spec(target)
-        # What another target runs in its place is kept under that one's name.
+        # Results of an alternative that runs instead are stored under its own name.
         names = (spec.name, *spec.alternatives)
         files = [file for file in files if file.key["target"] in names]
     if words:
@@ -138,19 +139,19 @@ def _show(
         key = workload_key(subject(words, target, TuneOptions(constraints=WIDEST)).workload)
         files = [file for file in files if file.key["workload"] == key]
     if as_json:
-        print_json(report.stored_json(files))
+        print_json(report.records_json(files))
     elif files:
-        print_text(*report.stored_report(files))
+        print_text(*report.records_report(files))
     else:
-        message(f"nothing is kept in {database or default_directory()}")
+        message(f"no results in {database or default_directory()}")
     return 0
 
 
 def _run(opened: OpenTuning, stop: Stop) -> None:
-    """Measure, until a stop is asked for; on a terminal with a bar that shows the best so far."""
-    from cpembed.report.tune import standing
+    """Measure until a stop is requested; a bar on the terminal shows the best result so far."""
+    from cpembed.report.tune import progress_text
 
     tuning = opened.tuning
     with Bar("tuning", tuning.task.trials) as bar:
-        for _ in opened.run(lambda: stop.asked):
-            bar.show(standing(tuning.best), advance=1)
+        for _ in opened.run(lambda: stop.requested):
+            bar.show(progress_text(tuning.best), advance=1)

@@ -1,32 +1,31 @@
-"""``cpembed worker``: this machine works for others."""
+"""``cpembed worker``: this machine joins a cluster."""
 
 from __future__ import annotations
 
 import click
 
-from cpembed.cli.cluster_options import certificates, tls_options
 from cpembed.cli.interrupt import INTERRUPTED
-from cpembed.cli.options import Subcommand
+from cpembed.cli.options import Subcommand, certificates, tls_options
 from cpembed.cli.output import message
 
 
-@click.command(cls=Subcommand)
+@click.command("worker", cls=Subcommand)
 @click.argument("address", metavar="ADDRESS|FILE")
 @click.option(
     "--measure",
     is_flag=True,
-    help="Take what is to be timed on this machine's CPU model too: one task at a time, and no "
-    "other worker on this host.",
+    help="Accept timing tasks for this CPU model too: one task at a time, and no other worker on "
+    "this host.",
 )
 @click.option(
     "--slots",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Tasks at a time, each in a process of its own.  [default: the cores of the process; 1 "
-    "with --measure]",
+    help="Number of concurrent tasks, each in its own process.  [default: the cores of the "
+    "process; 1 with --measure]",
 )
 @tls_options
-def command(*, address: str, measure: bool, slots: int | None) -> int:
+def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
     """Join the Dask cluster whose scheduler is at ADDRESS, or wrote FILE, and work until it ends.
 
     `bench`, `tune`, `shape` and `explore` send their work there with --cluster.

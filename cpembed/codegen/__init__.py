@@ -1,7 +1,7 @@
 """Code generation: derived programs to kernels, through TVM's TensorIR.
 
-:func:`cpembed.targets.cpu.build.build` is the way in. A kernel's text is written from the program
-(``nest``, ``blocking``, ``contraction``, ``packing``), then a back end replaces its blocks by
-tensor intrinsics (``x86``) or leaves them as they are (``generic``). TVM is imported when something
-is compiled, not before.
+``program_nest`` makes a nest of a program, passes rewrite it (``passes``, ``halo``, ``prefetch``,
+``per_thread_packing``), and ``emit`` writes it as text with a target's ``InstructionText``.
+``packing`` writes the kernels that pack operands; ``compiled`` puts both together. TVM is imported
+when something is compiled, not before (``runtime``).
 """

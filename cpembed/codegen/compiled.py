@@ -1,4 +1,4 @@
-"""A compiled contraction with the packing of its operands: its stages, whole calls, timed calls."""
+"""Compiled contractions with the packing of their operands: stages, whole calls, timed calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
-from cpembed.codegen.epilogue import RESIDUAL, Epilogue
-from cpembed.codegen.layout_transform import Direction
-from cpembed.codegen.packing import packing_source
-from cpembed.codegen.placement import Placement
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue, Placement
+from cpembed.codegen.packing import Direction, packing_source
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import in_order, vector_operand
 from cpembed.errors import WorkloadError
@@ -24,30 +22,32 @@ from cpembed.transform.program import DerivedProgram, PackedOperand, pack
 Array = NDArray[Any]
 
 PACKING = "packing"
-"""The back end of plans that pack or unpack: ``main(source, target)``."""
+"""Back end of plans that pack or unpack: ``main(source, target)``."""
 
 MoveThreads = Callable[[PackedOperand], int]
-"""On how many threads an operand is packed or unpacked."""
+"""Number of threads on which an operand is packed or unpacked."""
 
 
 class Compiled(Protocol):
-    """A kernel that can be called, on flat buffers of its processor."""
+    """Kernel that can be called, on flat buffers of its processor."""
 
     def __call__(self, *buffers: Any) -> None: ...
 
     def bound(self, *buffers: Any) -> Callable[[], Any]:
-        """The call on these buffers, to be timed."""
+        """Return the call on these buffers, to be timed."""
         ...
 
     def assembly(self) -> str:
-        """Its machine code."""
+        """Return the machine code as text."""
         ...
 
 
 class Processor(Protocol):
-    """What kernels are compiled for and called on: this machine's
-    (:mod:`cpembed.codegen.runtime`), or another one that something executes. Buffers are flat and
-    opaque."""
+    """Processor that kernels are compiled for and called on.
+
+    It is that of this machine (:mod:`cpembed.codegen.runtime`), or another one that something
+    executes. Buffers are flat and opaque.
+    """
 
     def thread_count(self) -> int: ...
 
@@ -61,10 +61,28 @@ class Processor(Protocol):
 
 
 class CompiledKernel:
-    """A contraction with the packing of its operands.
+    """Contraction with the packing of its operands.
 
     :meth:`run` does everything on arrays in the original layouts; :meth:`pack`, :meth:`execute`
     and :meth:`unpack` are its three stages, on packed buffers that stay opaque.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program with the operands' layouts.
+    plan : KernelPlan
+        Contraction on packed operands.
+    fallback : str, optional
+        Reason why this is generic code instead of native code.
+    epilogue : Epilogue, optional
+        Epilogue of the plan.
+    whole_plan : callable, optional
+        Returns a plan of the same kernel on its first factor in the original layout, which packs it
+        inside if necessary.
+    move_threads : MoveThreads, optional
+        Threads that pack an operand; by default all.
+    processor : Processor
+        Processor to compile for; by default this machine's.
     """
 
     def __init__(
@@ -73,14 +91,10 @@ class CompiledKernel:
         plan: KernelPlan,
         fallback: str | None = None,
         epilogue: Epilogue | None = None,
-        whole: Callable[[], KernelPlan] | None = None,
+        whole_plan: Callable[[], KernelPlan] | None = None,
         move_threads: MoveThreads | None = None,
         processor: Processor = runtime,
     ) -> None:
-        """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
-        of the plan, where it has one; ``whole``: plans the same kernel on its first factor as it
-        comes, whose packing, if any, is inside; ``move_threads``: by default as many as there
-        are; ``processor``: what it is compiled for and called on."""
         self.fallback = fallback
         self.program = program
         self.backend = plan.backend
@@ -94,21 +108,21 @@ class CompiledKernel:
         self.plan = plan
         self._contract = self.processor.compile_plan(plan)
         self._movers: dict[str, Compiled] = {}
-        self._whole = whole
+        self._whole_plan = whole_plan
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """What :meth:`run` wants: workload operands, and the vectors of the epilogue."""
-        others = () if self.epilogue is None else self.epilogue.parameters
-        return (*(operand.name for operand in self._factors), *others)
+        """Names of the inputs: the workload's, and the epilogue's vectors and residual."""
+        extra = () if self.epilogue is None else self.epilogue.parameters
+        return (*(operand.name for operand in self._factors), *extra)
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
-        """Pack, execute and unpack: arrays in the original layouts, by workload operand."""
+        """Pack, execute and unpack: arrays in the original layouts, by input name."""
         packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
         return self.unpack(self.execute(packed))
 
     def pack(self, name: str, array: Array) -> Any:
-        """The packed buffer of an input."""
+        """Return the packed buffer of an input."""
         original = self.original(name, array)
         if self.is_packed_in_place(name):
             return original
@@ -120,18 +134,18 @@ class CompiledKernel:
         return packed
 
     def pack_into(self, name: str, original: Any, packed: Any) -> None:
-        """Pack one buffer into another; nothing happens where both layouts are the same memory."""
+        """Pack one buffer into another; do nothing if both layouts are the same memory."""
         if not self.is_packed_in_place(name):
             self._mover(name)(original, packed)
 
     def execute(self, packed: Mapping[str, Any], output: Any | None = None) -> Any:
-        """The contraction alone; returns the packed output buffer."""
+        """Execute the contraction alone; return the packed output buffer."""
         target = self.empty(self._output.name) if output is None else output
         self._contract(*(packed[name] for name in self.input_names), target)
         return target
 
     def bound(self, packed: Mapping[str, Any], output: Any) -> Callable[[], Any]:
-        """:meth:`execute` on these buffers, to be timed: nothing is looked up in a call."""
+        """Return :meth:`execute` on these buffers, to be timed: a call looks nothing up."""
         return self._contract.bound(*(packed[name] for name in self.input_names), output)
 
     def bound_whole(
@@ -141,17 +155,28 @@ class CompiledKernel:
         ahead: Collection[str],
         output: Any,
     ) -> Callable[[], Any]:
-        """One call from the inputs' own layouts, but for those in ``ahead``, to the output's own.
+        """Return one call from the inputs' original layouts to the output's.
 
-        ``packed`` and ``output`` are as for :meth:`bound`. What is packed inside the kernel does
-        not come by way of ``packed``.
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            Inputs in their original layouts.
+        packed : mapping of str to buffer
+            Packed buffers as for :meth:`bound`; inputs that the kernel packs inside do not use
+            theirs.
+        ahead : collection of str
+            Inputs that are packed ahead of the call.
+        output : buffer
+            Packed output.
         """
         calls = self.bound_calls(self.originals(inputs, ahead), packed, output)
         return calls[0] if len(calls) == 1 else in_turn(calls)
 
     def originals(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> dict[str, Any]:
-        """Buffers of the factors that a whole call packs, as they come: all but those in ``ahead``
-        and those whose layouts are the same memory."""
+        """Return buffers of the factors that a whole call packs, in their original layouts.
+
+        They are all but those in ``ahead`` and those whose layouts are the same memory.
+        """
         names = (operand.name for operand in self._factors)
         return {
             name: self.original(name, inputs[name])
@@ -162,26 +187,28 @@ class CompiledKernel:
     def bound_calls(
         self, originals: Mapping[str, Any], packed: Mapping[str, Any], output: Any
     ) -> list[Callable[[], Any]]:
-        """The calls of :meth:`bound_whole` in their order, bound in it."""
-        first, *others = self.input_names
-        inside = self._on_original if first in originals else None
-        if inside is None:
+        """Return the calls of :meth:`bound_whole` in their order, bound in it."""
+        first, *further = self.input_names
+        inner = self._on_original if first in originals else None
+        if inner is None:
             calls = [*self.bound_packing(originals, packed), self.bound(packed, output)]
         else:
-            contract, copies = inside
-            own = [self.processor.empty(copies, self._factors[0].dtype)] if copies else []
+            contract, copies = inner
+            dtype = self._factors[0].dtype
+            workspace = [self.processor.empty(copies, dtype)] if copies else []
             rest = {name: buffer for name, buffer in originals.items() if name != first}
-            taken = originals[first], *(packed[name] for name in others)
-            calls = [*self.bound_packing(rest, packed), contract.bound(*taken, output, *own)]
+            factors = originals[first], *(packed[name] for name in further)
+            call = contract.bound(*factors, output, *workspace)
+            calls = [*self.bound_packing(rest, packed), call]
         return calls + self.bound_unpacking(output)
 
     @property
     def has_inner_packing(self) -> bool:
-        """Whether :meth:`bound_whole` may run other code than :meth:`bound`."""
-        return self._whole is not None and not self.is_packed_in_place(self._factors[0].name)
+        """True if :meth:`bound_whole` may run other code than :meth:`bound`."""
+        return self._whole_plan is not None and not self.is_packed_in_place(self._factors[0].name)
 
     def run_whole(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> Array:
-        """:meth:`run` by way of :meth:`bound_whole`."""
+        """Execute :meth:`run` as :meth:`bound_whole` does."""
         packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
         output = self.empty(self._output.name)
         self.bound_whole(inputs, packed, ahead, output)()
@@ -189,37 +216,38 @@ class CompiledKernel:
 
     @cached_property
     def _on_original(self) -> tuple[Compiled, int] | None:
-        """The kernel on the first factor as it comes, and the elements of the copies that it packs;
-        None where that is packed before. Compiled on first use."""
-        if not self.has_inner_packing or self._whole is None:
+        """Kernel on the original of the first factor, and the elements of the copies that it packs.
+
+        None if the factor is packed before. Compiled on first use.
+        """
+        if not self.has_inner_packing or self._whole_plan is None:
             return None
-        plan = self._whole()
+        plan = self._whole_plan()
         inside = plan.copies or plan.original
         return (self.processor.compile_plan(plan), plan.copies) if inside else None
 
     def bound_packing(
         self, originals: Mapping[str, Any], packed: Mapping[str, Any]
     ) -> list[Callable[[], Any]]:
-        """Calls to be timed that pack :meth:`originals`."""
+        """Return calls to be timed that pack :meth:`originals`."""
         return [
             self._mover(name).bound(original, packed[name]) for name, original in originals.items()
         ]
 
     def bound_unpacking(self, packed: Any) -> list[Callable[[], Any]]:
-        """The call to be timed that unpacks the output; none where its layouts are the same
-        memory."""
+        """Return the call to be timed that unpacks the output; none if it is in place."""
         name = self._output.name
         if self.is_packed_in_place(name):
             return []
         return [self._mover(name).bound(packed, self.original(name))]
 
     def unpack(self, packed: Any) -> Array:
-        """The output in its original layout."""
+        """Return the output in its original layout."""
         name, shape = self._output.name, self._output.original_shape
         place = self._placement(name)
         if place is not None:
-            whole = self.processor.to_array(packed, (place.elements,))
-            return place.view(whole, shape).copy()
+            buffer = self.processor.to_array(packed, (place.elements,))
+            return place.view(buffer, shape).copy()
         original = packed
         if not self.is_packed_in_place(name):
             original = self.original(name)
@@ -227,8 +255,10 @@ class CompiledKernel:
         return self.processor.to_array(original, shape)
 
     def original(self, name: str, array: Array | None = None) -> Any:
-        """A buffer in an operand's original layout, or where it is placed, with an array's contents
-        or zeroed."""
+        """Return a buffer in an operand's original layout, or for its place in a larger buffer.
+
+        It has an array's contents or is zero.
+        """
         operand, place = self.operand(name), self._placement(name)
         if array is None:
             elements = place.elements if place else math.prod(operand.original_shape)
@@ -242,22 +272,25 @@ class CompiledKernel:
         return self.processor.from_array(place.placed(array) if place else array)
 
     def empty(self, name: str) -> Any:
-        """A buffer for an operand's packed layout, zeroed."""
+        """Return a zeroed buffer for an operand's packed layout."""
         operand, place = self.operand(name), self._placement(name)
         return self.processor.empty(place.elements if place else operand.elements, operand.dtype)
 
     def is_packed_in_place(self, name: str) -> bool:
-        """Whether the original memory is the packed one: packing moves nothing."""
+        """Return True if the original memory is the packed one, so that nothing is copied."""
         placed = name == RESIDUAL or self._placement(name) is not None
         return placed or self.operand(name).is_identity
 
     def assembly(self) -> str:
-        """Machine code of the contraction."""
+        """Return the machine code of the contraction."""
         return self._contract.assembly()
 
     def operand(self, name: str) -> PackedOperand:
-        """An operand, the output of the type that is stored, or what the epilogue takes: a vector
-        has an element for each channel; a residual is not packed."""
+        """Return an operand of the kernel.
+
+        The output has its stored type; a vector of the epilogue has an element per channel; a
+        residual is not packed.
+        """
         if name == self._output.name:
             return self._output
         epilogue = self.epilogue
@@ -269,15 +302,18 @@ class CompiledKernel:
         return vector_operand(self.program, name, dtype)
 
     def _placement(self, name: str) -> Placement | None:
-        """Where the output or the residual lies in a larger buffer."""
+        """Return the place of the output or the residual in a larger buffer, if any."""
         if self.epilogue is None or name not in (self._output.name, RESIDUAL):
             return None
         placed = self.epilogue.residual if name == RESIDUAL else self.epilogue
         return None if placed is None else placed.placement
 
     def _mover(self, name: str) -> Compiled:
-        """The packing kernel of an input or the unpacking kernel of the output, compiled on first
-        use: a search over schedules builds many contractions on the same packed operands."""
+        """Return the packing kernel of an input or the unpacking kernel of the output.
+
+        It is compiled on first use: a search over schedules builds many contractions on the same
+        packed operands.
+        """
         if name not in self._movers:
             operand = self.operand(name)
             direction = Direction.UNPACK if operand is self._output else Direction.PACK
@@ -287,7 +323,7 @@ class CompiledKernel:
 
 
 def described(kernel: CompiledKernel, target: str) -> dict[str, Any]:
-    """What the buffers of a kernel are, as a document."""
+    """Return a description of a kernel's buffers as a document."""
     program = kernel.program
     return {
         "target": target,
@@ -306,7 +342,7 @@ def described(kernel: CompiledKernel, target: str) -> dict[str, Any]:
 
 
 def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """All calls, one after the other, as one."""
+    """Return one call that executes all calls, one after the other."""
 
     def everything() -> None:
         for call in calls:

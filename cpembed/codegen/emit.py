@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.halo import IndexSet, guarded, index_sets
-from cpembed.codegen.instruction import INIT, STORE, UPDATE, InstructionText, LaneSum
-from cpembed.codegen.nest import Nest
-from cpembed.codegen.nest_text import (
+from cpembed.codegen.instruction import (
+    INIT,
     STAGE,
+    STORE,
+    UPDATE,
     VECTOR_PARAMETERS,
+    InstructionText,
+    LaneSum,
     bind_task,
     block_name,
     element,
@@ -23,22 +28,52 @@ from cpembed.codegen.nest_text import (
     update_statement,
     write_block,
 )
-from cpembed.codegen.pipelined_epilogue import PipelinedEpilogue
+from cpembed.codegen.nest import KernelOperand, Nest, SplitK
+from cpembed.codegen.passes import PARTIAL_SUMS
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.prefetch import bind_prefetched, write_prefetches
-from cpembed.codegen.script import HEADER, Script, buffer, zero
+from cpembed.codegen.program_nest import kernel_nest
+from cpembed.codegen.script import Script, buffer, storage_dtype, zero
 from cpembed.ir.index import IndexExpr
-from cpembed.transform.program import Loop
+from cpembed.transform.program import DerivedProgram, Loop
+
+_LANES = 16
+"""Number of elements whose partial sums are added up at a time."""
+
+
+def portable_plan(
+    program: DerivedProgram, threads: int, epilogue: Epilogue | None = None
+) -> KernelPlan:
+    """Plan a kernel in plain loops, for any machine and element type.
+
+    It verifies a derived program where its instruction is missing, and is not meant to be fast.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program to execute.
+    threads : int
+        Number of threads.
+    epilogue : Epilogue, optional
+        Steps after the sums.
+
+    Raises
+    ------
+    LoweringError
+        The workload is not a product-sum.
+    """
+    nest = replace(kernel_nest(program, epilogue), threads=threads)
+    return kernel_plan(nest, InstructionText("generic"))
 
 
 def kernel_plan(nest: Nest, text: InstructionText) -> KernelPlan:
-    """A scheduled nest on an instruction, to be compiled."""
+    """Return a scheduled nest on an instruction, ready to be compiled."""
     return KernelPlan(
-        text.backend,
-        emit(nest, text),
-        text.tensorizing(nest),
-        text.attributes,
-        text.options,
+        backend=text.backend,
+        source=emit(nest, text),
+        schedule=text.tensorizing(nest),
+        attributes=text.attributes,
+        options=text.options,
         copies=0 if nest.packing is None else nest.operands[0].elements,
         functions=text.functions,
         original=nest.unpadded,
@@ -47,88 +82,85 @@ def kernel_plan(nest: Nest, text: InstructionText) -> KernelPlan:
 
 
 def emit(nest: Nest, text: InstructionText) -> str:
-    """``C = sum A * B`` over the nest, in its parallel chunks of tasks.
+    """Return the text of ``C = sum A * B`` over the nest, in its parallel chunks of tasks.
 
-    A nest with per-thread packing has the original of its first factor as the first parameter and
-    the chunks' copies as the last.
+    With per-thread packing, the first parameter is the original of the first factor, and the last
+    one holds the chunks' copies.
     """
-    pipelined = None
-    if text.opaque and nest.epilogue is not None:
-        pipelined = PipelinedEpilogue(nest, text)
+    pipelined = text.opaque and nest.epilogue is not None
     script = Script()
-    script.line(HEADER)
     total, chunks = nest.task_count, nest.chunks
-    with script.nested(f"def main({', '.join(_parameters(nest))}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+    with script.function(_parameters(nest)):
         if nest.split is not None:
-            nest.split.allocate(script)
+            count = nest.split.parts * nest.split.output.elements
+            dtype = storage_dtype(nest.sums)
+            script.line(f'{PARTIAL_SUMS} = T.sblock_alloc_buffer(({count},), "{dtype}")')
         with script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("chunk"):'):
             script.line(f"part = T.axis.spatial({chunks}, chunk)")
             script.lines(region_lines(nest, packs=True))
             script.lines(text.setup)
             first, end = f"part * {total} // {chunks}", f"(part + 1) * {total} // {chunks}"
-            if pipelined is not None:
+            if pipelined:
                 local_buffer(script, STAGE, nest)
             with (
-                _packed(script, nest, (first, end), stages=pipelined is not None) as found,
+                _packed(script, nest, (first, end), stages=pipelined) as tasks,
                 script.nested(
-                    f"for task in T.serial({', '.join(found)}):", 'with T.sblock("task"):'
+                    f"for task in T.serial({', '.join(tasks)}):", 'with T.sblock("task"):'
                 ),
             ):
-                if pipelined is not None:
+                if pipelined:
                     script.line(f"now = T.axis.spatial({total}, task)")
                 bind_task(script, nest)
                 bind_prefetched(script, nest, end)
-                script.lines(region_lines(nest, stages=pipelined is not None))
+                script.lines(region_lines(nest, stages=pipelined))
                 local_buffer(script, "acc", nest, in_registers=text.in_registers)
                 for number, part in enumerate(_each_index_set(script, nest)):
                     _write_sums(script, block_name(UPDATE, number), part, text)
-                    if pipelined is not None:
-                        pipelined.write(script, "now - 1", f"now > {first}")
+                    if pipelined:
+                        # The previous task's results are computed while these products run.
+                        _write_results(script, nest, text, "now - 1", f"now > {first}")
                     _write_stores(script, part.nest, text)
-            if pipelined is not None:
-                pipelined.write(script, f"{end} - 1")
+            if pipelined:
+                _write_results(script, nest, text, f"{end} - 1")
             script.lines(text.teardown)
         if nest.split is not None:
-            nest.split.add_up(script, chunks)
+            _add_partial_sums(script, nest.split, nest.sums, chunks)
     return script.text()
 
 
 def _parameters(nest: Nest) -> list[str]:
+    def parameter(operand: KernelOperand) -> str:
+        return buffer(operand.parameter, operand.elements, operand.dtype)
+
     output = nest.operands[2] if nest.split is None else nest.split.output
-    first, second, result = (
-        buffer(o.parameter, o.elements, o.dtype) for o in (*nest.operands[:2], output)
-    )
-    vectors: list[str] = []
+    first, second, result = map(parameter, (*nest.operands[:2], output))
+    extra: list[str] = []
     if nest.epilogue is not None and nest.channels is not None:
         for name in nest.epilogue.vectors:
             dtype = nest.epilogue.vector_dtype(name, nest.sums)
-            vectors.append(buffer(VECTOR_PARAMETERS[name], nest.channels.elements, dtype))
+            extra.append(buffer(VECTOR_PARAMETERS[name], nest.channels.elements, dtype))
     if nest.residual is not None:
-        added = nest.residual
-        vectors.append(buffer(added.parameter, added.elements, added.dtype))
+        extra.append(parameter(nest.residual))
     if nest.packing is None:
-        return [first, second, *vectors, result]
-    given = nest.packing.original
-    original = buffer(given.parameter, given.elements, given.dtype)
-    return [original, second, *vectors, result, first]
+        return [first, second, *extra, result]
+    return [parameter(nest.packing.original), second, *extra, result, first]
 
 
 @contextmanager
 def _packed(
     script: Script, nest: Nest, tasks: tuple[str, str], *, stages: bool
 ) -> Generator[tuple[str, str]]:
-    """Tasks, a first one and an end, after what they read has been packed."""
+    """Write the packing of what tasks read; yield the first task and the end of those to run."""
     if nest.packing is None:
         yield tasks
         return
     regions = region_lines(nest, packs=True, stages=stages)
-    with nest.packing.packed(script, tasks, regions) as found:
-        yield found
+    with nest.packing.packed(script, tasks, regions) as inner_tasks:
+        yield inner_tasks
 
 
 def _each_index_set(script: Script, nest: Nest) -> Generator[IndexSet]:
-    """Index sets, at the border and inside; what is written meanwhile is for such."""
+    """Yield the index sets, each while the branch that is open in the text belongs to it."""
     with ExitStack() as branches:
         for part in index_sets(nest):
             if not part.condition:
@@ -145,8 +177,8 @@ def _write_sums(script: Script, name: str, part: IndexSet, text: InstructionText
         accumulator = f"acc[{nest.accumulator_access}]"
         write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")
     update = (*nest.reductions, *nest.inner)
-    added = text.vectorized if text.vectorized_update else ()
-    headers = _guarded_headers(nest, update, {*text.unrolled, *part.unrolled}, added)
+    vectorized = text.vectorized if text.vectorized_update else ()
+    headers = _guarded_headers(nest, update, {*text.unrolled, *part.unrolled}, vectorized)
     with script.nested(*itertools.chain(*headers[: len(nest.reductions) + 1])):
         write_prefetches(script, nest)
         with script.nested(*itertools.chain(*headers[len(nest.reductions) + 1 :])):
@@ -156,7 +188,7 @@ def _write_sums(script: Script, name: str, part: IndexSet, text: InstructionText
 def _guarded_headers(
     nest: Nest, loops: Sequence[Loop], unrolled: Collection[str], vectorized: Collection[str]
 ) -> list[list[str]]:
-    """Before all loops, and of each, with the conditions of what sees more than padding."""
+    """Return the headers before all loops and of each, with the conditions that skip padding."""
     variables = {loop.name: loop_variable(loop) for loop in loops}
     headers = [guarded(nest, (), variables)]
     for number, header in enumerate(loop_headers(loops, unrolled, vectorized), 1):
@@ -189,3 +221,84 @@ def _store_lane_sums(script: Script, nest: Nest, text: InstructionText, lanes: L
     )
     with script.nested(*loop_headers(spatial, text.unrolled)):
         write_block(script, STORE, spatial, *regions, store_statement(nest, total))
+
+
+# ----------------------------------------------------------------- epilogues of opaque accumulators
+
+
+def staged(nest: Nest) -> Nest:
+    """Return the nest as opaque accumulators are stored: with an epilogue, to a local buffer."""
+    if nest.epilogue is None:
+        return nest
+    first, second, output = nest.operands
+    stage = replace(
+        output, dtype=nest.sums, elements=nest.accumulators, access=nest.accumulator_access
+    )
+    return replace(nest, operands=(first, second, stage))
+
+
+def _write_results(
+    script: Script, nest: Nest, text: InstructionText, task: str, condition: str | None = None
+) -> None:
+    """Write the results of a task from the local buffer, under a condition if it may not exist."""
+    loops = {loop.name for loop in nest.tasks}
+
+    def named(loop: str) -> str:
+        return f"{loop}_stored" if loop in loops else loop
+
+    def renamed(operand: KernelOperand) -> KernelOperand:
+        return replace(operand, access=operand.access.rename(named))
+
+    first, second, output = nest.operands
+    nest = replace(
+        nest,
+        operands=(first, second, renamed(output)),
+        channels=None if nest.channels is None else renamed(nest.channels),
+        residual=None if nest.residual is None else renamed(nest.residual),
+    )
+    statement = store_statement(nest, f"{STAGE}[{nest.accumulator_access}]")
+
+    def inward(loop: Loop) -> tuple[bool, int]:
+        # As results lie in memory, as far as vectors allow: lines that are stored together come
+        # together (for results beyond the second-level cache, tile order takes 1.2 times as long).
+        return loop.name in text.vectorized, -abs(output.stride(loop.name))
+
+    with script.nested('with T.sblock("results"):'):
+        bind_task(script, nest, task, named)
+        script.lines(region_lines(nest, stages=True))
+        with script.nested(*([] if condition is None else [f"if {condition}:"])):
+            if text.store is not None and text.store(script, nest, STAGE):
+                return
+            ordered = sorted(nest.spatial_inner, key=inward)
+            with script.nested(*loop_headers(ordered, text.unrolled, text.vectorized)):
+                write_block(script, "result", ordered, statement)
+
+
+# ------------------------------------------------------------------------------------------ split-K
+
+
+def _add_partial_sums(script: Script, split: SplitK, sums: str, chunks: int) -> None:
+    """Write the addition of partial sums, in parallel shares of full vectors."""
+    count, parameter = split.output.elements, split.output.parameter
+
+    def result(place: str) -> str:
+        terms = (f"{PARTIAL_SUMS}[{place} + {part * count}]" for part in range(split.parts))
+        value = " + ".join(terms)
+        if split.epilogue is not None:
+            value = split.epilogue.expression(f"({value})", sums, "")
+        return f"{parameter}[{place}] = {value}"
+
+    vectors, rest = divmod(count, _LANES)
+    with script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("total"):'):
+        script.line(f"share = T.axis.spatial({chunks}, chunk)")
+        script.line(f"T.reads({PARTIAL_SUMS}[0:{split.parts * count}])")
+        script.line(f"T.writes({parameter}[0:{count}])")
+        bounds = f"share * {vectors} // {chunks}, (share + 1) * {vectors} // {chunks}"
+        lanes = f"for lane in T.vectorized({_LANES}):"
+        if vectors:
+            with script.nested(f"for vector in T.serial({bounds}):", lanes):
+                script.line(result(f"vector * {_LANES} + lane"))
+        if rest:
+            last = f"for element in T.serial({count - rest}, {count}):"
+            with script.nested(f"if share == {chunks - 1}:", last):
+                script.line(result("element"))

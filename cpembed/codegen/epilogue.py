@@ -1,42 +1,95 @@
-"""Epilogue: what is stored of the sums, fused into the store; one description for every target.
+"""Epilogue: the steps between a kernel's sums and its output, one description for every target.
 
-In floats ``(sum + bias) * scale``, then the activation, then rounding to the nearest even, the zero
-point and saturation: the requantization of ONNX's QLinearConv and of oneDNN's post-ops. A residual
-is added to that as ONNX's QLinearAdd adds it, and stored anew.
-In integers ``(sum + bias) >> shift``, the activation, clipping and saturation: that of VTA's ALU,
-and of fixed-point inference. Each target lowers what it can and refuses the rest
-(:class:`LoweringError`).
+In floats: ``(sum + bias) * scale``, then the activation, then rounding to the nearest even, the
+zero point and saturation, which is the requantization of ONNX's QLinearConv and of oneDNN's
+post-ops. A residual is added to the result as ONNX's QLinearAdd adds it. In integers: ``(sum +
+bias) >> shift``, the activation, clipping and saturation, as on VTA's ALU and in fixed-point
+inference. Each target lowers the steps that it can and rejects the rest
+(:class:`~cpembed.errors.LoweringError`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from cpembed.codegen.placement import Placement
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 
 SCALE, BIAS, RESIDUAL = "@scale", "@bias", "@residual"
-"""Names under which a kernel takes its vectors, and a residual, beside the operands, whose names
-are identifiers."""
+"""Names of the vectors and the residual among a kernel's inputs; no operand is called so, since the
+names of operands are identifiers."""
 
 BYTES = ("int8", "uint8")
+"""Integer types of eight bits, the only ones with a zero point."""
 MAX_SHIFT = 31
-"""Bits of a word but for its sign."""
+"""Largest shift in bits: an int32 without its sign bit."""
 RESULT_TYPES = ("int32", "float32", "bfloat16", "int8", "uint8", "float16")
+"""Output types of kernels."""
 PROCESSOR_RESULT_TYPES = RESULT_TYPES[:-1]
-"""Those that kernels of processors store."""
+"""Output types of kernels on CPUs: there is no float16."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Place of an output or a residual in a buffer that holds more than its elements.
+
+    Parameters
+    ----------
+    strides : tuple of int
+        Elements of the buffer from one index of each original dimension to the next.
+    offset : int
+        Position of the first element.
+    elements : int
+        Size of the buffer in elements.
+
+    >>> Placement.inside((4, 4, 8), (1, 1, 0), (2, 2, 8))
+    Placement(strides=(32, 8, 1), offset=40, elements=128)
+    """
+
+    strides: tuple[int, ...]
+    offset: int
+    elements: int
+
+    @classmethod
+    def inside(cls, outer: Sequence[int], before: Sequence[int], shape: Sequence[int]) -> Placement:
+        """Return the place of a box of a row-major buffer.
+
+        Parameters
+        ----------
+        outer, shape : sequence of int
+            Shapes of the buffer and of the box.
+        before : sequence of int
+            Elements of the buffer before the box, by dimension.
+        """
+        if any(b + s > o for o, b, s in zip(outer, before, shape, strict=True)):
+            raise ValueError(f"a box of {list(shape)} at {list(before)} of {list(outer)}")
+        strides = tuple(math.prod(outer[k + 1 :]) for k in range(len(outer)))
+        offset = sum(b * stride for b, stride in zip(before, strides, strict=True))
+        return cls(strides, offset, math.prod(outer))
+
+    def view(self, buffer: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+        """Return the elements as a view of a flat buffer."""
+        strides = [stride * buffer.itemsize for stride in self.strides]
+        return as_strided(buffer[self.offset :], tuple(shape), strides)
+
+    def placed(self, array: NDArray[Any], fill: int = 0) -> NDArray[Any]:
+        """Return a flat buffer with an array's elements in their places, and ``fill`` elsewhere."""
+        buffer = np.full(self.elements, fill, array.dtype)
+        self.view(buffer, array.shape)[...] = array
+        return buffer
 
 
 @dataclass(frozen=True)
 class Storing:
-    """What is to be stored of the sums, as a command is told: None and False leave it to the
-    target."""
+    """Epilogue that a command requests; None and False leave the choice to the target."""
 
     output: str | None = None
     shift: int | None = None
@@ -46,14 +99,19 @@ class Storing:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Steps between the sums and the conversion, in words."""
+        """Names of the steps between the sums and the conversion."""
         steps = {"relu": self.relu, "a bias": self.bias, "a scale": self.scale}
-        return tuple(name for name, wanted in steps.items() if wanted)
+        return tuple(name for name, enabled in steps.items() if enabled)
 
     def epilogue(self, target: str, sums: str) -> Epilogue | None:
-        """None where nothing is asked. A shift makes int8 where no type is asked for.
+        """Return the epilogue, or None if the sums are stored as they are.
 
-        Raises :class:`WorkloadError` for steps that do not go together.
+        A shift implies int8 unless an output type is given.
+
+        Raises
+        ------
+        WorkloadError
+            The steps exclude each other.
         """
         if self.shift is not None and not is_integer(sums):
             raise WorkloadError(f"a shift is of integers, and {target} sums {sums}: leave it out")
@@ -65,14 +123,29 @@ class Storing:
 
 @dataclass(frozen=True)
 class Residual:
-    """Another tensor of the output's shape, of type ``dtype``, that is added to the stored values.
+    """Tensor of the output's shape that is added to the results.
 
-    Both are what integers of eight bits stand for: of ``q``, which the epilogue would store with
-    zero point z, and ``r`` are stored
-    ``round(fma(q - z, own_scale, (r - zero_point) * scale)) + stored_zero_point``, limited to
-    ``clip``: in float32, the sum rounded once. Floats are added as they are, then limited to
-    at least 0 with ``relu``. ``placement``: where it lies; None: as the output's original does.
-    Without ``rounds``, what would become ``q - z`` is a float, not rounded and not limited.
+    Integers of eight bits are added as the numbers that they represent. From ``q``, which the
+    epilogue would store with zero point z, and the residual's element ``r`` it makes
+    ``round(fma(q - z, own_scale, (r - zero_point) * scale)) + stored_zero_point`` in float32, with
+    one rounding of the sum. Floats are added as they are.
+
+    Parameters
+    ----------
+    dtype : str
+        Element type: float32, int8 or uint8.
+    own_scale, scale : float
+        Factors of the epilogue's results and of the residual.
+    zero_point, stored_zero_point : int
+        Zero points of the residual and of the output.
+    clip : tuple of two int, optional
+        Range of the output; by default that of its type.
+    relu : bool
+        Replace negative sums of floats by 0.
+    placement : Placement, optional
+        Place in a larger buffer; by default the layout of the output's original.
+    rounds : bool
+        Round and clip ``q - z`` before the addition.
     """
 
     dtype: str
@@ -88,15 +161,38 @@ class Residual:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What happens to the sums before they are stored as ``dtype``.
+    """Steps between the sums and the output, in the order of the parameters.
 
-    ``bias``: a vector of the sums' type, an element for each channel, is added; ``scale``: a
-    float32 vector, likewise, is multiplied in float32; ``relu``: negative values become 0. With a
-    scale, integers are rounded, ``zero_point`` is added, and they are limited to ``clip``, two
-    numbers. Without one, integers stay integers on the way to an integer result: these are shifted
-    right by ``shift`` bits, the sign kept, and limited likewise; ``wraps``: the lower bits are
-    stored, without saturation. A NaN is stored as the largest integer. A ``residual`` comes last.
-    ``placement``: where the output's elements are stored; None: in a buffer of their own.
+    Without a scale, integer sums stay integers on the way to an integer output. A NaN becomes the
+    largest integer.
+
+    Parameters
+    ----------
+    dtype : str
+        Output type, one of :data:`RESULT_TYPES`.
+    scale : bool
+        Multiply in float32 by a float32 vector with an element per channel, after the bias.
+    bias : bool
+        Add a vector of the sums' type with an element per channel.
+    relu : bool
+        Replace negative values by 0.
+    shift : int
+        Bits of an arithmetic shift to the right; integers without a scale only.
+    clip : tuple of two int, optional
+        Range of integer results; by default that of ``dtype``.
+    wraps : bool
+        Store the lower bits instead of saturating.
+    zero_point : int
+        Integer added to the rounded product with a scale.
+    residual : Residual, optional
+        Tensor that is added last.
+    placement : Placement, optional
+        Place of the output in a larger buffer; by default a buffer of its own.
+
+    Raises
+    ------
+    WorkloadError
+        The steps exclude each other, or a number lies outside its range.
     """
 
     dtype: str
@@ -162,48 +258,60 @@ class Epilogue:
             f"around {self.zero_point}": bool(self.zero_point),
             "a residual added": self.residual is not None,
         }
-        return ", ".join([self.dtype, *(step for step, taken in steps.items() if taken)])
+        return ", ".join([self.dtype, *(step for step, enabled in steps.items() if enabled)])
 
     @property
     def is_integral(self) -> bool:
-        """Whether there is a step that only integers have."""
+        """True if a step applies to integers only."""
         return bool(self.shift or (self.clip and not self.scale) or self.wraps)
 
     @property
     def is_requantized(self) -> bool:
-        """Whether rounded results are moved or limited before they are stored."""
+        """True if rounded results are offset or clipped before they are stored."""
         return self.scale and bool(self.zero_point or self.clip)
 
     @property
     def range(self) -> tuple[int, int]:
-        """What integer results are limited to."""
+        """Range of integer results."""
         return self.clip or dtype_info(self.dtype).integer_range
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """Names of the vectors that the kernel takes, in its order of parameters."""
+        """Names of the kernel's vectors, in its order of parameters."""
         return (*([BIAS] if self.bias else []), *([SCALE] if self.scale else []))
 
     def vector_dtype(self, name: str, sums: str) -> str:
+        """Return the element type of a vector, for sums of a type."""
         return "float32" if name == SCALE else sums
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """All that a kernel takes beside the operands, in its order."""
+        """Names of the kernel's parameters besides the operands, in its order."""
         return self.vectors if self.residual is None else (*self.vectors, RESIDUAL)
 
     @property
     def is_of_sum_alone(self) -> bool:
-        """Whether a result depends on its sum only, and lies where the sum would."""
+        """True if a result depends on its sum only, and lies where the sum would."""
         return not (self.parameters or self.placement)
 
     def in_integers(self, sums: str) -> bool:
-        """Whether no float is involved."""
+        """True if no step involves floats."""
         return is_integer(sums) and is_integer(self.dtype) and not self.scale
 
     def expression(self, value: str, sums: str, channel: str, residual: str = "") -> str:
-        """TVMScript of the result, from the sum ``value`` of type ``sums``; ``residual`` is the
-        element of that."""
+        """Return the result as TVMScript.
+
+        Parameters
+        ----------
+        value : str
+            Sum, of type ``sums``.
+        sums : str
+            Type of the sum.
+        channel : str
+            Index of the element of the vectors.
+        residual : str
+            Element of the residual, if there is one.
+        """
         if self.bias:
             value = f"({value} + Bias[{channel}])"
         if self.in_integers(sums):
@@ -218,14 +326,14 @@ class Epilogue:
             return self._added(value, self.residual, residual)
         return self._converted(value)
 
-    def _added(self, value: str, residual: Residual, other: str) -> str:
+    def _added(self, value: str, residual: Residual, addend: str) -> str:
         if self.dtype == "float32":
-            value = f"({value} + {other})"
+            value = f"({value} + {addend})"
             return _relu(value) if residual.relu else value
         if residual.rounds:
             low, high = self.stored_range
             value = f"T.nearbyint(T.max(T.min({value}, {float32(high)}), {float32(low)}))"
-        moved = f'T.cast(T.cast({other}, "int32") - {residual.zero_point}, "float32")'
+        moved = f'T.cast(T.cast({addend}, "int32") - {residual.zero_point}, "float32")'
         value = (
             f"T.fma({value}, {float32(residual.own_scale)}, {moved} * {float32(residual.scale)})"
         )
@@ -234,13 +342,13 @@ class Epilogue:
 
     @property
     def stored_range(self) -> tuple[int, int]:
-        """What rounded results are limited to before the zero point is added."""
+        """Range of rounded results before the zero point is added."""
         low, high = self.range
         return low - self.zero_point, high - self.zero_point
 
     @property
     def residual_range(self) -> tuple[int, int]:
-        """What the sum with a residual is limited to before its zero point is added."""
+        """Range of the sum with the residual before the output's zero point is added."""
         assert self.residual is not None
         low, high = self.residual.clip or dtype_info(self.dtype).integer_range
         moved = self.residual.stored_zero_point
@@ -279,10 +387,21 @@ class Epilogue:
         channel: NDArray[np.int64],
         residual: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """What a kernel stores, by numpy; ``channel`` holds each element's channel.
+        """Apply the epilogue in numpy, in the kernel's order and precision.
 
-        The kernel's operations in its order and precision, so that results are equal bit for bit;
-        but for results of bfloat16 up to 2^-126, which VCVTNE2PS2BF16 makes 0.
+        Results are equal to those of kernels bit for bit, except for bfloat16 up to 2^-126, which
+        VCVTNE2PS2BF16 makes 0.
+
+        Parameters
+        ----------
+        sums : array
+            Sums, in any shape.
+        vectors : dict of str to array
+            Bias and scale by name, with an element per channel.
+        channel : array of int64
+            Number of each element's channel, in the shape of ``sums``.
+        residual : array, optional
+            Residual, in the shape of ``sums``.
         """
         value: NDArray[Any] = sums
         if self.bias:
@@ -309,16 +428,16 @@ class Epilogue:
             value = self._with_residual(value, self.residual, residual)
         elif self.zero_point:
             value = value + value.dtype.type(self.zero_point)
-        # What float16 does not hold becomes infinite, in kernels too.
+        # Values beyond the range of float16 become infinite, in kernels too.
         return value.astype(numpy_dtype(self.dtype))
 
     def _with_residual(
-        self, value: NDArray[Any], residual: Residual, other: NDArray[Any]
+        self, value: NDArray[Any], residual: Residual, addend: NDArray[Any]
     ) -> NDArray[Any]:
         if self.dtype == "float32":
-            value = value + other
+            value = value + addend
             return np.maximum(value, np.float32(0)) if residual.relu else value
-        moved = (other.astype(np.int32) - residual.zero_point).astype(np.float32)
+        moved = (addend.astype(np.int32) - residual.zero_point).astype(np.float32)
         added = (moved * np.float32(residual.scale)).astype(np.float64)
         # The product of two float32 is exact in float64, so that the sum is rounded once.
         exact = value.astype(np.float64) * np.float64(np.float32(residual.own_scale)) + added
@@ -329,7 +448,7 @@ class Epilogue:
 
 
 def saturated_range(dtype: str) -> tuple[float, float]:
-    """Smallest and largest float32 that an integer type holds.
+    """Return the smallest and the largest float32 that an integer type represents.
 
     >>> saturated_range("int32")
     (-2147483648.0, 2147483520.0)
@@ -342,46 +461,47 @@ def saturated_range(dtype: str) -> tuple[float, float]:
     return float(low), float(largest)
 
 
-_WHOLE = 3 << 22
-"""Added to a float32 of a smaller magnitude than 2^22: of the sum, the last bit is one, so that it
-is rounded to the nearest even, and its lower bits are the integer's, in two's complement."""
+_ROUNDING = 3 << 22
+"""Number whose addition rounds a float32 of a magnitude below 2^22 to an integer, to nearest even:
+the last bit of the sum counts 1, and its lower bits are the integer in two's complement."""
 
 
 def _relu(value: str) -> str:
-    """A NaN stays one: of that and another number, TVM's maximum is the second."""
+    # TVM's maximum of a NaN and a number is the second, so in this order a NaN remains one.
     return f"T.max(T.float32(0), {value})"
 
 
 def _byte_bits(value: str, dtype: str, low: int, high: int, zero_point: int) -> str:
-    """The byte of a float32, limited, rounded, and moved by the zero point.
-
-    Not by a conversion to integers, some vectors of which LLVM takes apart lane by lane (half the
-    time of a 1x1 layer from 64 to 256 channels): the low eight bits of an int32 are taken.
-    """
+    """Return the byte of a float32: clipped, rounded, and offset by the zero point."""
     clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
-    whole = f'T.reinterpret({clipped} + T.float32({_WHOLE}), dtype="int32")'
-    moved = f"{whole} + T.int32({zero_point})" if zero_point else whole
+    # The low eight bits of an int32 instead of a conversion, which LLVM does lane by lane for some
+    # vectors (half the time of a 1x1 layer from 64 to 256 channels).
+    rounded = f'T.reinterpret({clipped} + T.float32({_ROUNDING}), dtype="int32")'
+    moved = f"{rounded} + T.int32({zero_point})" if zero_point else rounded
     return f'T.cast({moved}, "{dtype}")'
 
 
 def float32(value: float) -> str:
-    """A constant of TVMScript that is this float32 and no neighbour."""
+    """Return a constant of TVMScript that is exactly this float32."""
     return f"T.float32({float(np.float32(value))!r})"
 
 
 def _bfloat16_bits(value: str) -> str:
-    """The upper half of a float32, rounded to the nearest even; a NaN stays one."""
+    """Return the upper half of a float32, rounded to the nearest even; a NaN stays one."""
     bits = f'T.reinterpret({value}, dtype="uint32")'
     odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
     rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
-    # To the compiler a number is equal to itself: the bits of a NaN tell.
+    # The compiler folds a comparison of a number with itself, so test the bits.
     is_nan = f"T.bitwise_and({bits}, T.uint32({0x7FFFFFFF})) > T.uint32({0x7F800000})"
     return f"T.if_then_else({is_nan}, T.uint32(32704), {rounded})"
 
 
 def channel_axes(workload: Computation) -> tuple[str, ...]:
-    """Axes of the output whose elements have a bias and a scale of their own: those that the
-    second factor has too, the filters of a convolution, groups included, the columns of a GEMM."""
+    """Return the axes of the output whose elements have a bias and a scale of their own.
+
+    They are those that the second factor has too: the filters of a convolution, groups included,
+    or the columns of a GEMM.
+    """
     output, weights = (
         {name for index in workload.access(operand.name).index for name in index.iterators}
         for operand in (workload.output, workload.inputs[1])
@@ -390,8 +510,10 @@ def channel_axes(workload: Computation) -> tuple[str, ...]:
 
 
 def channel_numbers(workload: Computation) -> NDArray[np.int64]:
-    """Of each element of the output, in its shape: the number of its channel, in row-major order
-    of :func:`channel_axes`."""
+    """Return the channel's number of each element of the output, in the output's shape.
+
+    Channels are numbered in row-major order of :func:`channel_axes`.
+    """
     dimensions = [i.single_iterator for i in workload.access(workload.output.name).index]
     places = np.indices(workload.output.shape, sparse=True)
     total = np.zeros(workload.output.shape, np.int64)
@@ -403,20 +525,33 @@ def channel_numbers(workload: Computation) -> NDArray[np.int64]:
 def random_vectors(
     workload: Computation, epilogue: Epilogue, sums: NDArray[Any], seed: int
 ) -> dict[str, NDArray[Any]]:
-    """A bias and a scale for an epilogue that has them, by name, with an extent for each of
-    :func:`channel_axes`: biases of the size of the ``sums``, and scales with which results span
-    the stored type's range (of wide types a byte's), some beyond it."""
+    """Return random vectors for an epilogue, by name, with a dimension for each channel axis.
+
+    Biases are as large as the sums; with the scales, results span the range of the output type (of
+    a byte, for wider types), and some exceed it.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload whose output has the channels.
+    epilogue : Epilogue
+        Epilogue; without a bias and a scale the result is empty.
+    sums : array
+        Sums of an execution, for their magnitude.
+    seed : int
+        Seed of the random numbers.
+    """
     if not epilogue.vectors:
         return {}
     generator = np.random.default_rng(seed)
     shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
     size = max(1e-6, float(np.sqrt(np.mean(sums.astype(np.float64) ** 2))))
-    found: dict[str, NDArray[Any]] = {}
+    vectors: dict[str, NDArray[Any]] = {}
     if epilogue.bias:
         dtype = epilogue.vector_dtype(BIAS, workload.output.dtype)
-        found[BIAS] = (generator.normal(size=shape) * size / 2).astype(numpy_dtype(dtype))
+        vectors[BIAS] = (generator.normal(size=shape) * size / 2).astype(numpy_dtype(dtype))
     if epilogue.scale:
         largest = 255 if epilogue.dtype == "uint8" else 127
-        wanted = generator.uniform(0.5, 1.5, shape) * largest / 2
-        found[SCALE] = (wanted / size).astype(np.float32)
-    return found
+        spread = generator.uniform(0.5, 1.5, shape) * largest / 2
+        vectors[SCALE] = (spread / size).astype(np.float32)
+    return vectors

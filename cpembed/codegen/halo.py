@@ -1,10 +1,11 @@
-"""Index-set splitting at the halo: products that a kernel need not compute.
+"""Index-set splitting at the halo: products with padding that a kernel need not compute.
 
-At the image's border a task sees only padding through some rows or columns of a filter: those steps
-of the reductions are left out. Of the points of a register tile some alone may see padding: where
-the nest's :class:`~cpembed.codegen.nest.Peeling` says so, tasks at a border have a body of their
-own, in which each step has the points that see more. Nothing of the padding is read then, so the
-image need not have it. Tasks with shorter remainder tiles are split off in the same way.
+At the image's border, a task sees only padding through some rows or columns of a filter: those
+steps of the reductions are left out. Within a register tile, padding may be seen by some points
+only. If the nest's :class:`~cpembed.codegen.nest.Peeling` allows it, tasks at a border have a body
+of their own, in which each step has only the points that see more. Nothing of the padding is read
+then, so the image need not contain it. Tasks with shorter remainder tiles are split off in the same
+way.
 """
 
 from __future__ import annotations
@@ -23,37 +24,42 @@ from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import Loop
 
 _POSITIONS = 1 << 20
-"""Places of a halo coordinate that are looked at to say how much is left out; with more it is
-little."""
+"""Maximum number of positions of a halo coordinate that are enumerated to count the products left
+out; a larger nest has a small border, so that none are assumed to be left out."""
 _INDEX_SETS = 15
-"""Index sets at most: the inside of an image and two peeling by columns, and by rows, of
-which a filter of five sees padding in two at each."""
-_WRITTEN = 256
-"""Points of a register tile, over the steps in which they differ, that are written one after the
-other at most."""
+"""Maximum number of index sets: the inside of an image and two peelings, by columns and by rows, of
+which a filter of five taps sees padding in two on each side."""
+_UNROLLED_POINTS = 256
+"""Maximum number of points of a register tile, times the steps in which they differ, that are
+written one after the other."""
 
 
 @dataclass(frozen=True)
 class IndexSet:
-    """What tasks compute where ``condition`` holds and those of earlier sets do not; the last has
-    none. Halo coordinates that are the same in all of its tasks have no task's iterator."""
+    """Tasks with a body of their own: those where ``condition`` holds and no earlier set's does.
+
+    The last set has no condition. In ``nest``, halo coordinates that are equal in all tasks of the
+    set depend on no task loop.
+    """
 
     condition: str
     nest: Nest
 
     @property
     def unrolled(self) -> set[str]:
-        """Reductions whose steps differ in the points that are computed, in a way that is known
-        when the kernel is compiled."""
+        """Reductions to unroll: the points computed in their steps differ at compile time."""
         nest = self.nest
-        apart = [c for c in nest.halo if _is_known(nest, c) and _steps(nest, c)]
-        return {loop.name for coordinate in apart for loop in _reductions(nest, coordinate)}
+        differing = [c for c in nest.halo if _is_constant(nest, c) and _steps(nest, c)]
+        return {loop.name for coordinate in differing for loop in _reductions(nest, coordinate)}
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Tasks in which an index over them is ``at`` a value or ``below`` one, or all; and what a
-    halo coordinate is there, or the size of a loop's register tile."""
+    """Subset of the tasks: those whose ``index`` is ``at`` a value or ``below`` one, or all.
+
+    ``coordinate`` is what a halo coordinate becomes there, ``tile`` the name and the size of a
+    loop's register tile.
+    """
 
     index: IndexExpr | None = None
     at: int | None = None
@@ -75,32 +81,32 @@ class _Place:
 
 
 def index_sets(nest: Nest) -> list[IndexSet]:
-    """The index sets of a nest's tasks: at each border and inside, with whole and shorter tiles."""
-    kinds = [*_kinds(nest), *_lengths(nest)]
+    """Return the index sets of a nest's tasks: borders and inside, full and shorter tiles."""
+    kinds = [*_border_places(nest), *_tile_places(nest)]
     indices = [place.index for kind in kinds for place in kind if place.index is not None]
     names = {name for index in indices for name in index.iterators}
     starts = {t.name: list(map(t.start, range(t.count))) for t in nest.tasks if t.name in names}
     tasks = _grid(starts)
-    left = np.ones([len(places) for places in starts.values()], bool)
-    found: list[IndexSet] = []
+    remaining = np.ones([len(places) for places in starts.values()], bool)
+    sets: list[IndexSet] = []
     for kind in itertools.product(*kinds):
-        holds = reduce(np.logical_and, (place.holds(tasks) for place in kind), left)
+        holds = reduce(np.logical_and, (place.holds(tasks) for place in kind), remaining)
         if holds.any():
-            left &= ~holds
+            remaining &= ~holds
             condition = " and ".join(place.condition for place in kind if place.index is not None)
-            found.append(IndexSet(condition if left.any() else "", _in_places(nest, kind)))
-    return found
+            sets.append(IndexSet(condition if remaining.any() else "", _restricted(nest, kind)))
+    return sets
 
 
-def _in_places(nest: Nest, places: Sequence[_Place]) -> Nest:
+def _restricted(nest: Nest, places: Sequence[_Place]) -> Nest:
     points = dict(place.tile for place in places if place.tile is not None)
     inner = (replace(o, extent=points.get(o.name, o.extent)) for o in nest.inner)
     halo = (place.coordinate for place in places if place.coordinate is not None)
     return replace(nest, inner=tuple(inner), halo=tuple(halo))
 
 
-def _lengths(nest: Nest) -> list[list[_Place]]:
-    """Of each loop with shorter remainder tiles, these and the others."""
+def _tile_places(nest: Nest) -> list[list[_Place]]:
+    """Return, for each loop with shorter remainder tiles, the full tiles and the shorter ones."""
     return [
         [
             _Place(IndexExpr.iterator(task.name), below=task.start(task.count - task.remainder)),
@@ -111,46 +117,59 @@ def _lengths(nest: Nest) -> list[list[_Place]]:
     ]
 
 
-def _kinds(nest: Nest) -> list[list[_Place]]:
-    """Of each halo coordinate, the places that get an index set of their own: first those that
-    nothing else can leave out."""
+def _border_places(nest: Nest) -> list[list[_Place]]:
+    """Return, for each halo coordinate, the places that get an index set of their own.
+
+    Coordinates whose border nothing else can leave out use up the limit on index sets first.
+    """
     kinds: dict[KernelOperand, list[_Place]] = {}
-    for coordinate in sorted(nest.halo, key=lambda coordinate: _is_seen_whole(nest, coordinate)):
-        together = [_Place(coordinate=coordinate)]
-        apart = _places(nest, coordinate) if _is_worth_splitting(nest, coordinate) else together
-        few = math.prod(map(len, kinds.values())) * len(apart) <= _INDEX_SETS
-        kinds[coordinate] = apart if few else together
+    for coordinate in sorted(nest.halo, key=lambda coordinate: _is_uniform(nest, coordinate)):
+        joint = [_Place(coordinate=coordinate)]
+        split = _places(nest, coordinate) if _is_worth_splitting(nest, coordinate) else joint
+        few = math.prod(map(len, kinds.values())) * len(split) <= _INDEX_SETS
+        kinds[coordinate] = split if few else joint
     return [kinds[coordinate] for coordinate in nest.halo]
 
 
 def _is_worth_splitting(nest: Nest, coordinate: KernelOperand) -> bool:
-    if _is_seen_whole(nest, coordinate):
+    if _is_uniform(nest, coordinate):
         return nest.peeling is Peeling.EVERY
     if nest.peeling is Peeling.STEPS or not _steps(nest, coordinate):
         return False
     loops = (*_reductions(nest, coordinate), *nest.steps)
-    return math.prod(loop.extent for loop in loops) <= _WRITTEN
+    return math.prod(loop.extent for loop in loops) <= _UNROLLED_POINTS
 
 
 def _places(nest: Nest, coordinate: KernelOperand) -> list[_Place]:
-    """Tasks that see a halo coordinate alike, those that see none of the halo last."""
+    """Return the tasks that see a halo coordinate alike; those that see no halo come last."""
     tasks = {task.name for task in nest.tasks}
-    own = IndexExpr.of(t for t in coordinate.access.terms if set(t.iterators) <= tasks)
+    of_tasks = IndexExpr.of(t for t in coordinate.access.terms if set(t.iterators) <= tasks)
     rest = [t for t in coordinate.access.terms if not set(t.iterators) <= tasks]
-    others = IndexExpr.of(rest, coordinate.access.constant)
-    low, high = others.bounds({loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)})
-    places = np.unique(own.evaluate(_grid(_starts(nest, coordinate))))
-    seen = places[(places + low < 0) | (places + high >= coordinate.elements)]
-    found = [
-        _Place(own, int(v), coordinate=replace(coordinate, access=others + int(v))) for v in seen
+    inside = IndexExpr.of(rest, coordinate.access.constant)
+    low, high = inside.bounds({loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)})
+    places = np.unique(of_tasks.evaluate(_grid(_starts(nest, coordinate))))
+    border = places[(places + low < 0) | (places + high >= coordinate.elements)]
+    split = [
+        _Place(of_tasks, int(v), coordinate=replace(coordinate, access=inside + int(v)))
+        for v in border
     ]
-    return found if len(seen) == len(places) else [*found, _Place()]
+    return split if len(border) == len(places) else [*split, _Place()]
 
 
 def guarded(nest: Nest, opened: Sequence[Loop], variable: Mapping[str, str]) -> list[str]:
-    """Conditions of what is inside the loops that have been ``opened``, the last of which decides
-    them, if any does; ``variable`` names loops as the text does."""
-    found: list[str] = []
+    """Return the ``if`` headers to write once a number of loops is open.
+
+    Parameters
+    ----------
+    nest : Nest
+        Nest of an index set.
+    opened : sequence of Loop
+        Loops that enclose the place, outermost first. A condition is written where the last of
+        these is the innermost loop that it depends on.
+    variable : mapping of str to str
+        Names of the loops in the text.
+    """
+    headers: list[str] = []
     for coordinate in nest.halo:
         if list(opened[-1:]) != _deciding(nest, coordinate)[-1:]:
             continue
@@ -161,49 +180,50 @@ def guarded(nest: Nest, opened: Sequence[Loop], variable: Mapping[str, str]) -> 
         conditions = [f"{at} >= {-high}"] if least < -high else []
         conditions += [f"{at} < {end}"] if most >= end else []
         if conditions:
-            found.append(f"if {' and '.join(conditions)}:")
-    return found
+            headers.append(f"if {' and '.join(conditions)}:")
+    return headers
 
 
 def reads_no_padding(nest: Nest) -> bool:
-    """Whether all that :func:`guarded` lets the index sets of a nest read is there."""
+    """Return True if the conditions of :func:`guarded` exclude every read of padding."""
     return all(
-        _is_seen_whole(part.nest, coordinate)
+        _is_uniform(part.nest, coordinate)
         for part in index_sets(nest)
         for coordinate in part.nest.halo
     )
 
 
 def stepped_share(nest: Nest) -> float:
-    """Of the steps of all tasks, those in which any point of a register tile is computed."""
+    """Return the fraction of steps in which some point of a register tile is computed."""
     tasks = tuple(replace(task, remainder=0) for task in nest.tasks)
     return executed_share(replace(nest, tasks=tasks, peeling=Peeling.STEPS))
 
 
 def executed_share(nest: Nest) -> float:
-    """Of the products of all tasks, those that are not left out."""
+    """Return the fraction of all tasks' products that are not left out."""
     share = math.prod(task.points / (task.count * task.tile) for task in nest.tasks)
-    for coordinate, kind in zip(nest.halo, _kinds(nest), strict=True):
+    for coordinate, kind in zip(nest.halo, _border_places(nest), strict=True):
         places = _starts(nest, coordinate)
-        apart = kind != [_Place(coordinate=coordinate)]
-        deciding = [*_reductions(nest, coordinate), *(_steps(nest, coordinate) if apart else [])]
+        is_split = kind != [_Place(coordinate=coordinate)]
+        deciding = [*_reductions(nest, coordinate), *(_steps(nest, coordinate) if is_split else [])]
         places |= {loop.name: range(loop.extent) for loop in deciding}
         if math.prod(map(len, places.values())) > _POSITIONS:
             continue
-        own = [term for term in coordinate.access.terms if set(term.iterators) <= places.keys()]
-        others = [term for term in coordinate.access.terms if term not in own]
+        outer = [term for term in coordinate.access.terms if set(term.iterators) <= places.keys()]
+        rest = [term for term in coordinate.access.terms if term not in outer]
         inner = {loop.name: loop.extent for loop in nest.inner}
-        low, high = IndexExpr.of(others, coordinate.access.constant).bounds(inner)
+        low, high = IndexExpr.of(rest, coordinate.access.constant).bounds(inner)
         grid = _grid(places)
-        at = np.asarray(IndexExpr.of(own).evaluate(grid))
-        seen = (at + high >= 0) & (at + low < coordinate.elements)
+        at = np.asarray(IndexExpr.of(outer).evaluate(grid))
+        executed = (at + high >= 0) & (at + low < coordinate.elements)
+        # The last points of shorter tiles are no products at all.
         weights = np.ones(at.shape)
         for task in nest.tasks:
             if task.remainder and task.name in places:
                 is_shorter = grid[task.name] >= task.start(task.count - task.remainder)
                 missing = grid[task.step] == task.tile - 1 if task.step in places else 1 / task.tile
                 weights *= 1 - is_shorter * missing
-        share *= float(np.average(seen, weights=weights))
+        share *= float(np.average(executed, weights=weights))
     return share
 
 
@@ -215,32 +235,31 @@ def _steps(nest: Nest, coordinate: KernelOperand) -> list[Loop]:
     return [loop for loop in nest.steps if loop.name in coordinate.access.iterators]
 
 
-def _is_known(nest: Nest, coordinate: KernelOperand) -> bool:
-    """Whether a halo coordinate is the same in all tasks, as in an index set of its own."""
+def _is_constant(nest: Nest, coordinate: KernelOperand) -> bool:
+    """Return True if a halo coordinate is equal in all tasks, as in an index set of its own."""
     tasks = {task.name for task in nest.tasks}
     return nest.peeling is not Peeling.STEPS and not tasks & set(coordinate.access.iterators)
 
 
 def _deciding(nest: Nest, coordinate: KernelOperand) -> list[Loop]:
-    """Loops inside a task whose place decides whether something is left out."""
-    steps = _steps(nest, coordinate) if _is_known(nest, coordinate) else []
+    """Return the loops inside a task that decide if something is left out."""
+    steps = _steps(nest, coordinate) if _is_constant(nest, coordinate) else []
     return [*_reductions(nest, coordinate), *steps]
 
 
-def _is_seen_whole(nest: Nest, coordinate: KernelOperand) -> bool:
-    """Whether one coordinate is seen where the deciding loops are: it is left out, or there."""
+def _is_uniform(nest: Nest, coordinate: KernelOperand) -> bool:
+    """Return True if all points see one coordinate at a time: it lies outside for all or none."""
     _, low, high = _range(nest, coordinate)
     return low == high
 
 
 def _range(nest: Nest, coordinate: KernelOperand) -> tuple[IndexExpr, int, int]:
-    """A coordinate over tasks and deciding loops, and what the others add to it at least and at
-    most."""
+    """Return a coordinate over tasks and deciding loops, and the bounds of what is added to it."""
     deciding = {loop.name for loop in _deciding(nest, coordinate)}
     inner = {loop.name: loop.extent for loop in nest.inner if loop.name not in deciding}
-    own = [term for term in coordinate.access.terms if set(term.iterators) <= inner.keys()]
-    outside = [term for term in coordinate.access.terms if term not in own]
-    low, high = IndexExpr.of(own).bounds(inner)
+    added = [term for term in coordinate.access.terms if set(term.iterators) <= inner.keys()]
+    outside = [term for term in coordinate.access.terms if term not in added]
+    low, high = IndexExpr.of(added).bounds(inner)
     return IndexExpr.of(outside, coordinate.access.constant), low, high
 
 
@@ -250,7 +269,7 @@ def _extents(nest: Nest) -> dict[str, int]:
 
 
 def _starts(nest: Nest, coordinate: KernelOperand) -> dict[str, Sequence[int]]:
-    """Where tasks begin, by the loops that a halo coordinate depends on."""
+    """Return the first points of the tasks, by the task loops that move a halo coordinate."""
     return {
         task.name: [task.start(number) for number in range(task.count)]
         for task in nest.tasks
@@ -259,5 +278,5 @@ def _starts(nest: Nest, coordinate: KernelOperand) -> dict[str, Sequence[int]]:
 
 
 def _grid(places: Mapping[str, Sequence[int]]) -> dict[str, NDArray[np.int64]]:
-    """All combinations, an array a name."""
+    """Return all combinations of positions, an array per name."""
     return dict(zip(places, np.meshgrid(*places.values(), indexing="ij"), strict=True))

@@ -1,9 +1,9 @@
-"""What this machine's processor can do, and what the compiler is told of it.
+"""This machine's processor: its model and caches, its features, and its name for the compiler.
 
-The processor reports its features itself (CPUID, as /proc/cpuinfo prints it); its LLVM name is a
-guess by model number, which virtual machines mask and LLVM does not know of newer cores. So the
-features decide: a name stands only where no other one that LLVM knows has more of them, and what
-it has too few or too many of is said to the compiler beside it.
+The processor reports its features itself (CPUID, as /proc/cpuinfo prints it). Its LLVM name is a
+guess by model number, which virtual machines mask and which LLVM does not have for newer cores. So
+the features decide: the guess is used only if no other name that LLVM knows has more of them, and
+features that the name has too few or too many of are passed to the compiler separately.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,15 +19,56 @@ from pathlib import Path
 import msgspec
 
 HIDE_VARIABLE = "CPEMBED_HIDE_CPU_FEATURES"
-"""A testing aid: comma-separated features that this processor has and that are not used, as if a
-hypervisor had switched them off."""
+"""Testing aid: comma-separated features that are not used, as if a hypervisor had masked them."""
 
 NAME_VARIABLE = "CPEMBED_LLVM_CPU"
-"""A testing aid: the name that LLVM is taken to have recognised."""
+"""Testing aid: name to use instead of the one that LLVM recognises."""
+
+_CPU = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@cache
+def cpu_model(information: Path = _CPU) -> str:
+    """Return the processor's model as /proc/cpuinfo names it, else as the platform names it.
+
+    Family and model number are included: they tell generations apart where a virtual machine gives
+    them one name.
+    """
+    fields: dict[str, str] = {}
+    with suppress(OSError):
+        for line in information.read_text().splitlines():
+            field, _, value = line.partition(":")
+            # The fields of the first core; those of the others come later.
+            fields.setdefault(field.strip(), value.strip())
+    name = fields.get("model name") or platform.processor() or platform.machine() or "unknown"
+    family, number = fields.get("cpu family"), fields.get("model")
+    return f"{name}, family {family} model {number}" if family and number else name
+
+
+def cache_bytes(caches: Path = _CACHES) -> tuple[int, int, int]:
+    """Return the bytes of one L1 data cache, one L2 and one L3, however many cores share it.
+
+    Sizes that the system does not report are 0.
+    """
+    sizes = [0, 0, 0]
+    for index in sorted(caches.glob("index*")):
+        try:
+            level = int((index / "level").read_text())
+            kind = (index / "type").read_text().strip()
+            text = (index / "size").read_text().strip()
+            size = int(text.rstrip("".join(_UNITS))) * _UNITS.get(text[-1:], 1)
+        except (OSError, ValueError):
+            continue
+        if kind != "Instruction" and 1 <= level <= len(sizes):
+            sizes[level - 1] = size
+    first, second, third = sizes
+    return first, second, third
 
 
 class _Features(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
-    """``cpu_features.toml``, where each field is explained."""
+    """Contents of ``cpu_features.toml``, where each field is explained."""
 
     vendor: str
     alike: tuple[str, ...]
@@ -38,25 +80,25 @@ class _Features(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """LLVM's name of each feature."""
+        """LLVM names by the names of /proc/cpuinfo."""
         return {**{name: name for name in self.alike}, **self.llvm}
 
     def basis(self, name: str) -> tuple[str, ...]:
-        """Without what a feature counts as absent."""
-        family = (of for start, of in self.families.items() if name.startswith(start))
-        return self.rests_on.get(name) or tuple(family)
+        """Return the features without which a feature counts as absent."""
+        families = (base for start, base in self.families.items() if name.startswith(start))
+        return self.rests_on.get(name) or tuple(families)
 
 
 @cache
 def x86_features() -> _Features:
-    """The features of x86 processors that matter to a compiler."""
+    """Return the features of x86 processors that matter to a compiler."""
     text = (Path(__file__).parent / "cpu_features.toml").read_bytes()
     return msgspec.toml.decode(text, type=_Features)
 
 
 @cache
 def reported_features() -> frozenset[str]:
-    """Feature names as /proc/cpuinfo spells them; empty where there is no such file."""
+    """Return the features' names as /proc/cpuinfo spells them; none if there is no such file."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -69,44 +111,57 @@ def reported_features() -> frozenset[str]:
 
 
 def cpu_features() -> frozenset[str]:
-    """The reported features, less those that are hidden (:data:`HIDE_VARIABLE`) and those that rest
-    on absent ones."""
-    found, known = reported_features() - listed(HIDE_VARIABLE), x86_features()
-    while absent := {name for name in found if not found.issuperset(known.basis(name))}:
-        found -= absent
-    return found
+    """Return the reported features without hidden ones (:data:`HIDE_VARIABLE`).
+
+    Features that depend on absent ones are left out too.
+    """
+    features, table = reported_features() - listed(HIDE_VARIABLE), x86_features()
+    while absent := {name for name in features if not features.issuperset(table.basis(name))}:
+        features -= absent
+    return features
 
 
-def needed_features(asked: Collection[str] = ()) -> tuple[str, ...]:
-    """What a processor has to have to execute code of this machine that is taken there
-    (:func:`taken_attributes`), by the names of :func:`cpu_features`; ``asked``: features that a
-    kernel asks for itself. Empty where processors do not report their features in these words."""
+def needed_features(required: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the features that a processor needs to execute code compiled here for export.
+
+    They have the names of :func:`cpu_features`, and include those that a kernel itself requires.
+    Empty for processors that do not report features by these names.
+    """
     if not is_x86():
         return ()
-    known = x86_features()
-    spared = {*known.on_demand, *known.not_taken}
-    found = {name for name in cpu_features() if name in known.names and name not in spared}
-    return tuple(sorted(found | {name for name in asked if name in known.names}))
+    table = x86_features()
+    spared = {*table.on_demand, *table.not_taken}
+    features = {name for name in cpu_features() if name in table.names and name not in spared}
+    return tuple(sorted(features | {name for name in required if name in table.names}))
 
 
-def taken_attributes() -> tuple[str, ...]:
-    """What the compiler is told beside this machine's features, of code that is taken elsewhere."""
+def exported_attributes() -> tuple[str, ...]:
+    """Return attributes that exclude features from code that runs on other machines."""
     return tuple(f"-{name}" for name in x86_features().not_taken) if is_x86() else ()
 
 
 def listed(variable: str) -> frozenset[str]:
-    """The comma-separated words of an environment variable."""
+    """Return the comma-separated words of an environment variable."""
     words = os.environ.get(variable, "").split(",")
     return frozenset(word.strip() for word in words if word.strip())
 
 
 @dataclass(frozen=True)
 class HostCpu:
-    """What the compiler is told: ``name`` for LLVM's ``mcpu``, ``attributes`` for its ``mattr``.
+    """Processor for the compiler.
 
-    ``recognised`` is LLVM's own guess. ``lacking`` are the reported features that the guess does
-    not have, ``absent`` those that ``name`` has and the processor does not report, both as LLVM
-    names them.
+    Parameters
+    ----------
+    name : str
+        LLVM's ``mcpu``.
+    recognised : str
+        LLVM's own guess.
+    lacking : tuple of str
+        LLVM names of reported features that the guess does not have.
+    absent : tuple of str
+        Features of ``name`` that the processor does not report.
+    attributes : tuple of str
+        LLVM's ``mattr``: features added to and removed from ``name``.
     """
 
     name: str
@@ -117,7 +172,7 @@ class HostCpu:
 
     @property
     def why(self) -> str:
-        """Why the name is this one, in words."""
+        """Explanation of the name and the attributes."""
         reasons = [f"LLVM recognises {self.recognised}"]
         if self.name != self.recognised:
             missed = ", ".join(self.lacking)
@@ -132,41 +187,56 @@ class HostCpu:
 
 def host_cpu(
     recognised: str,
-    known: Callable[[], Collection[str]],
+    names: Callable[[], Collection[str]],
     features_of: Callable[[str], Collection[str]],
 ) -> HostCpu:
-    """What to tell the compiler of this processor.
+    """Return this processor for the compiler.
 
-    ``recognised`` is the name that LLVM guesses, ``known`` lists the names that it knows, and
-    ``features_of`` is what a name stands for, in LLVM's words. Only x86 processors report their
-    features in the words of :func:`x86_features`; elsewhere the guess is all there is.
+    Only x86 processors report features by the names of :func:`x86_features`; elsewhere LLVM's guess
+    is all there is.
+
+    Parameters
+    ----------
+    recognised : str
+        Name that LLVM guesses.
+    names : callable
+        Lists the names that LLVM knows.
+    features_of : callable
+        Returns LLVM's features of a name.
     """
     if not is_x86() or not reported_features():
         return HostCpu(recognised, recognised)
-    names, vendor = x86_features().names, x86_features().vendor
-    reported = frozenset(names[flag] for flag in cpu_features() if flag in names)
+    llvm_names, vendor = x86_features().names, x86_features().vendor
+    reported = frozenset(llvm_names[flag] for flag in cpu_features() if flag in llvm_names)
 
     @cache
     def emitted(name: str) -> frozenset[str]:
-        """What of a name's features a compiler emits by itself."""
-        return frozenset(features_of(name)) & frozenset(names.values())
+        """Return the features of a name that a compiler uses unasked."""
+        return frozenset(features_of(name)) & frozenset(llvm_names.values())
 
-    chosen, lacking = recognised, reported - emitted(recognised)
+    best, lacking = recognised, reported - emitted(recognised)
     if lacking:
-        mine = vendor in reported
+        is_vendor = vendor in reported
         candidates = [
             name
-            for name in sorted(known())
+            for name in sorted(names())
             # LLVM has a second spelling of many names, for its own dispatch.
-            if "_" not in name and emitted(name) <= reported and (vendor in emitted(name)) == mine
+            if "_" not in name
+            and emitted(name) <= reported
+            and (vendor in emitted(name)) == is_vendor
         ]
-        chosen = max([recognised, *candidates], key=lambda name: len(reported & emitted(name)))
-    added, absent = reported - emitted(chosen), emitted(chosen) - reported
+        best = max([recognised, *candidates], key=lambda name: len(reported & emitted(name)))
+    added, absent = reported - emitted(best), emitted(best) - reported
     attributes = [*(f"+{name}" for name in sorted(added)), *(f"-{name}" for name in sorted(absent))]
     return HostCpu(
-        chosen, recognised, tuple(sorted(lacking)), tuple(sorted(absent)), tuple(attributes)
+        name=best,
+        recognised=recognised,
+        lacking=tuple(sorted(lacking)),
+        absent=tuple(sorted(absent)),
+        attributes=tuple(attributes),
     )
 
 
 def is_x86() -> bool:
+    """Return True on an x86 machine."""
     return platform.machine() in ("x86_64", "AMD64")

@@ -1,33 +1,257 @@
-"""Packing windows: elements whose place in the original is digits of one number.
+"""Packing windows: elements whose position in the original is given by digits of one number.
 
 An instruction that takes ``(r, s, c)`` as one axis of 147 steps has, packed, a row of 147 elements
 for each window: 7 runs of 21 neighbours in the image. Walked by the number, each element costs
-divisions and moves alone; run by run, neighbours move together.
+divisions and is copied alone; run by run, neighbours are copied as vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.codegen.script import Script, grid
-from cpembed.codegen.segments import Digit, Place, Run, Source, condition
 from cpembed.ir.index import IndexExpr, IndexTerm
 
-_MOST_RUNS = 64
-"""Runs of a window at most, each of which is written down."""
+_MAX_RUNS = 64
+"""Maximum number of runs in a window: each is written as code of its own."""
+
+_WIDEST = 64
+"""Maximum number of elements that are copied at once for a shorter run."""
+
+Place = Callable[[IndexExpr], str]
+"""Element of a buffer in the text, by its index."""
+
+
+@dataclass(frozen=True)
+class Digit:
+    """``(number // divisor) % modulus``; a step is ``coefficient`` elements along a dimension."""
+
+    dimension: int
+    coefficient: int
+    divisor: int
+    modulus: int | None
+
+    def at(self, number: int) -> int:
+        """Return the digit of a number."""
+        value = number // self.divisor
+        return value if self.modulus is None else value % self.modulus
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Condition ``index >= limit`` if ``least``, else ``index <= limit``.
+
+    The index takes values from ``low`` to ``high``.
+    """
+
+    index: IndexExpr
+    limit: int
+    least: bool
+    low: int
+    high: int
+
+    @staticmethod
+    def within(index: IndexExpr, limit: int, extents: Mapping[str, int], *, least: bool) -> Bound:
+        """Return the bound of an index over iterators of these extents."""
+        return Bound(index, limit, least, *index.bounds(extents))
+
+    @property
+    def always(self) -> bool:
+        """True if the condition holds for all values."""
+        return self.low >= self.limit if self.least else self.high <= self.limit
+
+    @property
+    def never(self) -> bool:
+        """True if the condition holds for no value."""
+        return self.high < self.limit if self.least else self.low > self.limit
+
+    def over(self, inner: Collection[str], extents: Mapping[str, int]) -> Bound:
+        """Return the condition that the bound holds for every value of some iterators."""
+        moved = [t for t in self.index.terms if set(inner) & set(t.iterators)]
+        fixed = [t for t in self.index.terms if not set(inner) & set(t.iterators)]
+        low, high = IndexExpr.of(moved).bounds(extents)
+        index = IndexExpr.of(fixed, self.index.constant + (low if self.least else high))
+        return Bound.within(index, self.limit, extents, least=self.least)
+
+    def __str__(self) -> str:
+        return f"{self.index} {'>=' if self.least else '<='} {self.limit}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Beginning of a run in the original, by the index of each dimension of its ``shape``."""
+
+    original: Place
+    index: tuple[IndexExpr, ...]
+    shape: tuple[int, ...]
+    extents: Mapping[str, int]
+
+    def bounds(self, dimension: int, low: int, high: int) -> list[Bound]:
+        """Return the conditions for a dimension's index to lie between two limits.
+
+        Conditions that always hold are left out.
+        """
+        limits = ((low, True), (high, False))
+        bounds = (
+            Bound.within(self.index[dimension], limit, self.extents, least=least)
+            for limit, least in limits
+        )
+        return [bound for bound in bounds if not bound.always]
+
+    @property
+    def flat(self) -> IndexExpr:
+        """Index into the flat buffer."""
+        total = IndexExpr()
+        for part, size in zip(self.index, self.shape, strict=True):
+            total = total.times(size) + part
+        return total
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbours in the original that are copied to the packed layout.
+
+    Parameters
+    ----------
+    name : str
+        Variable of the loop.
+    length : int
+        Number of elements.
+    room : int
+        Elements of the packed layout, from ``base``, that belong to the same window, which holds
+        its runs in their order.
+    source : Source
+        Beginning of the full run; the elements begin ``skipped`` after it.
+    along : tuple of Digit
+        Digits along a run, outermost first; only the first may lead out of the original.
+    skipped : int
+        Elements of the full run before the first one.
+    packed : Place
+        Element of the packed layout.
+    base : IndexExpr
+        Index of the first element there.
+    zero : str
+        Value of padding.
+    """
+
+    name: str
+    length: int
+    room: int
+    source: Source
+    along: tuple[Digit, ...]
+    skipped: int
+    packed: Place
+    base: IndexExpr
+    zero: str
+
+    @property
+    def is_outside(self) -> bool:
+        """True if the run lies outside the original in every window."""
+        return any(bound.never for bound in self._around)
+
+    @property
+    def needed(self) -> list[Bound]:
+        """Conditions of :meth:`write_inside`."""
+        return [] if self.is_outside else [*self._around, *self._ends, *self._readable]
+
+    def write_inside(self, script: Script) -> None:
+        """Write the copy of a run that lies in the original entirely, or never does."""
+        self._fill(script, self.zero if self.is_outside else self._element, end=str(self._width))
+
+    def write(self, script: Script) -> None:
+        """Write the copy of a run that may lie in the original in part."""
+        if self.is_outside:
+            self._fill(script, self.zero)
+            return
+        around = [str(bound) for bound in self._around]
+        ends = [str(bound) for bound in self._ends]
+        if not (around or ends):
+            self._fill(script, self._element)
+            return
+        with script.nested(*_condition([*around, *ends])):
+            self._fill(script, self._element)
+        with script.nested("else:"):
+            self._fill(script, self.zero)
+            if ends:
+                with script.nested(*_condition(around)):
+                    self._fill(script, self._element, *self._clipped())
+
+    @property
+    def _around(self) -> list[Bound]:
+        """Conditions on the dimensions that the run does not walk."""
+        walked = {digit.dimension for digit in self.along}
+        fixed = (n for n in range(len(self.source.shape)) if n not in walked)
+        return [b for n in fixed for b in self.source.bounds(n, 0, self.source.shape[n] - 1)]
+
+    @property
+    def _ends(self) -> list[Bound]:
+        """Conditions on the first and the last element."""
+        top = self.along[0]
+        near, far = top.at(self.skipped), top.at(self.skipped + self.length - 1)
+        return self.source.bounds(top.dimension, -near, self.source.shape[top.dimension] - 1 - far)
+
+    @property
+    def _readable(self) -> list[Bound]:
+        """Conditions on the elements after the run that are copied with it."""
+        source = self.source
+        most = math.prod(source.shape) - self._width
+        bound = Bound.within(source.flat + self.skipped, most, source.extents, least=False)
+        return [] if self._width == self.length or bound.always else [bound]
+
+    @property
+    def _width(self) -> int:
+        """Number of elements that are copied at once.
+
+        It is rounded up to a full vector if the elements after the run are written later.
+        """
+        wide = 1 << (self.length - 1).bit_length()
+        fits = wide <= min(self.room, _WIDEST)
+        return wide if fits and not self.is_outside else self.length
+
+    @property
+    def _element(self) -> str:
+        at = IndexExpr.iterator(self.name)
+        return self.source.original(self.source.flat + at + self.skipped)
+
+    def _fill(self, script: Script, value: str, first: str = "0", end: str = "") -> None:
+        with script.nested(f"for {self.name} in T.serial({first}, {end or self.length}):"):
+            script.line(f"{self.packed(self.base + IndexExpr.iterator(self.name))} = {value}")
+
+    def _clipped(self) -> tuple[str, str]:
+        """Return the first element inside the original and the end."""
+        top = self.along[0]
+        index, size = self.source.index[top.dimension], self.source.shape[top.dimension]
+        first = f"({index}) * {-top.divisor} - {self.skipped}"
+        end = f"({size} - ({index})) * {top.divisor} - {self.skipped}"
+        return self._inside(first), self._inside(end)
+
+    def _inside(self, place: str) -> str:
+        return f"T.max(0, T.min({self.length}, {place}))"
 
 
 @dataclass(frozen=True)
 class Im2colPacking:
-    """Packed dimensions ``walked``, outermost first, number the ``size`` elements of a window.
+    """Packed dimensions that number the elements of a window, and the runs of neighbours in it.
 
-    ``run`` of them are neighbours in the original, whose ``shape`` it is: digits ``along`` the run,
-    outermost first; ``digits`` are the others. ``rest`` is the original index without digits.
+    Parameters
+    ----------
+    numbering : tuple of str
+        Packed dimensions, outermost first, whose points are numbered 0 to ``size - 1``.
+    size, run : int
+        Number of elements of a window, and of neighbours in the original.
+    along, digits : tuple of Digit
+        Digits of the number along a run (outermost first), and the others.
+    rest : tuple of IndexExpr
+        Original index without the digits.
+    shape : tuple of int
+        Shape of the original.
+    extents : mapping of str to int
+        Extents of the packed dimensions.
     """
 
-    walked: tuple[str, ...]
+    numbering: tuple[str, ...]
     size: int
     run: int
     along: tuple[Digit, ...]
@@ -37,39 +261,50 @@ class Im2colPacking:
     extents: Mapping[str, int]
 
     @staticmethod
-    def of(
+    def detect(
         extents: Mapping[str, int], source: Sequence[IndexExpr], shape: Sequence[int]
     ) -> Im2colPacking | None:
-        """Of a packed operand's dimensions and its original index over them; None where elements
-        are not digits of one number, no two are neighbours, or all are."""
+        """Return the runs of a packed operand, from its original index over its dimensions.
+
+        None if elements are not digits of one number, no two are neighbours, or all are.
+        """
         terms = [t for index in source for t in index.terms]
         numbers = {_number(t) for t in terms if not t.is_affine}
-        walked = _numbering(numbers.pop(), extents) if len(numbers) == 1 else ()
-        several = len(walked) > 1
-        if not walked or any(t.is_affine and t.iterator in walked and several for t in terms):
+        numbering = _numbering(numbers.pop(), extents) if len(numbers) == 1 else ()
+        several = len(numbering) > 1
+        if not numbering or any(t.is_affine and t.iterator in numbering and several for t in terms):
             return None
-        size = math.prod(extents[name] for name in walked)
+        size = math.prod(extents[name] for name in numbering)
         digits = [
             Digit(n, t.coefficient, t.divisor, t.modulus)
             for n, index in enumerate(source)
             for t in index.terms
-            if set(walked) & set(t.iterators)
+            if set(numbering) & set(t.iterators)
         ]
         rest = [
-            IndexExpr.of([t for t in i.terms if not set(walked) & set(t.iterators)], i.constant)
+            IndexExpr.of([t for t in i.terms if not set(numbering) & set(t.iterators)], i.constant)
             for i in source
         ]
         run, along = _run(digits, shape, size)
-        others = tuple(digit for digit in digits if digit not in along)
-        found = Im2colPacking(
-            walked, size, run, tuple(along), others, tuple(rest), tuple(shape), dict(extents)
+        packing = Im2colPacking(
+            numbering=numbering,
+            size=size,
+            run=run,
+            along=tuple(along),
+            digits=tuple(digit for digit in digits if digit not in along),
+            rest=tuple(rest),
+            shape=tuple(shape),
+            extents=dict(extents),
         )
-        return found if 1 < run < size and found._can_be_moved() else None
+        return packing if 1 < run < size and packing._can_be_moved() else None
 
     def _can_be_moved(self) -> bool:
-        """Whether runs begin where the other digits step, and only their first digit can lead out
-        of the original."""
-        if any(digit.divisor % self.run for digit in self.digits) or self.runs > _MOST_RUNS:
+        """Return True if runs can be copied as blocks.
+
+        Runs begin where the other digits step, and only their first digit leads out of the
+        original.
+        """
+        if any(digit.divisor % self.run for digit in self.digits) or self.runs > _MAX_RUNS:
             return False
         moving = [digit.dimension for digit in self.digits]
         for digit in self.along:
@@ -82,14 +317,14 @@ class Im2colPacking:
 
     @property
     def runs(self) -> int:
+        """Number of runs of a window."""
         return -(-self.size // self.run)
 
     @property
     def copied(self) -> int:
-        """Runs that are copied; the others are outside the original in every window."""
-        nowhere: Place = str
-        strides = dict.fromkeys(self.walked, 0)
-        runs = self._runs(nowhere, nowhere, IndexExpr(), strides, "")
+        """Number of runs that are copied; the others lie outside the original in every window."""
+        strides = dict.fromkeys(self.numbering, 0)
+        runs = self._runs(str, str, IndexExpr(), strides, "")
         return sum(not run.is_outside for run in runs)
 
     def write(
@@ -102,31 +337,49 @@ class Im2colPacking:
         zero: str,
         loops: Sequence[str],
     ) -> None:
-        """Pack the windows of ``loops``, outermost first, each of which begins at ``base``;
-        ``strides`` are the packed dimensions'.
+        """Write the packing of the windows of some loops.
 
-        Most windows are inside the original: that is decided for all those of the innermost loop
-        at once, then for each one, and only then for each of its runs.
+        Most windows lie inside the original. That is tested for all those of the innermost loop at
+        once, then for each one, and only then for each of its runs.
+
+        Parameters
+        ----------
+        script : Script
+            Text to write to.
+        original, packed : Place
+            Elements of the buffers.
+        base : IndexExpr
+            Index in the packed buffer at which a window begins.
+        strides : mapping of str to int
+            Strides of the packed dimensions.
+        zero : str
+            Value of padding.
+        loops : sequence of str
+            Packed dimensions over windows, outermost first.
         """
         runs = self._runs(original, packed, base, strides, zero)
         bounds = list(dict.fromkeys(bound for run in runs for bound in run.needed))
         cut = next((n for n in reversed(range(len(loops))) if self.extents[loops[n]] > 1), 0)
         outer, inner = list(loops[:cut]), list(loops[cut:])
-        together = {bound.over(inner, self.extents) for bound in bounds}
-        together = {bound for bound in together if not bound.always}
+        joint = {bound.over(inner, self.extents) for bound in bounds}
+        joint = {bound for bound in joint if not bound.always}
+
+        def write_inside() -> None:
+            for run in runs:
+                run.write_inside(script)
+
         with script.nested(*self._grid(outer)):
             if not bounds:
                 with script.nested(*self._grid(inner)):
-                    _write_whole(script, runs)
+                    write_inside()
                 return
-            decides = not any(bound.never for bound in together)
+            decides = not any(bound.never for bound in joint)
             if decides:
-                decided = condition(sorted(map(str, together)))
-                with script.nested(*decided, *self._grid(inner)):
-                    _write_whole(script, runs)
+                with script.nested(*_condition(sorted(map(str, joint))), *self._grid(inner)):
+                    write_inside()
             with script.nested(*(["else:"] if decides else []), *self._grid(inner)):
-                with script.nested(*condition(map(str, bounds))):
-                    _write_whole(script, runs)
+                with script.nested(*_condition(map(str, bounds))):
+                    write_inside()
                 with script.nested("else:"):
                     for run in runs:
                         run.write(script)
@@ -142,54 +395,54 @@ class Im2colPacking:
         strides: Mapping[str, int],
         zero: str,
     ) -> list[Run]:
-        """Of a window, in its order; what is in no original is one run as far as it is one block
-        of neighbours in the packed layout."""
-        block = self.extents[self.walked[-1]]
-        found: list[Run] = []
-        for begin in self._beginnings(block):
+        """Return the runs of a window, in its order.
+
+        Consecutive runs outside the original are one as far as they are contiguous when packed.
+        """
+        block = self.extents[self.numbering[-1]]
+        runs: list[Run] = []
+        # A run is cut where a block that is contiguous in the packed layout ends.
+        for begin in sorted({*range(0, self.size, self.run), *range(0, self.size, block)}):
             end = min(self.size, (begin // self.run + 1) * self.run, (begin // block + 1) * block)
             index = list(self.rest)
             for digit in self.digits:
                 index[digit.dimension] += digit.coefficient * digit.at(begin)
-            place = base + self._offset(begin, strides)
             run = Run(
-                f"at_{len(found)}",
-                end - begin,
-                block - begin % block,
-                Source(original, tuple(index), self.shape, self.extents),
-                self.along,
-                begin % self.run,
-                packed,
-                place,
-                zero,
+                name=f"at_{len(runs)}",
+                length=end - begin,
+                room=block - begin % block,
+                source=Source(original, tuple(index), self.shape, self.extents),
+                along=self.along,
+                skipped=begin % self.run,
+                packed=packed,
+                base=base + self._offset(begin, strides),
+                zero=zero,
             )
-            if found and run.is_outside and found[-1].is_outside and begin % block:
-                last = found.pop()
+            if runs and run.is_outside and runs[-1].is_outside and begin % block:
+                last = runs.pop()
                 run = replace(last, length=last.length + run.length)
-            found.append(run)
-        return found
-
-    def _beginnings(self, block: int) -> list[int]:
-        """Of runs, and of blocks that are neighbours in the packed layout."""
-        return sorted({*range(0, self.size, self.run), *range(0, self.size, block)})
+            runs.append(run)
+        return runs
 
     def _offset(self, number: int, strides: Mapping[str, int]) -> int:
-        """Of an element in the packed layout."""
+        """Return the offset of an element of a window in the packed layout."""
         offset = 0
-        for name in reversed(self.walked):
-            number, place = divmod(number, self.extents[name])
-            offset += place * strides[name]
+        for name in reversed(self.numbering):
+            number, digit = divmod(number, self.extents[name])
+            offset += digit * strides[name]
         return offset
 
 
 def _number(term: IndexTerm) -> IndexExpr:
-    """What a term is a digit of."""
+    """Return the number that a term is a digit of."""
     return IndexExpr.iterator(term.iterator) if term.inner is None else term.inner
 
 
 def _numbering(number: IndexExpr, extents: Mapping[str, int]) -> tuple[str, ...]:
-    """The dimensions that make a number, outermost first; none where it is no mixed-radix one, or
-    its last one is not the last of all."""
+    """Return the dimensions that make up a number, outermost first.
+
+    None do if it is not mixed-radix, or its last one is not the last of all.
+    """
     if not number.is_affine:
         return ()
     names = sorted(number.iterators, key=number.coefficient)
@@ -203,8 +456,7 @@ def _numbering(number: IndexExpr, extents: Mapping[str, int]) -> tuple[str, ...]
 
 
 def _run(digits: Sequence[Digit], shape: Sequence[int], size: int) -> tuple[int, list[Digit]]:
-    """How many elements are neighbours in the original, and the digits among them, outermost
-    first."""
+    """Return the number of neighbours in the original, and the digits among them."""
     run, along = 1, list[Digit]()
     for digit in sorted(digits, key=lambda digit: digit.divisor):
         weight = digit.coefficient * math.prod(shape[digit.dimension + 1 :])
@@ -215,6 +467,6 @@ def _run(digits: Sequence[Digit], shape: Sequence[int], size: int) -> tuple[int,
     return run, along
 
 
-def _write_whole(script: Script, runs: Sequence[Run]) -> None:
-    for run in runs:
-        run.write_whole(script)
+def _condition(conditions: Iterable[str]) -> list[str]:
+    """Return the header of code that runs if all conditions hold."""
+    return [f"if {' and '.join(conditions) or 'True'}:"]

@@ -1,4 +1,7 @@
-"""How an instruction is written in a kernel's text: all that emission knows of a target."""
+"""Text of an instruction in a kernel, and the pieces of TVMScript that nests are written in.
+
+:class:`InstructionText` is all that emission knows of a target.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,47 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpembed.codegen.epilogue import BIAS, SCALE
 from cpembed.codegen.halo import index_sets
-from cpembed.codegen.nest import Nest
-from cpembed.codegen.nest_text import block_name
-from cpembed.codegen.script import Script
+from cpembed.codegen.nest import KernelOperand, Nest
+from cpembed.codegen.script import Script, read, storage_dtype
+from cpembed.ir.computation import AxisKind
+from cpembed.transform.program import Loop
 
 INIT, UPDATE, STORE = "init", "update", "store"
-"""Blocks of a task, which intrinsics may replace."""
+"""Names of the blocks of a task, which intrinsics may replace."""
+
+STAGE = "stage"
+"""Name of the local buffer between accumulators and an epilogue."""
+
+VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
+"""Names in the text of an epilogue's vectors."""
+
+_ON_STACK = '{"disable_lower_builtin": True}'
+"""Annotation that keeps a local buffer on the stack, so that the compiler can make registers of it.
+
+Without it, TVM allocates buffers of 1024 bytes and more from its runtime, and changes in a branch
+are stored and loaded again."""
 
 StoreText = Callable[[Script, Nest, str], bool]
-"""Writes what a task stores of its sums, from the buffer that is named; False where it does not."""
+"""Writes the stores of a task from the named buffer of sums; returns False if it does not apply."""
 
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """A tensor intrinsic: what it computes, in scalar loops, and the code, both as TVMScript."""
+    """Tensor intrinsic: its meaning as scalar loops, and its code, both as TVMScript."""
 
     description: str
     implementation: str
 
     @property
     def name(self) -> str:
-        """Equal for equal intrinsics, so that each is registered once."""
+        """Name, equal for equal intrinsics, so that each is registered once."""
         text = self.description + self.implementation
         return f"cpembed_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def register(self) -> str:
-        """Make the intrinsic known to TVM; its name."""
+        """Register the intrinsic with TVM and return its name."""
         from tvm.s_tir import TensorIntrin
 
         from cpembed.codegen.runtime import tvm
@@ -46,8 +63,10 @@ class Intrinsic:
 
 @dataclass(frozen=True)
 class LaneSum:
-    """The innermost spatial loop, whose accumulators are the parts of one sum that is stored:
-    ``total(vector)`` is TVMScript for that of a vector of them."""
+    """Innermost spatial loop whose accumulators are parts of one sum.
+
+    ``total(vector)`` returns TVMScript of the sum of a vector of them.
+    """
 
     loop: str
     total: Callable[[str], str]
@@ -55,20 +74,33 @@ class LaneSum:
 
 @dataclass(frozen=True)
 class InstructionText:
-    """An instruction in a kernel.
+    """Instruction in a kernel.
 
-    ``unrolled`` names inner loops and reductions to unroll, ``vectorized`` those to vectorise where
-    the accumulators are set and stored, and with ``vectorized_update`` where they are added to.
-    ``intrinsics`` replace blocks, each from a loop on: its place among the loops around the block.
-    ``setup`` and ``teardown`` are statements around each chunk (a tile configuration).
-
-    ``in_registers``: accumulators are registers of the compiler. ``opaque``: they are an
-    instruction's own, which only its store can read; with an epilogue they are stored to a local
-    buffer, of which the results are computed while the next task's products are on their way.
-    ``store`` writes down the results where it can, ``lane_sum`` makes one of several accumulators.
-
-    ``attributes``, ``options`` and ``functions`` are those of a
-    :class:`~cpembed.codegen.plan.KernelPlan`.
+    Parameters
+    ----------
+    backend : str
+        Name of the back end, for reports.
+    unrolled : collection of str
+        Inner loops and reductions to unroll.
+    vectorized : collection of str
+        Inner loops to vectorise where the accumulators are set and stored.
+    vectorized_update : bool
+        Vectorise them also where products are added.
+    intrinsics : mapping of str to (Intrinsic, int)
+        Replacements of blocks, each with the position of its outermost loop around the block.
+    setup, teardown : sequence of str
+        Statements around each chunk, such as a tile configuration.
+    in_registers : bool
+        Accumulators are registers of the compiler.
+    opaque : bool
+        Accumulators are the instruction's own, which only its store reads. With an epilogue they
+        are stored to a local buffer, from which results are computed during the next task.
+    store : StoreText, optional
+        Writer of the stores.
+    lane_sum : LaneSum, optional
+        Loop whose accumulators are summed before they are stored.
+    attributes, options, functions
+        Fields of the :class:`~cpembed.codegen.plan.KernelPlan`.
     """
 
     backend: str
@@ -90,12 +122,14 @@ class InstructionText:
 
     @property
     def vectorized_sums(self) -> Collection[str]:
-        """Loops to vectorise around the accumulators themselves: none where they are opaque."""
+        """Loops to vectorise around the accumulators themselves: none if they are opaque."""
         return () if self.opaque else self.vectorized
 
     def tensorizing(self, nest: Nest) -> Callable[[Any], None] | None:
-        """Rewrites a schedule of the nest's kernel: blocks are replaced, the update in each index
-        set; None where nothing is."""
+        """Return the rewrite of a schedule that replaces blocks of the nest's kernel, if any.
+
+        The update block is replaced in each index set.
+        """
         if not self.intrinsics:
             return None
         return Tensorizing(
@@ -109,7 +143,7 @@ class InstructionText:
 
 @dataclass(frozen=True)
 class Tensorizing:
-    """Replaces blocks of a kernel, by their names, by intrinsics, each from a loop on."""
+    """Replacement of a kernel's blocks, by name, by intrinsics, each from a loop on."""
 
     replaced: tuple[tuple[str, Intrinsic, int], ...]
 
@@ -117,3 +151,154 @@ class Tensorizing:
         for name, intrinsic, place in self.replaced:
             block = work.get_sblock(name, "main")
             work.tensorize(work.get_loops(block)[place], intrinsic.register())
+
+
+def block_name(block: str, index_set: int) -> str:
+    """Return the name of a block in one of the index sets."""
+    return f"{block}_{index_set}" if index_set else block
+
+
+def element(operand: KernelOperand) -> str:
+    """Return the accessed element of an operand."""
+    return f"{operand.parameter}[{operand.access}]"
+
+
+def update_statement(nest: Nest) -> str:
+    """Return the multiply-accumulate of one point."""
+    accumulator = f"acc[{nest.accumulator_access}]"
+    product = " * ".join(read(element(o), o.dtype, nest.sums) for o in nest.operands[:2])
+    return f"{accumulator} = {accumulator} + {product}"
+
+
+def store_statement(nest: Nest, value: str) -> str:
+    """Return the store of a sum, through the nest's epilogue."""
+    output = element(nest.operands[2])
+    if nest.epilogue is None:
+        return f"{output} = {value}"
+    channel = "" if nest.channels is None else str(nest.channels.access)
+    residual = "" if nest.residual is None else element(nest.residual)
+    return f"{output} = {nest.epilogue.expression(value, nest.sums, channel, residual)}"
+
+
+def loop_variable(loop: Loop) -> str:
+    """Return the variable of a loop around a block, whose iterator has the loop's name."""
+    return f"at_{loop.name}"
+
+
+def write_block(script: Script, name: str, loops: Sequence[Loop], *statements: str) -> None:
+    """Write a block.
+
+    Parameters
+    ----------
+    script : Script
+        Text to write to.
+    name : str
+        Name of the block.
+    loops : sequence of Loop
+        Loops around the block, each bound to an iterator of the same name.
+    *statements : str
+        Contents.
+    """
+    with script.nested(f'with T.sblock("{name}"):'):
+        if loops:
+            kinds = "".join("R" if loop.kind is AxisKind.REDUCTION else "S" for loop in loops)
+            names = ", ".join(loop.name for loop in loops)
+            variables = ", ".join(loop_variable(loop) for loop in loops)
+            script.line(f'{names} = T.axis.remap("{kinds}", [{variables}])')
+        script.lines(statements)
+
+
+def loop_headers(
+    loops: Sequence[Loop], unrolled: Collection[str] = (), vectorized: Collection[str] = ()
+) -> list[str]:
+    """Return headers of loops.
+
+    Parameters
+    ----------
+    loops : sequence of Loop
+        Loops, outermost first.
+    unrolled, vectorized : collection of str
+        Names of those to unroll and to vectorise; the others are serial.
+    """
+    headers: list[str] = []
+    for loop in loops:
+        kind = "unroll" if loop.name in unrolled else "serial"
+        kind = "vectorized" if loop.name in vectorized else kind
+        headers.append(f"for {loop_variable(loop)} in T.{kind}({loop.extent}):")
+    return headers
+
+
+def region_lines(nest: Nest, *, packs: bool = False, stages: bool = False) -> tuple[str, str]:
+    """Return the regions that a block around the whole nest reads and writes: all buffers.
+
+    Parameters
+    ----------
+    nest : Nest
+        Nest with its annotations.
+    packs : bool
+        Include those of per-thread packing.
+    stages : bool
+        Include the local buffer :data:`STAGE`.
+    """
+    regions = [f"{o.parameter}[0:{o.elements}]" for o in nest.operands]
+    read_regions = regions[:2]
+    if nest.epilogue is not None and nest.channels is not None:
+        size = nest.channels.elements
+        read_regions += [f"{VECTOR_PARAMETERS[name]}[0:{size}]" for name in nest.epilogue.vectors]
+    if nest.residual is not None:
+        read_regions.append(f"{nest.residual.parameter}[0:{nest.residual.elements}]")
+    written = [regions[2]]
+    if packs and nest.packing is not None:
+        written.append(regions[0])
+        original = nest.packing.original
+        read_regions.append(f"{original.parameter}[0:{original.elements}]")
+    if stages:
+        read_regions.append(f"{STAGE}[0:{nest.accumulators}]")
+        written.append(f"{STAGE}[0:{nest.accumulators}]")
+    return f"T.reads({', '.join(read_regions)})", f"T.writes({', '.join(written)})"
+
+
+def bind_task(
+    script: Script, nest: Nest, task: str = "task", named: Callable[[str], str] = str
+) -> None:
+    """Bind the task loops as block iterators, so that everything inside sees plain variables.
+
+    Parameters
+    ----------
+    script : Script
+        Text to write to.
+    nest : Nest
+        Nest of the tasks.
+    task : str
+        Number of the task in the text.
+    named : callable
+        Name of a task loop's iterator; by default that of the loop.
+    """
+    inside = 1
+    bindings: list[str] = []
+    for loop in reversed(nest.tasks):
+        start = loop.start_text(f"({task}) // {inside} % {loop.count}")
+        bindings.append(f"{named(loop.name)} = T.axis.spatial({loop.extent}, {start})")
+        inside *= loop.count
+    script.lines(reversed(bindings))
+
+
+def local_buffer(script: Script, name: str, nest: Nest, *, in_registers: bool = False) -> None:
+    """Write the allocation of a buffer with an element for each accumulator.
+
+    Parameters
+    ----------
+    script : Script
+        Text to write to.
+    name : str
+        Name of the buffer.
+    nest : Nest
+        Nest with the accumulators.
+    in_registers : bool
+        Let the compiler make registers of it.
+    """
+    layout = f'({nest.accumulators},), "{storage_dtype(nest.sums)}", scope="local"'
+    if in_registers:
+        script.line(f"{name} = T.alloc_buffer({layout}, annotations={_ON_STACK})")
+    else:
+        script.line(f"{name} = T.sblock_alloc_buffer({layout})")

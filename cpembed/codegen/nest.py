@@ -1,12 +1,12 @@
-"""The loop nest of a contraction kernel, on flat packed buffers, and what passes rewrite.
+"""Loop nest of a contraction kernel on flat packed buffers: the value that passes rewrite.
 
-A kernel runs *tasks*: points of the spatial loops, a loop taken in tiles of several points where it
-is register-tiled. A task initialises its accumulators, adds over the reduction loops and stores.
-All that is inside a task (the points of its register tile, instruction axes) is an *inner* loop.
+A kernel runs *tasks*: points of the spatial loops, where a register-tiled loop contributes several
+points to a task. A task clears its accumulators, adds over the reduction loops and stores. All
+loops inside a task (points of its register tile, instruction axes) are *inner* loops.
 
-A schedule is a sequence of passes (:data:`Pass`), each of which returns another nest: with other
-loops, or annotated with what is no change of loops (software prefetch, per-thread packing).
-:func:`~cpembed.codegen.emit.emit` writes the last one down.
+A schedule is a sequence of passes (:data:`Pass`). Each returns another nest, with other loops or
+with annotations that change no loop (software prefetch, per-thread packing).
+:func:`~cpembed.codegen.emit.emit` writes the last one as text.
 
 Buffers are flat, so an access is one affine expression however the layout spreads an instruction
 axis over dimensions: a row axis inside a compound dimension is only a stride.
@@ -15,33 +15,43 @@ axis over dimensions: a row axis inside a compound dimension is only a stride.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.script import Script
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import Loop
 
-if TYPE_CHECKING:
-    from cpembed.codegen.per_thread_packing import PerThreadPacking
-    from cpembed.codegen.prefetch import Prefetch
-    from cpembed.codegen.split_k import SplitK
-
 
 @dataclass(frozen=True)
 class TileLoop:
-    """A spatial loop around the tasks, ``tile`` points to a task; ``origin`` is its name in the
-    program.
+    """Spatial loop around the tasks.
 
-    Where the tile does not divide the extent the last tile is shifted back to end at the extent: it
-    computes some points twice, with the same result, and needs no code of its own. Or so many tiles
-    as ``remainder`` says, the last ones, have a point less. Of a loop over overlapping tiles of the
-    output (:class:`~cpembed.transform.program.Overlap`) the points are those of the axis, ``unit``
-    of which make a tile of the instruction.
+    Where the tile does not divide the extent, the last tile is shifted back to end at the extent:
+    it computes some points twice, with the same result, and needs no code of its own. Alternatively
+    the last ``remainder`` tiles have a point less.
+
+    Parameters
+    ----------
+    name : str
+        Identifier in the kernel.
+    extent : int
+        Number of points. For a loop over overlapping tiles of the output
+        (:class:`~cpembed.transform.program.Overlap`) these are points of the axis.
+    tile : int
+        Points in a task.
+    origin : str
+        Name of the loop in the program.
+    unit : int
+        Points in a tile of the instruction; 1 unless tiles overlap.
+    remainder : int
+        Number of tiles, at the end, that have a point less.
     """
 
     name: str
@@ -53,40 +63,41 @@ class TileLoop:
 
     @property
     def steps(self) -> int:
-        """The largest register tile: tiles of the instruction, or points."""
+        """Maximum number of steps of a register tile: tiles of the instruction, or points."""
         return self.extent // self.unit
 
     def tiles_of(self, steps: int) -> int:
-        """How many register tiles of so many steps there are."""
+        """Return the number of register tiles of that many steps."""
         return -(-self.extent // (steps * self.unit))
 
     @property
     def count(self) -> int:
+        """Number of tiles."""
         return -(-self.extent // self.tile)
 
     @property
     def points(self) -> int:
-        """Points computed, including recomputed ones."""
+        """Number of points computed, including recomputed ones."""
         return self.count * self.tile - self.remainder
 
     def start(self, number: int) -> int:
-        """The first point of a tile."""
-        whole = number * self.tile
+        """Return the first point of a tile."""
+        start = number * self.tile
         if self.remainder:
-            return min(whole, number * (self.tile - 1) + self.count - self.remainder)
-        return min(whole, max(0, self.extent - self.tile))
+            return min(start, number * (self.tile - 1) + self.count - self.remainder)
+        return min(start, max(0, self.extent - self.tile))
 
     def start_text(self, number: str) -> str:
-        """:meth:`start` in a kernel's text."""
-        whole = number if self.tile == 1 else f"{number} * {self.tile}"
+        """Return :meth:`start` as TVMScript."""
+        start = number if self.tile == 1 else f"{number} * {self.tile}"
         if self.remainder:
-            after = f"{number} * {self.tile - 1} + {self.count - self.remainder}"
-            return f"T.min({whole}, {after})"
-        return f"T.min({whole}, {self.extent - self.tile})" if self.recomputes else whole
+            shorter = f"{number} * {self.tile - 1} + {self.count - self.remainder}"
+            return f"T.min({start}, {shorter})"
+        return f"T.min({start}, {self.extent - self.tile})" if self.recomputes else start
 
     @property
     def recomputes(self) -> bool:
-        """Whether a shifted remainder tile computes points again."""
+        """True if a shifted remainder tile computes points again."""
         return self.points > self.extent
 
     @property
@@ -96,16 +107,24 @@ class TileLoop:
 
 
 class Peeling(Enum):
-    """Which products with zero padding a kernel leaves out (:mod:`~cpembed.codegen.halo`)."""
+    """Products with zero padding that a kernel leaves out (:mod:`~cpembed.codegen.halo`)."""
 
     STEPS = "steps of the reductions in which a task sees only padding"
     POINTS = "those, and in each step the points of a register tile that see only padding"
     EVERY = "those, all of them known when the kernel is compiled"
 
 
+class Prefetch(Enum):
+    """Operands with software prefetch, in the order in which a step requests their lines."""
+
+    A = "the first factor, a task ahead"
+    B = "the second factor, a register tile of columns ahead"
+    C = "the results, before they are stored"
+
+
 @dataclass(frozen=True)
 class KernelOperand:
-    """A packed operand as the kernel sees it: flat, with one index expression."""
+    """Packed operand in the kernel: a flat buffer with one index expression over the loops."""
 
     parameter: str
     dtype: str
@@ -113,26 +132,76 @@ class KernelOperand:
     access: IndexExpr
 
     def stride(self, loop: str) -> int:
-        """Elements from one step of a loop to the next."""
+        """Return the distance in elements from one step of a loop to the next."""
         return self.access.coefficient(loop)
+
+
+@dataclass(frozen=True)
+class SplitK:
+    """Partial sums of a split reduction (:func:`~cpembed.codegen.passes.split_k`).
+
+    The nest stores ``parts`` sums of each element of ``output``; ``epilogue`` is applied to their
+    total.
+    """
+
+    output: KernelOperand
+    epilogue: Epilogue | None
+    parts: int
+
+
+class ThreadCopies(Protocol):
+    """Copies of the first factor that chunks pack themselves, as emission uses them.
+
+    Implemented by :class:`~cpembed.codegen.per_thread_packing.PerThreadPacking`.
+    """
+
+    @property
+    def original(self) -> KernelOperand:
+        """First factor in its original layout: a parameter of the kernel."""
+        ...
+
+    def packed(
+        self, script: Script, tasks: tuple[str, str], regions: Sequence[str]
+    ) -> AbstractContextManager[tuple[str, str]]:
+        """Write the packing; return the first task and the end of those that may run inside."""
+        ...
 
 
 @dataclass(frozen=True)
 class Nest:
     """Loops of a contraction kernel and the accesses of its operands over them.
 
-    ``operands`` are the two factors in the instruction's order and the output, to which ``sums``
-    are stored; with an ``epilogue`` their types differ, and ``channels`` are the vectors that it
-    takes, by the index of an element, ``residual`` is what it adds. ``halo`` are coordinates of the
-    first factor that leave its original dimensions, of ``elements`` each, where it holds padding;
-    ``peeling`` says what is left out there. ``unpadded``: it holds no padding but lies as it came,
-    and nothing outside of it may be read.
-
-    Annotations: ``threads`` share the tasks in as many chunks; ``prefetched`` are the operands with
-    software prefetch; ``packing``: each chunk packs the first factor for itself, and the nest reads
-    these copies; ``split``: the nest stores partial sums; ``non_temporal`` is the factor, by
-    number, that is loaded past the nearest cache; ``line_bytes``: of the caches for which passes
-    decide.
+    Parameters
+    ----------
+    tasks, reductions, inner : tuple of loops
+        Loops, outermost first.
+    operands : tuple of three KernelOperand
+        The two factors in the instruction's order, and the output.
+    epilogue : Epilogue, optional
+        Steps between the sums and the output.
+    channels, residual : KernelOperand, optional
+        Vectors of the epilogue (by the index of an element), and its residual.
+    sums_dtype : str
+        Type of the accumulators; by default that of the output.
+    halo : tuple of KernelOperand
+        Coordinates of the first factor that leave its original dimensions, of ``elements`` each:
+        there it holds padding.
+    peeling : Peeling
+        Products with padding that are left out.
+    unpadded : bool
+        The first factor lies in its original layout, without padding; nothing outside may be read.
+    threads : int
+        Threads that share the tasks, in as many chunks.
+    prefetched : frozenset of Prefetch
+        Operands with software prefetch.
+    packing : ThreadCopies, optional
+        Packing of the first factor by each chunk; the nest reads these copies.
+    split : SplitK, optional
+        Split of a reduction; the nest stores partial sums.
+    non_temporal : int, optional
+        Number of the factor that is loaded past the nearest cache.
+    line_bytes : int
+        Cache line that passes assume.
     """
 
     tasks: tuple[TileLoop, ...]
@@ -148,7 +217,7 @@ class Nest:
     unpadded: bool = False
     threads: int = 1
     prefetched: frozenset[Prefetch] = frozenset()
-    packing: PerThreadPacking | None = None
+    packing: ThreadCopies | None = None
     split: SplitK | None = None
     non_temporal: int | None = None
     line_bytes: int = 64
@@ -160,31 +229,31 @@ class Nest:
 
     @property
     def accessed(self) -> tuple[KernelOperand, ...]:
-        """Everything that the loops index."""
-        others = (self.channels, self.residual)
-        return (*self.operands, *(operand for operand in others if operand is not None))
+        """All operands that the loops index."""
+        extra = (self.channels, self.residual)
+        return (*self.operands, *(operand for operand in extra if operand is not None))
 
-    def changed(self, change: Callable[[KernelOperand], KernelOperand], **others: Any) -> Nest:
-        """The nest with everything that the loops index changed, and other fields replaced."""
-        first, second, output = (change(operand) for operand in self.operands)
+    def changed(self, change: Callable[[KernelOperand], KernelOperand], **fields: Any) -> Nest:
+        """Return the nest with all that the loops index changed, and other fields replaced."""
+        first, second, output = map(change, self.operands)
         channels = None if self.channels is None else change(self.channels)
         residual = None if self.residual is None else change(self.residual)
-        halo = tuple(change(coordinate) for coordinate in self.halo)
-        kept = {"operands": (first, second, output), "halo": halo}
-        kept |= {"channels": channels, "residual": residual}
-        return replace(self, **(kept | others))
+        indexed = {"operands": (first, second, output), "halo": tuple(map(change, self.halo))}
+        indexed |= {"channels": channels, "residual": residual}
+        return replace(self, **(indexed | fields))
 
     def after(self, passes: Iterable[Pass]) -> Nest:
-        """The nest that a sequence of passes makes of this one."""
-        return reduce(lambda nest, one: one(nest), passes, self)
+        """Return the nest after a sequence of passes."""
+        return reduce(lambda nest, apply: apply(nest), passes, self)
 
     @property
     def task_count(self) -> int:
+        """Number of tasks."""
         return math.prod(loop.count for loop in self.tasks)
 
     @property
     def chunks(self) -> int:
-        """Parallel chunks of equal numbers of tasks."""
+        """Number of parallel chunks, of equal numbers of tasks."""
         return min(self.threads, self.task_count)
 
     @property
@@ -195,16 +264,17 @@ class Nest:
 
     @property
     def spatial_inner(self) -> tuple[Loop, ...]:
+        """Inner loops over different outputs."""
         return tuple(loop for loop in self.inner if loop.kind is AxisKind.SPATIAL)
 
     @property
     def accumulators(self) -> int:
-        """Output elements of a task."""
+        """Number of output elements of a task."""
         return math.prod(loop.extent for loop in self.spatial_inner)
 
     @property
     def accumulator_access(self) -> IndexExpr:
-        """Accumulators are dense, row-major over the spatial inner loops."""
+        """Index of an accumulator: dense, row-major over the spatial inner loops."""
         terms: list[IndexTerm] = []
         stride = 1
         for loop in reversed(self.spatial_inner):
@@ -213,6 +283,7 @@ class Nest:
         return IndexExpr.of(reversed(terms))
 
     def inner_loop(self, name: str) -> Loop:
+        """Return an inner loop by name; raise KeyError if there is none."""
         for loop in self.inner:
             if loop.name == name:
                 return loop
@@ -220,4 +291,4 @@ class Nest:
 
 
 Pass = Callable[[Nest], Nest]
-"""A step of a schedule."""
+"""Step of a schedule."""

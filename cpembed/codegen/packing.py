@@ -1,69 +1,285 @@
-"""Packing and unpacking kernels: an operand between its original layout and the packed one."""
+"""Packing and unpacking: an operand between its original layout and the packed one.
+
+:func:`plan_transform` decides the order in which elements are copied, :func:`packing_source` writes
+it as a kernel.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
 
 from cpembed.codegen.im2col_packing import Im2colPacking
-from cpembed.codegen.layout_transform import (
-    ORIGINAL,
-    PACKED,
-    UNROLLED,
-    Direction,
-    LayoutTransform,
-    blocks_of,
-    plan_transform,
-    range_of,
-)
-from cpembed.codegen.script import HEADER, Script, buffer, grid, zero
-from cpembed.codegen.transposition import Element, write_transposition
+from cpembed.codegen.script import Script, buffer, grid, zero
+from cpembed.codegen.transposition import Blocks, Element, write_transposition
 from cpembed.ir.computation import Computation
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.index_algebra import simplify
 from cpembed.transform.program import PackedOperand
+
+_INNER_ELEMENTS = 64
+"""Minimum number of elements of a row, over which the decoding of a row number is spread."""
+_COPIED_ELEMENTS = 2**14
+"""Maximum number of elements of a row that is a copy of several runs: finding a row, and testing
+whether it lies inside, takes as long as copying a few lines."""
+_ROW_ELEMENTS = 2**15
+"""Maximum number of elements of a row that contains a transposition: it has to stay in a near
+cache."""
+_UNROLLED = 8
+"""Maximum number of steps of an innermost loop that is unrolled, so that the loop around it is
+vectorised."""
+
+ORIGINAL, PACKED = "Original", "Packed"
+"""Names of the buffers in the text."""
+
+
+class Direction(Enum):
+    """Packing reads the original layout, unpacking writes it."""
+
+    PACK = "pack"
+    UNPACK = "unpack"
+
+
+@dataclass(frozen=True)
+class LayoutTransform:
+    """Order in which an operand is packed or unpacked.
+
+    Parameters
+    ----------
+    operand : PackedOperand
+        Operand with both layouts.
+    names : tuple of str
+        Identifiers of the packed dimensions.
+    source : tuple of IndexExpr
+        Original index over these.
+    rows : int
+        Number of leading dimensions that are walked as one row number.
+    order : tuple of str
+        Loops over the other dimensions, outermost first.
+    base : IndexExpr
+        Index at which the packed operand begins in its buffer.
+    packed : str
+        Name of the packed buffer.
+    windows : Im2colPacking, optional
+        Runs of a row whose elements are digits of one number.
+    """
+
+    operand: PackedOperand
+    names: tuple[str, ...]
+    source: tuple[IndexExpr, ...]
+    rows: int
+    order: tuple[str, ...]
+    base: IndexExpr = field(default_factory=IndexExpr)
+    packed: str = PACKED
+    windows: Im2colPacking | None = None
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return math.prod(self.operand.shape[: self.rows])
+
+    @property
+    def extents(self) -> dict[str, int]:
+        """Extents of the packed dimensions by name."""
+        return dict(zip(self.names, self.operand.shape, strict=True))
+
+    @cached_property
+    def packed_index(self) -> IndexExpr:
+        """Index into the flat packed buffer."""
+        return IndexExpr.of(map(IndexTerm, self.names, self.operand.strides)) + self.base
+
+    @property
+    def packed_element(self) -> str:
+        """Element of the packed buffer in the text."""
+        return f"{self.packed}[{self.packed_index}]"
+
+    @cached_property
+    def original_index(self) -> IndexExpr:
+        """Index into the flat original.
+
+        Neighbouring digits of one packed dimension are one term, which shows what is contiguous.
+        """
+        total = IndexExpr()
+        step = 1
+        for index, size in reversed([*zip(self.source, self.operand.original_shape, strict=True)]):
+            total = index.times(step) + total
+            step *= size
+        return simplify(total, self.extents)
+
+    @property
+    def original_element(self) -> str:
+        """Element of the original in the text."""
+        return f"{ORIGINAL}[{self.original_index}]"
+
+    def bounds(self) -> tuple[list[str], dict[str, tuple[int, int]], list[str]]:
+        """Return the limits that keep a transform inside the original shape.
+
+        They are conditions on the row, ranges of single loops, and conditions on an element for
+        what neither of these expresses.
+        """
+        extents = self.extents
+        of_row: list[str] = []
+        ranges: dict[str, tuple[int, int]] = {}
+        of_element: list[str] = []
+        for index, size in zip(self.source, self.operand.original_shape, strict=True):
+            low, high = index.bounds(extents)
+            if low >= 0 and high < size:
+                continue
+            name, divisor = self._leading_digit(index)
+            if name in self.order and name not in ranges:
+                first = max(0, -index.constant) * divisor
+                end = min(extents[name], (size - index.constant) * divisor)
+                ranges[name] = (first, max(first, end))
+                continue
+            is_of_row = set(index.iterators) <= set(self.names[: self.rows])
+            conditions = of_row if is_of_row else of_element
+            conditions += [f"{index} >= 0"] if low < 0 else []
+            conditions += [f"{index} < {size}"] if high >= size else []
+        return of_row, ranges, of_element
+
+    def range_of(self, ranges: Mapping[str, tuple[int, int]], name: str) -> tuple[int, int]:
+        """Return the first step of a loop and its end, within the ranges of :meth:`bounds`."""
+        return ranges.get(name, (0, self.extents[name]))
+
+    @property
+    def copies(self) -> bool:
+        """True if neighbours stay neighbours."""
+        moving = [name for name, extent in self.extents.items() if extent > 1]
+        last = moving[-1] if moving else self.names[-1]
+        along = [t for t in self.original_index.terms if last in t.iterators]
+        return [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]
+
+    def sides(self) -> tuple[str, str] | None:
+        """Return the loops along which the packed layout and the original are contiguous.
+
+        None unless the transform is a transposition: the loops differ, and the place of every
+        element needs no division.
+        """
+        if len(self.order) < 2:
+            return None
+        packed, original = self.names[-1], self.order[-1]
+        affine = all(term.is_affine for term in self.original_index.terms)
+        contiguous = self.original_index.coefficient(original) == 1
+        if packed not in self.order or packed == original or not (affine and contiguous):
+            return None
+        return packed, original
+
+    @staticmethod
+    def _leading_digit(index: IndexExpr) -> tuple[str | None, int]:
+        """Return the iterator and the divisor of ``iterator // divisor + constant``."""
+        if len(index.terms) == 1:
+            (term,) = index.terms
+            if term.inner is None and term.coefficient == 1 and term.modulus is None:
+                return term.iterator, term.divisor
+        return None, 1
+
+
+def blocks_of(transform: LayoutTransform, direction: Direction) -> Blocks | None:
+    """Return the blocks of a transposition in vector registers.
+
+    None if the transform is no transposition, or a small one.
+    """
+    sides = transform.sides()
+    _, ranges, of_element = transform.bounds()
+    if sides is None or of_element:
+        return None
+    packed, original = (transform.range_of(ranges, name) for name in sides)
+    rows, columns = (packed, original) if direction is Direction.PACK else (original, packed)
+    return Blocks.largest(rows[1] - rows[0], columns[1] - columns[0], transform.operand.dtype)
+
+
+def plan_transform(operand: PackedOperand) -> LayoutTransform:
+    """Return the order in which an operand is packed.
+
+    A row ends where it has enough elements. It includes the dimension that walks the original's
+    last one if that is not far, so that a transposition stays within a row.
+    """
+    names = tuple(f"d{number}" for number in range(len(operand.dimensions)))
+    renamed = {d.name: name for d, name in zip(operand.dimensions, names, strict=True)}
+    extents = dict(zip(names, operand.shape, strict=True))
+    source = tuple(
+        simplify(index.rename(lambda name: renamed[name]), extents) for index in operand.source
+    )
+    windows = Im2colPacking.detect(extents, source, operand.original_shape)
+    if windows is not None and windows.numbering[0] != names[0]:
+        first = names.index(windows.numbering[0])
+        return LayoutTransform(operand, names, source, first, names[first:], windows=windows)
+    rows = len(names)
+    while rows > 1 and math.prod(operand.shape[rows:]) < _INNER_ELEMENTS:
+        rows -= 1
+    rows = min(rows, len(names) - 1)
+    while rows > 1 and math.prod(operand.shape[rows - 1 :]) <= _COPIED_ELEMENTS:
+        longer = LayoutTransform(operand, names, source, rows - 1, names[rows - 1 :])
+        if not longer.copies or longer.bounds()[2]:
+            break
+        rows -= 1
+    order = list(names[rows:])
+    last = source[-1].terms if source else ()
+    steps = [t.iterator for t in last if t.is_affine and t.coefficient == 1]
+    near = steps[0] if len(steps) == 1 else None
+    if near in names[:-1]:
+        place = min(rows, names.index(near))
+        if math.prod(operand.shape[place:]) <= _ROW_ELEMENTS and place > 0:
+            rows = place
+            order = [name for name in names[rows:] if name != near]
+            # A short innermost loop is unrolled inside the contiguous one.
+            short = operand.shape[-1] <= _UNROLLED
+            order.insert(len(order) - 1 if short else len(order), near)
+    return LayoutTransform(operand, names, source, rows, tuple(order))
 
 
 def packed_before(workload: Computation) -> list[str]:
-    """Inputs that are packed once, ahead of time, unless told otherwise: the second one (W, B),
-    unless it varies."""
+    """Return the inputs that are packed once, ahead of time, by default.
+
+    That is the second one (W, B), unless it varies.
+    """
     return [operand.name for operand in workload.inputs[1:2] if not operand.varies]
 
 
 def packing_source(operand: PackedOperand, chunks: int, direction: Direction) -> str:
-    """TVMScript of ``main(source, target)``: pack reads the original, unpack the packed buffer.
+    """Return TVMScript of ``main(source, target)``.
 
     Packing writes zero where the layout lies outside the original shape; unpacking drops it.
+
+    Parameters
+    ----------
+    operand : PackedOperand
+        Operand with both layouts.
+    chunks : int
+        Maximum number of parallel chunks of rows.
+    direction : Direction
+        Pack or unpack.
     """
     transform = plan_transform(operand)
     original = buffer(ORIGINAL, math.prod(operand.original_shape), operand.dtype)
     packed = buffer(PACKED, operand.elements, operand.dtype)
     packs = direction is Direction.PACK
-    parameters = f"{original}, {packed}" if packs else f"{packed}, {original}"
     source, target = (ORIGINAL, PACKED) if packs else (PACKED, ORIGINAL)
     regions = (f"T.reads({source}[0])", f"T.writes({target}[0])")
     total = transform.row_count
     chunks = min(chunks, total)
     script = Script()
-    script.line(HEADER)
-    with script.nested(f"def main({parameters}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        with script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("chunk"):'):
-            script.line(f"part = T.axis.spatial({chunks}, chunk)")
-            for region in regions:
-                script.line(region)
-            bounds = f"part * {total} // {chunks}, (part + 1) * {total} // {chunks}"
-            with _row(script, transform, bounds, regions):
-                if packs:
-                    _pack_row(script, transform)
-                else:
-                    _unpack_row(script, transform)
+    with (
+        script.function((original, packed) if packs else (packed, original)),
+        script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("chunk"):'),
+    ):
+        script.line(f"part = T.axis.spatial({chunks}, chunk)")
+        script.lines(regions)
+        bounds = f"part * {total} // {chunks}, (part + 1) * {total} // {chunks}"
+        with _row(script, transform, bounds, regions):
+            if packs:
+                _pack_row(script, transform)
+            else:
+                _unpack_row(script, transform)
     return script.text()
 
 
 def rows_of(operand: PackedOperand) -> tuple[int, int]:
-    """How many rows :func:`packed_rows` walks, and over how many of the outermost dimensions."""
+    """Return the number of rows of :func:`packed_rows`, and of the dimensions that they walk."""
     transform = plan_transform(operand)
     return transform.row_count, transform.rows
 
@@ -75,12 +291,24 @@ def packed_rows(
     packed: str,
     base: IndexExpr,
 ) -> None:
-    """Pack rows, a first one and an end, of an operand from the buffer :data:`ORIGINAL` into
-    ``packed``, where it begins at ``base``."""
-    first, end = rows
+    """Write the packing of some rows of an operand from the buffer :data:`ORIGINAL`.
+
+    Parameters
+    ----------
+    script : Script
+        Text to write to.
+    operand : PackedOperand
+        Operand with both layouts.
+    rows : tuple of str
+        The first row and the end.
+    packed : str
+        Buffer to pack into.
+    base : IndexExpr
+        Index at which the operand begins there.
+    """
     transform = replace(plan_transform(operand), base=base, packed=packed)
     regions = (f"T.reads({ORIGINAL}[0])", f"T.writes({packed}[0])")
-    with _row(script, transform, f"{first}, {end}", regions):
+    with _row(script, transform, ", ".join(rows), regions):
         _pack_row(script, transform)
 
 
@@ -88,38 +316,35 @@ def packed_rows(
 def _row(
     script: Script, transform: LayoutTransform, bounds: str, regions: Sequence[str]
 ) -> Generator[None]:
-    """The loop over rows, each a block that knows its place."""
+    """Write the loop over rows, each a block that binds the row's dimensions."""
     with script.nested(f"for row in T.serial({bounds}):", 'with T.sblock("row"):'):
-        _bind_row(script, transform)
-        for region in regions:
-            script.line(region)
+        inside = transform.row_count
+        shape = transform.operand.shape
+        for name, extent in zip(transform.names[: transform.rows], shape, strict=False):
+            outside, inside = inside, inside // extent
+            place = "row" if inside == 1 else f"row // {inside}"
+            place += "" if outside == transform.row_count else f" % {extent}"
+            script.line(f"{name} = T.axis.spatial({extent}, {'0' if extent == 1 else place})")
+        script.lines(regions)
         yield
-
-
-def _bind_row(script: Script, transform: LayoutTransform) -> None:
-    inside = transform.row_count
-    for name, extent in zip(
-        transform.names[: transform.rows], transform.operand.shape, strict=False
-    ):
-        whole, inside = inside, inside // extent
-        place = "row" if inside == 1 else f"row // {inside}"
-        place += "" if whole == transform.row_count else f" % {extent}"
-        script.line(f"{name} = T.axis.spatial({extent}, {'0' if extent == 1 else place})")
 
 
 def _loops(transform: LayoutTransform, ranges: Mapping[str, tuple[int, int]]) -> list[str]:
     headers: list[str] = []
     for name in transform.order:
-        first, end = range_of(transform, ranges, name)
-        small = name == transform.order[-1] and end - first <= UNROLLED
+        first, end = transform.range_of(ranges, name)
+        small = name == transform.order[-1] and end - first <= _UNROLLED
         bounds = f"{first}, {end}" if first else str(end)
         headers.append(f"for {name} in T.{'unroll' if small else 'serial'}({bounds}):")
     return headers
 
 
 def _pack_row(script: Script, transform: LayoutTransform) -> None:
-    """The row's condition is tested once; a row's margins are cleared, or all of it where they are
-    scattered."""
+    """Write the packing of a row.
+
+    The row's condition is tested once. A row's margins are cleared, or all of it if they are
+    scattered.
+    """
     if transform.windows is not None:
         _pack_window(script, transform, transform.windows)
         return
@@ -149,7 +374,7 @@ def _pack_row(script: Script, transform: LayoutTransform) -> None:
 def _margins(
     names: Sequence[str], extents: Sequence[int], ranges: Mapping[str, tuple[int, int]]
 ) -> Iterator[list[str]]:
-    """The loops over each margin of a row: what lies before and after a loop's range."""
+    """Yield the loops over each margin of a row: the parts before and after a loop's range."""
     for name, (first, end) in ranges.items():
         extent = extents[names.index(name)]
         for begin, stop in (0, min(first, extent)), (end, extent):
@@ -160,15 +385,15 @@ def _margins(
 
 
 def _pack_window(script: Script, transform: LayoutTransform, windows: Im2colPacking) -> None:
-    begin = [t for t in transform.packed_index.terms if t.iterator not in windows.walked]
+    begin = [t for t in transform.packed_index.terms if t.iterator not in windows.numbering]
     windows.write(
         script,
-        lambda index: f"{ORIGINAL}[{index}]",
-        lambda index: f"{transform.packed}[{index}]",
-        IndexExpr.of(begin, transform.packed_index.constant),
-        dict(zip(transform.names, transform.operand.strides, strict=True)),
-        zero(transform.operand.dtype),
-        [name for name in transform.order if name not in windows.walked],
+        original=lambda index: f"{ORIGINAL}[{index}]",
+        packed=lambda index: f"{transform.packed}[{index}]",
+        base=IndexExpr.of(begin, transform.packed_index.constant),
+        strides=dict(zip(transform.names, transform.operand.strides, strict=True)),
+        zero=zero(transform.operand.dtype),
+        loops=[name for name in transform.order if name not in windows.numbering],
     )
 
 
@@ -183,7 +408,7 @@ def _unpack_row(script: Script, transform: LayoutTransform) -> None:
 
 
 def _transpose(script: Script, transform: LayoutTransform, direction: Direction) -> bool:
-    """Write the transform of a row as a transposition; False where it is none."""
+    """Write the transform of a row as a transposition; return False if it is none."""
     blocks, sides = blocks_of(transform, direction), transform.sides()
     if blocks is None or sides is None:
         return False
@@ -202,15 +427,15 @@ def _transpose(script: Script, transform: LayoutTransform, direction: Direction)
     ends = (ORIGINAL, at(transform.original_index)), (transform.packed, at(transform.packed_index))
     source, target = ends if packs else reversed(ends)
     outer = [name for name in transform.order if name not in sides]
-    bounds = [(name, *range_of(transform, ranges, name)) for name in outer]
+    bounds = [(name, *transform.range_of(ranges, name)) for name in outer]
     with script.nested(*(f"for {name} in T.serial({a}, {b}):" for name, a, b in bounds)):
         write_transposition(
             script,
             blocks,
             transform.operand.dtype,
-            range_of(transform, ranges, rows),
-            range_of(transform, ranges, columns),
-            source,
-            target,
+            rows=transform.range_of(ranges, rows),
+            columns=transform.range_of(ranges, columns),
+            source=source,
+            target=target,
         )
     return True

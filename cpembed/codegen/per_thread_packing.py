@@ -1,11 +1,14 @@
 """Per-thread packing: each chunk of a kernel's tasks packs what it reads, for itself.
 
-Packed by a kernel of its own, an operand is written by some cores and read by others, line by line
+Packed by a separate kernel, an operand is written by some cores and read by others, line by line
 through the cache that they share, after one more launch. A chunk that packs its own share finds it
-in its own cache; what chunks have in common (the rows between two halves of an image) is packed
-twice. Where a share is larger than a near cache, a chunk packs and computes by packing blocks
-(:mod:`~cpembed.codegen.packing_block`), each in the memory of the one before: im2col windows,
-thirty times the size of the image, never leave the cache.
+in its own cache; what chunks share (the rows between two halves of an image) is packed twice.
+
+Where a share is larger than a near cache, a chunk packs and computes by *packing blocks*: ranges of
+consecutive tasks, each packed in the memory of the one before, so that im2col windows, thirty times
+the size of the image, never leave the cache. This works because the outermost loops of the tasks
+often move the outermost dimensions of the packed operand (images, rows, points of a row):
+consecutive tasks then read consecutive *rows* of the operand, points of those dimensions.
 """
 
 from __future__ import annotations
@@ -15,28 +18,193 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from cpembed.codegen.layout_transform import ORIGINAL
-from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.packing import packed_rows, rows_of
-from cpembed.codegen.packing_block import PackingBlocks, row_accesses
-from cpembed.codegen.program_nest import first_factor
+from cpembed.codegen.nest import KernelOperand, Nest, TileLoop
+from cpembed.codegen.packing import ORIGINAL, packed_rows, rows_of
+from cpembed.codegen.program_nest import first_factor, in_points
 from cpembed.codegen.script import Script
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 CHUNK = "part"
-"""Number of the parallel chunk, in the kernel's text."""
+"""Name in the text of the number of the parallel chunk."""
 
 _LEFT, _FIRST, _END = "left", "first_task", "end_task"
-"""In the text: lines of the packed operand but for those before a packing block, and its tasks."""
+"""Names in the text: lines of the packed operand that do not precede a packing block, its first
+task and the end of its tasks."""
+
+
+@dataclass(frozen=True)
+class RowAccess:
+    """Rows of the packed operand that tasks read.
+
+    Parameters
+    ----------
+    loops : tuple of TileLoop
+        Outermost task loops, each of which moves one of the operand's outermost dimensions.
+    steps : tuple of int
+        Rows that a point of each loop moves.
+    low : int
+        First row that a task reads, relative to those that its points move.
+    span : int
+        Number of rows that a task reads.
+    row_count : int
+        Number of rows of the operand.
+    each : int
+        Rows of :func:`~cpembed.codegen.packing.packed_rows` in a row.
+    inside : int
+        Number of tasks in an iteration of the last loop.
+    task_count : int
+        Number of all tasks.
+    """
+
+    loops: tuple[TileLoop, ...]
+    steps: tuple[int, ...]
+    low: int
+    span: int
+    row_count: int
+    each: int
+    inside: int
+    task_count: int
+
+    @property
+    def count(self) -> int:
+        """Iterations of the last loop."""
+        return self.loops[-1].count
+
+    @property
+    def step(self) -> int:
+        """Maximum number of rows from an iteration of the last loop to the next."""
+        return self.steps[-1] * self.loops[-1].tile
+
+    def first_row(self, task: int) -> int:
+        """Return the first row that a task reads."""
+        row, inside = self.low, self.inside
+        for loop, step in zip(reversed(self.loops), reversed(self.steps), strict=True):
+            row += step * loop.start(task // inside % loop.count)
+            inside *= loop.count
+        return max(0, row)
+
+    def first_row_text(self, task: str) -> str:
+        """Return :meth:`first_row` as TVMScript."""
+        total, inside = "", self.inside
+        for loop, step in zip(reversed(self.loops), reversed(self.steps), strict=True):
+            number = f"({task})" if inside == 1 else f"({task}) // {inside}"
+            if inside * loop.count != self.task_count:
+                number = f"{number} % {loop.count}"
+            rows = _times(loop.start_text(number), step)
+            total = f"{rows} + {total}" if total else rows
+            inside *= loop.count
+        return f"T.max(0, {total} + {self.low})" if self.low else f"({total})"
+
+
+@dataclass(frozen=True)
+class PackingBlocks:
+    """Division of each chunk's tasks into packing blocks.
+
+    A block is ``points`` iterations of the last loop of ``access``, and never crosses an iteration
+    of the loops around it; with 0, all tasks of a chunk are one block.
+    """
+
+    access: RowAccess
+    chunks: int
+    points: int
+
+    @staticmethod
+    def longest(access: RowAccess, chunks: int, rows: int) -> PackingBlocks | None:
+        """Return the longest blocks that read at most ``rows`` rows.
+
+        They are the shortest if no row is read twice. None if one iteration reads more.
+        """
+        if access.span > rows:
+            return None
+        most = min(access.count, 1 + (rows - access.span) // access.step)
+        if access.span == access.step:
+            most = 1
+        # As many blocks as necessary, of about the same length.
+        return PackingBlocks(access, chunks, -(-access.count // -(-access.count // most)))
+
+    @property
+    def rows(self) -> int:
+        """Maximum number of rows that a block reads."""
+        if self.points:
+            return self.access.span + (self.points - 1) * self.access.step
+        return max(end - first for first, end in map(self._chunk_rows, range(self.chunks)))
+
+    def share(self) -> float:
+        """Return the fraction of all rows that the busiest chunk packs, counting repetitions."""
+        access = self.access
+        if not self.points:
+            return self.rows / access.row_count
+        iterations = -(-access.task_count // access.inside // self.chunks)
+        blocks = -(-iterations // self.points)
+        return (blocks * (access.span - access.step) + iterations * access.step) / access.row_count
+
+    def numbers(self, chunk: str, tasks: tuple[str, str]) -> tuple[str, str]:
+        """Return the number of the first block of a chunk's tasks, and the end."""
+        if not self.points:
+            return chunk, f"{chunk} + 1"
+        first, end = tasks
+        return self._number(first), f"{self._number(f'{end} - 1')} + 1"
+
+    def tasks(self, block: str, tasks: tuple[str, str]) -> tuple[str, str]:
+        """Return the first task of a block, and the end, among those of a chunk."""
+        if not self.points:
+            return tasks
+        access, around = self.access, self._around
+        length = self.points * access.inside
+        first, end = f"{block} * {length}", f"({block} + 1) * {length}"
+        if access.count % self.points:
+            # The last block of an iteration of the loops around is shorter.
+            begin = f"{block} // {around} * {access.count * access.inside}"
+            place = f"{block} % {around}"
+            first = f"{begin} + {place} * {length}"
+            end = f"{begin} + T.min(({place} + 1) * {length}, {access.count * access.inside})"
+        return f"T.max({tasks[0]}, {first})", f"T.min({tasks[1]}, {end})"
+
+    def packing_rows(self, first: str, end: str) -> tuple[str, str]:
+        """Return the rows of :func:`~cpembed.codegen.packing.packed_rows` that tasks read."""
+        access = self.access
+        last = f"{access.first_row_text(f'{end} - 1')} + {access.span}"
+        stop = f"T.min({access.row_count}, {last})"
+        return _times(access.first_row_text(first), access.each), _times(stop, access.each)
+
+    @property
+    def _around(self) -> int:
+        """Number of blocks in an iteration of the loops around the last one."""
+        return -(-self.access.count // self.points)
+
+    def _number(self, task: str) -> str:
+        access, length = self.access, self.points * self.access.inside
+        if access.count % self.points == 0:
+            return f"({task}) // {length}"
+        around = access.count * access.inside
+        return f"({task}) // {around} * {self._around} + ({task}) % {around} // {length}"
+
+    def _chunk_rows(self, chunk: int) -> tuple[int, int]:
+        access, total = self.access, self.access.task_count
+        first, last = chunk * total // self.chunks, (chunk + 1) * total // self.chunks - 1
+        end = min(access.row_count, access.first_row(last) + access.span)
+        return access.first_row(first), end
 
 
 @dataclass(frozen=True)
 class PerThreadPacking:
-    """The first factor, ``parameter`` in the text, packed by each of ``chunks`` chunks of ``tasks``
-    tasks, by ``blocks`` of each one's tasks; all of it by each where those are None. Copies begin
-    at lines of ``line_bytes``."""
+    """Copies of the first factor that chunks of tasks pack for themselves.
+
+    Parameters
+    ----------
+    operand : PackedOperand
+        First factor.
+    parameter : str
+        Its buffer in the text.
+    tasks, chunks : int
+        Number of all tasks and of chunks.
+    blocks : PackingBlocks, optional
+        Packing blocks; by default each chunk packs the whole factor.
+    line_bytes : int
+        Cache line, at a multiple of which copies begin.
+    """
 
     operand: PackedOperand
     parameter: str
@@ -47,7 +215,7 @@ class PerThreadPacking:
 
     @property
     def elements(self) -> int:
-        """Of a chunk's copy, whole lines of it."""
+        """Number of elements of a chunk's copy, in full lines."""
         line = self._line
         if self.blocks is None:
             return -(-self.operand.elements // line) * line
@@ -56,24 +224,39 @@ class PerThreadPacking:
 
     @property
     def original(self) -> KernelOperand:
+        """First factor in its original layout, as a parameter of the kernel."""
         count = math.prod(self.operand.original_shape)
         return KernelOperand(ORIGINAL, self.operand.dtype, count, IndexExpr())
 
     @property
     def bytes(self) -> int:
-        """Of a chunk's copy."""
+        """Size of a chunk's copy."""
         return self.elements * size_bytes(self.operand.dtype)
 
     def share(self) -> float:
-        """Of the whole operand, what the chunk packs that packs most."""
+        """Return the fraction of the operand that the busiest chunk packs."""
         return 1.0 if self.blocks is None else self.blocks.share()
 
     @contextmanager
     def packed(
         self, script: Script, tasks: tuple[str, str], regions: Sequence[str]
     ) -> Generator[tuple[str, str]]:
-        """What is inside runs for each packing block of a chunk's tasks, a first one and an end,
-        after that has been packed; given its own tasks. ``regions`` are those of the tasks."""
+        """Write the packing of a chunk, block by block; lines written inside run for each block.
+
+        Parameters
+        ----------
+        script : Script
+            Text to write to.
+        tasks : tuple of str
+            First task of the chunk and the end.
+        regions : sequence of str
+            Regions that the tasks read and write.
+
+        Yields
+        ------
+        tuple of str
+            First task of the block and the end.
+        """
         if self.blocks is None:
             everything = "0", str(rows_of(self.operand)[0])
             packed_rows(script, self.operand, everything, self.parameter, self.base)
@@ -88,29 +271,30 @@ class PerThreadPacking:
             limit = self._lines + 1
             script.line(f"{_FIRST} = T.axis.spatial({self.tasks}, {first})")
             script.line(f"{_END} = T.axis.spatial({self.tasks + 1}, {end})")
-            # The simplifier divides by zero where rows cancel, and does not see through the bits.
+            # TVM's simplifier divides by zero where rows cancel; it does not see through the bits.
             bits = (1 << limit.bit_length()) - 1
             opaque = f"T.bitwise_and({self._lines} - {skipped}, {bits})"
             script.line(f"{_LEFT} = T.axis.spatial({limit}, {opaque})")
-            for region in regions:
-                script.line(region)
+            script.lines(regions)
             rows = self.blocks.packing_rows(_FIRST, _END)
             packed_rows(script, self.operand, rows, self.parameter, self.base)
             yield _FIRST, _END
 
     @property
     def base(self) -> IndexExpr:
-        """Where element 0 of the packed operand would be. Copies begin at lines, as the operand
-        does, so that rows lie in their lines as they do there."""
-        own = IndexTerm(CHUNK, self.elements)
+        """Index at which element 0 of the packed operand would lie.
+
+        Copies begin at lines, as the operand does, so that rows lie in lines as they do there.
+        """
+        copy = IndexTerm(CHUNK, self.elements)
         if self.blocks is None:
-            return IndexExpr.of([own])
-        # Of a difference LLVM does not know that it fits 32 bits, and extends it in every load (76
-        # instructions for 28 products instead of 51).
-        return IndexExpr.of([own, IndexTerm(_LEFT, self._line)], -self._line * self._lines)
+            return IndexExpr.of([copy])
+        # LLVM does not know that a difference fits 32 bits and extends it in every load (76
+        # instructions for 28 products instead of 51), so the lines left over are bound as a whole.
+        return IndexExpr.of([copy, IndexTerm(_LEFT, self._line)], -self._line * self._lines)
 
     def cost(self, rooms: Sequence[float], packed_in: Sequence[float]) -> float:
-        """Packing and reading again, in times that all of the operand is packed."""
+        """Return the time of packing and reading again, relative to packing the operand once."""
         level = next((n for n, room in enumerate(rooms) if self.bytes <= room), len(rooms))
         return self.share() * self.chunks + packed_in[level]
 
@@ -121,7 +305,7 @@ class PerThreadPacking:
 
     @property
     def _lines(self) -> int:
-        """Whole ones of the packed operand."""
+        """Number of full cache lines of the packed operand."""
         return self.operand.elements // self._line
 
     @property
@@ -133,50 +317,135 @@ class PerThreadPacking:
 def plan_packing(
     program: DerivedProgram, nest: Nest, rooms: Sequence[float], packed_in: Sequence[float]
 ) -> PerThreadPacking | None:
-    """The cheapest per-thread packing of a nest's first factor; None where that is in place.
+    """Return the cheapest per-thread packing of a nest's first factor; None if it is in place.
 
-    ``nest`` has its tasks as they are executed; ``rooms`` are the bytes of a core's caches, the
-    nearest first, that a packing block may fill; ``packed_in`` is what it takes to have it in each,
-    and beyond them, in times that all of the operand is packed.
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the nest.
+    nest : Nest
+        Nest with its tasks in the order of execution.
+    rooms : sequence of float
+        Bytes of a core's caches, the nearest first, that a packing block may fill.
+    packed_in : sequence of float
+        Cost of having a block in each of these and beyond them, relative to packing the operand
+        once.
     """
     operand = first_factor(program)
     if operand.is_identity or not operand.dimensions:
         return None
-    found = [
+    packings = [
         PerThreadPacking(
-            operand,
-            nest.operands[0].parameter,
-            nest.task_count,
-            nest.chunks,
-            blocks,
-            nest.line_bytes,
+            operand=operand,
+            parameter=nest.operands[0].parameter,
+            tasks=nest.task_count,
+            chunks=nest.chunks,
+            blocks=blocks,
+            line_bytes=nest.line_bytes,
         )
         for blocks in _proposals(program, operand, nest, rooms)
     ]
-    return min(found, key=lambda packing: (packing.cost(rooms, packed_in), packing.bytes))
+    return min(packings, key=lambda packing: (packing.cost(rooms, packed_in), packing.bytes))
 
 
 def pack_per_thread(nest: Nest, packing: PerThreadPacking) -> Nest:
-    """The nest on the chunks' own copies of the first factor, which lie behind one another."""
-    first, *others = nest.operands
+    """Return the nest on the chunks' copies of the first factor, which lie behind one another."""
+    first, second, output = nest.operands
     copies = replace(
         first, elements=packing.elements * packing.chunks, access=first.access + packing.base
     )
-    return replace(nest, operands=(copies, *others), packing=packing)
+    return replace(nest, operands=(copies, second, output), packing=packing)
 
 
 def _proposals(
     program: DerivedProgram, operand: PackedOperand, nest: Nest, rooms: Sequence[float]
 ) -> Iterator[PackingBlocks | None]:
-    """All tasks of a chunk at once, then the longest blocks that fill each room."""
-    found = row_accesses(program, operand, nest, rows_of(operand))
-    if not found:
+    """Yield all tasks of a chunk as one block, then the longest blocks that fill each room."""
+    accesses = row_accesses(program, operand, nest, rows_of(operand))
+    if not accesses:
         yield None
         return
-    yield PackingBlocks.whole(found[0], nest.chunks)
+    yield PackingBlocks(accesses[0], nest.chunks, 0)
     for room in rooms:
-        for access in found:
+        for access in accesses:
             row_bytes = operand.elements // access.row_count * size_bytes(operand.dtype)
-            blocks = PackingBlocks.of(access, nest.chunks, int(room) // row_bytes)
+            blocks = PackingBlocks.longest(access, nest.chunks, int(room) // row_bytes)
             if blocks is not None:
                 yield blocks
+
+
+def row_accesses(
+    program: DerivedProgram, operand: PackedOperand, nest: Nest, rows: tuple[int, int]
+) -> list[RowAccess]:
+    """Return the rows that tasks read, by one, two and more of the outermost loops.
+
+    Empty if the outermost loop of several tasks does not move the operand's outermost dimension of
+    several elements forwards.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the nest.
+    operand : PackedOperand
+        Operand that is packed.
+    nest : Nest
+        Nest with its tasks in the order of execution.
+    rows : tuple of int
+        Number of rows and of their dimensions (:func:`~cpembed.codegen.packing.rows_of`).
+    """
+    count, dimensions = rows
+    tasks = [task for task in nest.tasks if task.count > 1]
+    positions = [n for n, extent in enumerate(operand.shape[:dimensions]) if extent > 1]
+    accesses: list[RowAccess] = []
+    moves: list[tuple[int, int, int, int]] = []
+    for number, position in enumerate(positions[: len(tasks)]):
+        loops = tasks[: number + 1]
+        move = _move(program, operand.access[position], loops)
+        if move is None:
+            break
+        moves.append((position, *move))
+        row_count = math.prod(operand.shape[: position + 1])
+        weights = [math.prod(operand.shape[at + 1 : position + 1]) for at, *_ in moves]
+        steps = [weight * step for weight, (_, step, _, _) in zip(weights, moves, strict=True)]
+        low = sum(weight * least for weight, (*_, least, _) in zip(weights, moves, strict=True))
+        high = sum(weight * most for weight, (*_, most) in zip(weights, moves, strict=True))
+        tiles = sum(step * (loop.tile - 1) for step, loop in zip(steps, loops, strict=True))
+        accesses.append(
+            RowAccess(
+                loops=tuple(loops),
+                steps=tuple(steps),
+                low=low,
+                span=high - low + 1 + tiles,
+                row_count=row_count,
+                each=count // row_count,
+                inside=math.prod(task.count for task in tasks[number + 1 :]),
+                task_count=nest.task_count,
+            )
+        )
+    return accesses
+
+
+def _move(
+    program: DerivedProgram, index: IndexExpr, loops: Sequence[TileLoop]
+) -> tuple[int, int, int] | None:
+    """Return the elements of a dimension that a point of the last loop moves, forwards.
+
+    The bounds of what other iterators add follow. None if one of these is a loop further out.
+    """
+    by_points = {loop.origin for loop in loops if loop.unit > 1}
+    for overlap in program.overlaps:
+        if overlap.loop in by_points:
+            over_points = in_points(index, overlap)
+            if over_points is None:
+                return None
+            index = over_points
+    origin = loops[-1].origin
+    step = index.coefficient(origin)
+    rest = IndexExpr.of([t for t in index.terms if t.iterator != origin], index.constant)
+    if step <= 0 or {loop.origin for loop in loops} & set(rest.iterators):
+        return None
+    return step, *rest.bounds(program.extents)
+
+
+def _times(text: str, factor: int) -> str:
+    return text if factor == 1 else f"{text} * {factor}"

@@ -1,4 +1,4 @@
-"""What a back end returns: the text of a kernel and how to finish and compile it."""
+"""Plans of kernels: the text that a back end returns, with how to finish and compile it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ from typing import Any, Literal
 from cpembed.stores import Count
 
 LoopOrder = Literal["columns", "rows"]
-"""The factor whose loops are outermost."""
+"""Factor whose loops are outermost: weights (columns) or rows."""
 
 
 @dataclass(frozen=True)
 class Knobs:
     """Choices that change a kernel's speed and not its result.
 
-    ``register_tiles`` gives, by program loop, how many points one task computes with its
-    accumulators in registers; ``loop_order`` the factor whose loops tasks walk outside the other's:
-    that of the columns (weights), of which few then stay near, or that of the rows. ``cache_tiles``
-    gives, by program loop, how many points are taken together before any others are: all tasks of a
-    tile come before those of the next, so that its data stay in a farther cache. ``non_temporal``:
-    the factor that the inner tasks move is loaded past the nearest cache, which the other factor
-    keeps. ``split_k``: into how many parts a reduction is cut, which different tasks sum.
+    Parameters
+    ----------
+    register_tiles : mapping of str to int
+        Points by program loop that one task computes with its accumulators in registers.
+    loop_order : LoopOrder
+        Factor whose loops tasks walk outside the other's; few of its data have to stay near.
+    cache_tiles : mapping of str to int
+        Points by program loop whose tasks run before any others, so that their data stay in a
+        farther cache.
+    non_temporal : bool
+        Load the factor that the inner tasks move past the nearest cache, to keep the other there.
+    split_k : int
+        Number of parts of a reduction that different tasks sum.
     """
 
     register_tiles: Mapping[str, Count] = field(default_factory=dict[str, int])
@@ -33,18 +39,33 @@ class Knobs:
 
     @property
     def columns_outermost(self) -> bool:
+        """True if the loops of the columns are outermost."""
         return self.loop_order == "columns"
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """A contraction kernel before compilation.
+    """Kernel before compilation.
 
-    ``schedule`` rewrites the parsed function (tensorizes its blocks); ``attributes`` are
-    instruction-set attributes of the compilation target, ``options`` switches of LLVM's code
-    generator, ``functions`` what the kernel calls that is written in LLVM's own language.
-    ``copies``: elements of a last parameter, into which the kernel itself packs its first factor; 0
-    where that comes packed. ``original``: it is read as it came, without packing.
+    Parameters
+    ----------
+    backend : str
+        Name for reports.
+    source : str
+        TVMScript of the function ``main``.
+    schedule : callable, optional
+        Rewrite of the parsed function (tensorizes its blocks).
+    attributes, options : tuple of str
+        Instruction-set attributes of the target, and switches of LLVM's code generator.
+    copies : int
+        Elements of a last parameter, into which the kernel packs its first factor; 0 if that comes
+        packed.
+    functions : str
+        Functions in LLVM's language that the kernel calls.
+    original : bool
+        The first factor is read in its original layout.
+    in_registers : bool
+        Accumulators are registers of the compiler.
     """
 
     backend: str

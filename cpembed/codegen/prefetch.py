@@ -1,27 +1,26 @@
-"""Software prefetch of A, B and C: lines that a kernel asks for before it needs them.
+"""Software prefetch of A, B and C: lines that a kernel requests before it needs them.
 
-Each pass annotates a nest where asking pays, by the traffic beyond the second-level cache. Lines go
-into that cache (LLVM's ``prefetch``; PREFETCHT1 and PREFETCHW on x86), some in each step of the
-reductions, because loads wait behind what is asked for at once.
+Each pass annotates a nest where requests pay off, by the traffic beyond the second-level cache.
+Lines go into that cache (LLVM's ``prefetch``; PREFETCHT1 and PREFETCHW on x86), a few in each step
+of the reductions, because loads wait behind requests that are issued all at once.
 
-- A, the first factor, a task ahead: every row of the next task is a new place, which hardware
-  prefetch finds only after its first few lines, and rows are short.
+- A, the first factor, a task ahead: every row of the next task is at a new place, which hardware
+  prefetch recognises only after its first few lines, and rows are short.
 - B, the second factor, while the columns before are multiplied: a register tile of columns that
-  several tasks multiply in turn is near once the first of them has read it. Each asks for its share
+  several tasks multiply in turn is near once the first of them has read it. Each requests its share
   of the next one.
 - C, the results, before they are stored: a store to a line that is in no near cache waits for it,
-  and few of them can wait at a time.
+  and few stores can wait at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from enum import Enum
 
-from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.nest_text import bind_task, loop_variable
+from cpembed.codegen.instruction import bind_task, loop_variable
+from cpembed.codegen.nest import KernelOperand, Nest, Prefetch
 from cpembed.codegen.script import Script
 from cpembed.codegen.traffic import Reuse
 from cpembed.ir.dtypes import size_bytes
@@ -29,64 +28,93 @@ from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import Loop
 
 _FEW_STEPS = 48
-"""Steps, of which the compiler writes some one after the other: a branch in each makes it keep what
-they loaded on the stack, so that the last line is rather asked for again (measured on Ice Lake: 7x7
-filters of 3 channels with a stride of two, 42 steps and 24 lines, take 0.86 of the time, 5x20
-filters of one channel, 25 and 22, 0.8 to 0.9; 1x1 filters of 256 channels, 64 and 24, 1.07, 3x3
-filters of 288 channels, 648 and 24, 1.02)."""
+"""Maximum number of steps with which surplus steps request the last line again instead of
+branching.
+
+The compiler unrolls some of so few steps, and a branch in each makes it spill what they loaded
+(measured on Ice Lake, time relative to a branch: 7x7 filters of 3 channels with a stride of two, 42
+steps and 24 lines, 0.86; 5x20 filters of one channel, 25 and 22, 0.8 to 0.9; 1x1 filters of 256
+channels, 64 and 24, 1.07; 3x3 filters of 288 channels, 648 and 24, 1.02)."""
 
 _INTO_SECOND_LEVEL, _DATA = 2, 1
-"""For LLVM's prefetch: into which cache (for writing it is PREFETCHW in any case), and that the
-lines hold no instructions."""
-
-
-class Prefetch(Enum):
-    """Operands with software prefetch, in the order in which a step asks for their lines."""
-
-    A = "the first factor, a task ahead"
-    B = "the second factor, a register tile of columns ahead"
-    C = "the results, before they are stored"
+"""Arguments of LLVM's prefetch: the cache (writes use PREFETCHW in any case), and that the lines
+hold no instructions."""
 
 
 def prefetch_a(nest: Nest, reuse: Reuse, cache_bytes: int, least: float) -> Nest:
-    """Where the first factor comes from beyond a cache of ``cache_bytes``, each line of it for
-    several steps of a reduction: at least the share ``least`` of the lines that are asked for."""
+    """Prefetch the first factor if it comes from beyond a cache, each line for several steps.
+
+    Parameters
+    ----------
+    nest : Nest
+        Nest with register tiles.
+    reuse : Reuse
+        Its footprints.
+    cache_bytes : int
+        Size of the cache; 0 if unknown, and nothing is prefetched.
+    least : float
+        Minimum share of the requested lines that really come from beyond the cache.
+    """
     along = _along(nest)
     if not cache_bytes or along is None:
         return nest
-    asked = _steps(nest, reuse) * _a_lines(nest, along)
-    return _annotated(nest, Prefetch.A, reuse.traffic(cache_bytes)[0] >= least * asked)
+    requested = _steps(nest, reuse) * _a_lines(nest, along)
+    return _annotated(nest, Prefetch.A, reuse.traffic(cache_bytes)[0] >= least * requested)
 
 
 def prefetch_b(nest: Nest, reuse: Reuse, cache_bytes: int, least: float) -> Nest:
-    """Where tiles of columns that several tasks multiply come from beyond a cache of
-    ``cache_bytes``, a line in each step of a column: at least the share ``least`` of what is asked
-    for."""
+    """Prefetch tiles of columns that several tasks multiply, if they come from beyond a cache.
+
+    A step has to read one line of each column.
+
+    Parameters
+    ----------
+    nest, reuse, cache_bytes, least
+        Those of :func:`prefetch_a`.
+    """
     tasks = tasks_in_turn(nest)
     if not cache_bytes or tasks in (1, nest.task_count) or not _is_by_lines(nest):
         return nest
-    asked = _steps(nest, reuse) * _b_lines(nest)
-    return _annotated(nest, Prefetch.B, reuse.traffic(cache_bytes)[1] >= least * asked)
+    requested = _steps(nest, reuse) * _b_lines(nest)
+    return _annotated(nest, Prefetch.B, reuse.traffic(cache_bytes)[1] >= least * requested)
 
 
 def prefetch_c(nest: Nest, reuse: Reuse, cache_bytes: int) -> Nest:
-    """Where results go beyond a cache of ``cache_bytes``, by whole lines of a task."""
+    """Prefetch results that go beyond a cache, if a task stores full lines.
+
+    Parameters
+    ----------
+    nest, reuse, cache_bytes
+        Those of :func:`prefetch_a`.
+    """
     far = bool(cache_bytes and reuse.traffic(cache_bytes)[2])
     return _annotated(nest, Prefetch.C, far and bool(_result_lines(nest)))
 
 
 def write_prefetches(script: Script, nest: Nest) -> None:
-    """What a step of the reductions asks for."""
-    for operand, write in _WRITERS.items():
+    """Write the requests of a step of the reductions."""
+    writers = {Prefetch.A: _write_a, Prefetch.B: _write_b, Prefetch.C: _write_c}
+    for operand, write in writers.items():
         if operand in nest.prefetched:
             write(script, nest)
 
 
 def bind_prefetched(script: Script, nest: Nest, end: str) -> None:
-    """The iterators of the tasks for which a step asks: :func:`ahead`, or of the last task before
-    ``end``, and :func:`turn`."""
+    """Bind the iterators of the tasks that a step prefetches for.
+
+    They are those of :func:`ahead` and :func:`turn`.
+
+    Parameters
+    ----------
+    script : Script
+        Text to write to.
+    nest : Nest
+        Nest with its annotations.
+    end : str
+        End of the tasks; the last one is prefetched for again instead of those beyond.
+    """
     distances = {Prefetch.A: 1, Prefetch.B: tasks_in_turn(nest)}
-    for tasks in {distances[one] for one in distances if one in nest.prefetched}:
+    for tasks in {distances[operand] for operand in distances if operand in nest.prefetched}:
         task = f"T.min(task + {tasks}, {end} - 1)"
         bind_task(script, nest, task, lambda name, tasks=tasks: ahead(name, tasks))
         if tasks > 1:
@@ -94,18 +122,23 @@ def bind_prefetched(script: Script, nest: Nest, end: str) -> None:
 
 
 def ahead(loop: str, tasks: int) -> str:
-    """Name of a task loop's iterator for the task that comes so many tasks later."""
+    """Return the name of a task loop's iterator for the task that comes ``tasks`` later."""
     return f"{loop}_ahead_{tasks}"
 
 
+def turn(tasks: int) -> str:
+    """Return the name of a task's position among ``tasks`` that multiply the same columns."""
+    return f"turn_of_{tasks}"
+
+
 def tasks_in_turn(nest: Nest) -> int:
-    """How many tasks, one after the other, multiply the same tile of columns."""
-    second, found = nest.operands[1], 1
+    """Return the number of consecutive tasks that multiply the same tile of columns."""
+    second, tasks = nest.operands[1], 1
     for task in reversed(nest.tasks):
         if task.name in second.access.iterators:
             break
-        found *= task.count
-    return found
+        tasks *= task.count
+    return tasks
 
 
 def _write_a(script: Script, nest: Nest) -> None:
@@ -117,16 +150,15 @@ def _write_a(script: Script, nest: Nest) -> None:
     each = min(_steps_a_line(nest, along), along.extent)
     for at in range(_a_lines(nest, along)):
         number = f"({loop_variable(along)} % {each} + {at * each})"
-        # Rather a line again than a branch (1x1 filters from 64 to 256 channels on 56 x 56 pixels:
-        # 252 us without any of this, 232 so, 242 with a branch).
+        # Surplus steps request a line again, which is faster than a branch (1x1 filters from 64 to
+        # 256 channels on 56 x 56 pixels: 252 us without prefetch, 232 so, 242 with a branch).
         if count < each * (at + 1):
             number = f"T.min({number}, {count - 1})"
-        _ask(script, first, _nth(start, number, rows[::-1]))
+        _request(script, first, _nth(start, number, rows[::-1]))
 
 
 def _write_b(script: Script, nest: Nest) -> None:
-    """What a step of the next tile's tasks reads of one column, or of some: of which depends on the
-    task."""
+    """Request what a step of the next tile's tasks reads of its share of the columns."""
     second, tasks = nest.operands[1], tasks_in_turn(nest)
     start = _start(nest, second, tasks)
     columns = [(loop.extent, second.stride(loop.name)) for loop in reversed(_columns(nest))]
@@ -135,11 +167,11 @@ def _write_b(script: Script, nest: Nest) -> None:
         number = f"({turn(tasks)} * {count} // {tasks})"
         if share > 1:
             number = f"({turn(tasks)} * {share} + {at})"
-        _ask(script, second, _nth(start, number, columns))
+        _request(script, second, _nth(start, number, columns))
 
 
 def _write_c(script: Script, nest: Nest) -> None:
-    """A step's share of the lines of a task's results."""
+    """Request a step's share of the lines of a task's results."""
     output, inner = nest.operands[2], {loop.name for loop in nest.spatial_inner}
     outside = [t for t in output.access.terms if not inner & set(t.iterators)]
     first = str(IndexExpr.of(outside, output.access.constant))
@@ -157,14 +189,7 @@ def _write_c(script: Script, nest: Nest) -> None:
         elif steps * share > count:
             conditions = [f"if {number} < {count}:"]
         with script.nested(*conditions):
-            _ask(script, output, _nth(first, number, lines), write=True)
-
-
-_WRITERS: Mapping[Prefetch, Callable[[Script, Nest], None]] = {
-    Prefetch.A: _write_a,
-    Prefetch.B: _write_b,
-    Prefetch.C: _write_c,
-}
+            _request(script, output, _nth(first, number, lines), write=True)
 
 
 def _annotated(nest: Nest, operand: Prefetch, pays: bool) -> Nest:
@@ -172,12 +197,12 @@ def _annotated(nest: Nest, operand: Prefetch, pays: bool) -> Nest:
 
 
 def _steps(nest: Nest, reuse: Reuse) -> float:
-    """Steps of the reductions, of all tasks of a thread."""
+    """Return the number of steps of the reductions in all tasks of a thread."""
     return reuse.tasks * math.prod(loop.extent for loop in nest.reductions)
 
 
 def _start(nest: Nest, factor: KernelOperand, tasks: int) -> str:
-    """Where a factor's inner loops begin, so many tasks later, in a step of the reductions."""
+    """Return the index at which a factor's inner loops begin, ``tasks`` later, in the same step."""
     named = {loop.name: loop_variable(loop) for loop in nest.reductions}
     named |= {loop.name: ahead(loop.name, tasks) for loop in nest.tasks}
     inner = {loop.name for loop in nest.inner}
@@ -185,14 +210,11 @@ def _start(nest: Nest, factor: KernelOperand, tasks: int) -> str:
     return str(IndexExpr.of(outside, factor.access.constant).rename(named.__getitem__))
 
 
-def turn(tasks: int) -> str:
-    """Name of a task's place among so many that come in turn."""
-    return f"turn_of_{tasks}"
-
-
 def _nth(start: str, number: str, loops: Iterable[tuple[int, int]]) -> str:
-    """The ``number``-th of places over loops of ``(extent, distance)``, the innermost first; past
-    the last one it begins again."""
+    """Return the ``number``-th place over loops of ``(extent, distance)``, the innermost first.
+
+    Past the last place it begins again.
+    """
     place, inside = start, 1
     for extent, distance in loops:
         place += f" + {number} // {inside} % {extent} * {distance}"
@@ -200,16 +222,18 @@ def _nth(start: str, number: str, loops: Iterable[tuple[int, int]]) -> str:
     return place
 
 
-def _ask(script: Script, operand: KernelOperand, place: str, *, write: bool = False) -> None:
+def _request(script: Script, operand: KernelOperand, place: str, *, write: bool = False) -> None:
     number = 'T.llvm_lookup_intrinsic_id("llvm.prefetch")'
-    where = f"T.address_of({operand.parameter}[{place}])"
-    arguments = f"{where}, {int(write)}, {_INTO_SECOND_LEVEL}, {_DATA}"
+    address = f"T.address_of({operand.parameter}[{place}])"
+    arguments = f"{address}, {int(write)}, {_INTO_SECOND_LEVEL}, {_DATA}"
     script.line(f'T.evaluate(T.call_llvm_intrin({number}, {arguments}, dtype="void"))')
 
 
 def _along(nest: Nest) -> Loop | None:
-    """The innermost reduction that walks along the first factor's lines; None without one, and
-    where rows are no constant distance apart."""
+    """Return the innermost reduction that walks along the first factor's lines.
+
+    None if there is none, or if rows are no constant distance apart.
+    """
     inner = {loop.name for loop in nest.inner}
     terms = nest.operands[0].access.terms
     if not all(term.is_affine for term in terms if inner & set(term.iterators)):
@@ -218,31 +242,31 @@ def _along(nest: Nest) -> Loop | None:
 
 
 def _steps_a_line(nest: Nest, loop: Loop) -> int:
-    """How many steps of a reduction read the same line of A; 0 where that is no number."""
+    """Return the number of steps of a reduction that read the same line of A; 0 if it varies."""
     first = nest.operands[0]
     distance = abs(first.stride(loop.name)) * size_bytes(first.dtype)
     return 0 if not distance or nest.line_bytes % distance else nest.line_bytes // distance
 
 
 def _a_lines(nest: Nest, along: Loop) -> int:
-    """How many lines of A a step asks for, some of them again."""
+    """Return the number of lines of A that a step requests, some of them again."""
     first = nest.operands[0]
     count = math.prod(o.extent for o in nest.spatial_inner if first.stride(o.name))
     return -(-count // min(_steps_a_line(nest, along), along.extent))
 
 
 def _columns(nest: Nest) -> Sequence[Loop]:
-    """Loops over the columns of a register tile."""
+    """Return the loops over the columns of a register tile."""
     return [loop for loop in nest.steps if nest.operands[1].stride(loop.name)]
 
 
 def _b_lines(nest: Nest) -> int:
-    """How many lines of B a step asks for, so that the tasks of a tile ask for all."""
+    """Return the number of lines of B that a step requests, so that a tile's tasks request all."""
     return -(-math.prod(loop.extent for loop in _columns(nest)) // tasks_in_turn(nest))
 
 
 def _is_by_lines(nest: Nest) -> bool:
-    """Whether a step reads one line of each column of a tile, a constant distance apart."""
+    """Return True if a step reads one line of each column of a tile, a constant distance apart."""
     second, inner = nest.operands[1], {loop.name for loop in nest.inner}
     if not all(term.is_affine for term in second.access.terms if inner & set(term.iterators)):
         return False
@@ -251,18 +275,20 @@ def _is_by_lines(nest: Nest) -> bool:
 
 
 def _result_lines(nest: Nest) -> list[tuple[int, int]]:
-    """How many lines of a task's results lie at which distances, in elements, the nearest first;
-    empty where they are no whole lines, or an access is not affine."""
+    """Return (number, distance in elements) of the lines of a task's results, the nearest first.
+
+    Empty if results are no full lines, or an access is not affine.
+    """
     output, loops = nest.operands[2], nest.spatial_inner
     names = {loop.name for loop in loops}
-    own = [term for term in output.access.terms if names & set(term.iterators)]
-    if not all(term.is_affine for term in own):
+    terms = [term for term in output.access.terms if names & set(term.iterators)]
+    if not all(term.is_affine for term in terms):
         return []
-    together, apart = 1, list[tuple[int, int]]()
+    contiguous, strided = 1, list[tuple[int, int]]()
     for distance, extent in sorted((abs(output.stride(o.name)), o.extent) for o in loops):
-        if distance == together and not apart:
-            together *= extent
+        if distance == contiguous and not strided:
+            contiguous *= extent
         else:
-            apart.append((extent, distance))
+            strided.append((extent, distance))
     per_line = nest.line_bytes // size_bytes(output.dtype)
-    return [] if together % per_line else [(together // per_line, per_line), *apart]
+    return [] if contiguous % per_line else [(contiguous // per_line, per_line), *strided]

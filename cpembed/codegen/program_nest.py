@@ -1,4 +1,4 @@
-"""The nest of a derived program: its loops, its operands flat, its tasks in blocks of points."""
+"""From a derived program to a nest: its loops, its operands flat, one point of the loops a task."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cpembed.codegen.epilogue import Epilogue, channel_axes
+from cpembed.codegen.epilogue import Epilogue, Placement, channel_axes
 from cpembed.codegen.nest import KernelOperand, Nest, TileLoop
-from cpembed.codegen.placement import Placement
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
@@ -22,10 +21,10 @@ from cpembed.transform.program import (
 )
 
 _MAX_ELEMENTS = 2**31 - 1
+"""Maximum number of elements of an operand: flat indices are 32-bit integers."""
 
 
 def _check_size(operand: PackedOperand) -> None:
-    """Flat indices are 32-bit integers."""
     largest = max(operand.elements, math.prod(operand.original_shape))
     if largest > _MAX_ELEMENTS:
         raise LoweringError(
@@ -35,7 +34,7 @@ def _check_size(operand: PackedOperand) -> None:
 
 
 def _check_product_sum(workload: Computation) -> None:
-    """Kernels exist for ``O += A * B`` with one access to each operand."""
+    """Raise unless the workload is ``O += A * B`` with one access to each operand."""
     if len(workload.statements) == 1 and workload.statement.reduction == "add":
         value = workload.statement.value
         factors = value.args if isinstance(value, Operation) and value.op == "mul" else ()
@@ -49,25 +48,35 @@ def _check_product_sum(workload: Computation) -> None:
 
 
 def in_order(program: DerivedProgram) -> tuple[PackedOperand, ...]:
-    """The operands of the workload in the instruction's order, which is that of a nest's."""
+    """Return the workload's operands in the instruction's order, which is that of a nest."""
     computation = program.instruction.computation
     return tuple(program.role(o.name) for o in (*computation.inputs, computation.output))
 
 
 def first_factor(program: DerivedProgram) -> PackedOperand:
-    """The operand of the workload in the place of the instruction's first."""
+    """Return the workload's operand that takes the place of the instruction's first."""
     return in_order(program)[0]
 
 
 def kernel_nest(
     program: DerivedProgram, epilogue: Epilogue | None = None, *, unpadded: bool = False
 ) -> Nest:
-    """The nest with nothing blocked: one point of the spatial loops is a task.
+    """Return the nest of a program without any tiling: a task is one point of the spatial loops.
 
-    The output has the type that the epilogue stores; ``unpadded``, the first factor is read where
-    it came, not where it is packed. Raises :class:`LoweringError` where the workload is no
-    product-sum, an epilogue's channels are not affine in the loops, or what is read of an unpadded
-    factor is not.
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of a product-sum.
+    epilogue : Epilogue, optional
+        Steps after the sums; sets the output's type.
+    unpadded : bool
+        Read the first factor in its original layout instead of the packed one.
+
+    Raises
+    ------
+    LoweringError
+        The workload is no product-sum, the epilogue's channels are not affine in the loops, or
+        the reads of an unpadded factor are not.
     """
     _check_product_sum(program.workload)
     for operand in program.operands:
@@ -77,40 +86,38 @@ def kernel_nest(
     def renamed(loop: Loop) -> Loop:
         return Loop(names[loop.name], loop.extent, loop.kind)
 
-    spatial = [loop for loop in program.loops if loop.kind is AxisKind.SPATIAL]
-    reductions = [loop for loop in program.loops if loop.kind is AxisKind.REDUCTION]
-    first, second = (program.role(o.name) for o in program.instruction.computation.inputs)
-    output = program.role(program.instruction.computation.output.name)
+    first, second, output = in_order(program)
     sums = output.dtype
     if epilogue is not None:
         output = replace(output, dtype=epilogue.dtype)
-    overlaps = _walked_by_points(program, (first, second, output))
+    overlaps = _overlaps_by_points(program, (first, second, output))
 
     def task(loop: Loop) -> TileLoop:
-        if loop.name not in overlaps:
+        overlap = overlaps.get(loop.name)
+        if overlap is None:
             return TileLoop(names[loop.name], loop.extent, origin=loop.name)
-        found = overlaps[loop.name]
-        return TileLoop(names[loop.name], found.extent, found.block, loop.name, found.block)
+        block = overlap.block
+        return TileLoop(names[loop.name], overlap.extent, tile=block, origin=loop.name, unit=block)
 
     def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
-        access = _all_in_points(_flat_access(operand), overlaps.values())
+        access = _all_in_points(_flat_index(operand.access, operand.strides), overlaps.values())
         assert access is not None
         return KernelOperand(
-            parameter, operand.dtype, operand.elements, access.rename(lambda name: names[name])
+            parameter, operand.dtype, operand.elements, access.rename(names.__getitem__)
         )
 
     def placed(parameter: str, dtype: str, place: Placement) -> KernelOperand:
-        total = IndexExpr.of([], place.offset)
-        for coordinate, stride in zip(_places(output), place.strides, strict=True):
-            walked = _all_in_points(coordinate, overlaps.values())
-            if walked is None:
+        coordinates: list[IndexExpr] = []
+        for coordinate in _original_coordinates(output):
+            by_points = _all_in_points(coordinate, overlaps.values())
+            if by_points is None:
                 raise LoweringError("the output's elements have no place of their own")
-            terms = [term.times(stride) for term in walked.rename(lambda n: names[n]).terms]
-            total = total + IndexExpr.of(terms, walked.constant * stride)
-        return KernelOperand(parameter, dtype, place.elements, total)
+            coordinates.append(by_points.rename(names.__getitem__))
+        index = IndexExpr.of([], place.offset) + _flat_index(coordinates, place.strides)
+        return KernelOperand(parameter, dtype, place.elements, index)
 
     coordinates = _coordinates(program, first, names, overlaps)
-    stored, residual = flat("C", output), None
+    result, residual = flat("C", output), None
     if epilogue is not None and (epilogue.placement or epilogue.residual):
         if not output.is_identity:
             raise LoweringError(
@@ -118,117 +125,129 @@ def kernel_nest(
                 "another buffer: take another embedding"
             )
         if epilogue.placement is not None:
-            stored = placed("C", output.dtype, epilogue.placement)
+            result = placed("C", output.dtype, epilogue.placement)
         if epilogue.residual is not None:
-            at = epilogue.residual.placement
-            at = at or Placement.inside(output.original_shape, (0,) * len(output.original_shape),
-                                        output.original_shape)  # fmt: skip
-            residual = placed("Residual", epilogue.residual.dtype, at)
+            shape = output.original_shape
+            place = epilogue.residual.placement
+            place = place or Placement.inside(shape, (0,) * len(shape), shape)
+            residual = placed("Residual", epilogue.residual.dtype, place)
     return Nest(
-        tasks=tuple(task(loop) for loop in spatial),
-        reductions=tuple(renamed(loop) for loop in reductions),
+        tasks=tuple(task(loop) for loop in program.loops if loop.kind is AxisKind.SPATIAL),
+        reductions=tuple(
+            renamed(loop) for loop in program.loops if loop.kind is AxisKind.REDUCTION
+        ),
         inner=tuple(renamed(loop) for loop in program.instruction_axes),
         operands=(
-            _as_it_came(first, coordinates) if unpadded else flat("A", first),
+            _unpacked(first, coordinates) if unpadded else flat("A", first),
             flat("B", second),
-            stored,
+            result,
         ),
         epilogue=epilogue,
         residual=residual,
         channels=_channels(program, names, overlaps) if epilogue and epilogue.vectors else None,
         sums_dtype=sums,
-        halo=tuple(place for place, leaves in coordinates if place and leaves),
+        halo=tuple(coordinate for coordinate, leaves in coordinates if coordinate and leaves),
         unpadded=unpadded,
     )
 
 
-def _walked_by_points(
+def _overlaps_by_points(
     program: DerivedProgram, operands: Sequence[PackedOperand]
 ) -> dict[str, Overlap]:
-    """Loops over overlapping tiles of the output that walk the points of their axis; the others,
-    of which an operand is packed tile by tile, count tiles."""
-    found: dict[str, Overlap] = {}
-    for overlap in program.overlaps:
-        if overlap.kind is AxisKind.SPATIAL:
-            walked = [in_points(_flat_access(operand), overlap) for operand in operands]
-            if all(access is not None for access in walked):
-                found[overlap.loop] = overlap
-    return found
+    """Return the loops over overlapping tiles that can walk the points of their axis.
+
+    The others, for which an operand is packed tile by tile, count tiles.
+    """
+    accesses = [_flat_index(operand.access, operand.strides) for operand in operands]
+    return {
+        overlap.loop: overlap
+        for overlap in program.overlaps
+        if overlap.kind is AxisKind.SPATIAL
+        and all(in_points(access, overlap) is not None for access in accesses)
+    }
 
 
 def _all_in_points(access: IndexExpr, overlaps: Iterable[Overlap]) -> IndexExpr | None:
-    """:func:`in_points` of all."""
-    found: IndexExpr | None = access
+    """Apply :func:`in_points` for all overlaps; None if one fails."""
+    by_points: IndexExpr | None = access
     for overlap in overlaps:
-        found = None if found is None else in_points(found, overlap)
-    return found
+        by_points = None if by_points is None else in_points(by_points, overlap)
+    return by_points
 
 
 def _coordinates(
     program: DerivedProgram,
     factor: PackedOperand,
     names: Mapping[str, str],
-    by_points: Mapping[str, Overlap],
+    overlaps: Mapping[str, Overlap],
 ) -> list[tuple[KernelOperand | None, bool]]:
-    """Of each original dimension of a factor, the coordinate of what is read, None where that is
-    not affine in the iterators, and whether it can lie outside."""
-    found: list[tuple[KernelOperand | None, bool]] = []
-    for coordinate, size in zip(_places(factor), factor.original_shape, strict=True):
-        low, high = coordinate.bounds(program.extents)
-        walked = _all_in_points(coordinate, by_points.values())
+    """Return the coordinate read of each original dimension, and whether it can lie outside.
+
+    The coordinate is None if it is not affine in the iterators.
+    """
+    coordinates: list[tuple[KernelOperand | None, bool]] = []
+    for index, size in zip(_original_coordinates(factor), factor.original_shape, strict=True):
+        low, high = index.bounds(program.extents)
+        by_points = _all_in_points(index, overlaps.values())
         operand: KernelOperand | None = None
-        if walked is not None and walked.is_affine:
-            access = walked.rename(lambda name: names[name])
-            operand = KernelOperand("", factor.dtype, size, access)
-        found.append((operand, low < 0 or high >= size))
-    return found
+        if by_points is not None and by_points.is_affine:
+            operand = KernelOperand("", factor.dtype, size, by_points.rename(names.__getitem__))
+        coordinates.append((operand, low < 0 or high >= size))
+    return coordinates
 
 
-def _as_it_came(
+def _unpacked(
     factor: PackedOperand, coordinates: Sequence[tuple[KernelOperand | None, bool]]
 ) -> KernelOperand:
+    """Return a factor in its original layout."""
     access, stride = IndexExpr(), 1
     for coordinate, _ in reversed(coordinates):
         if coordinate is None:
             raise LoweringError(f"{factor.name} is read in another order than it came in")
-        terms = [term.times(stride) for term in coordinate.access.terms]
-        access = access + IndexExpr.of(terms, coordinate.access.constant * stride)
+        access = access + coordinate.access.times(stride)
         stride *= coordinate.elements
     return KernelOperand("A", factor.dtype, stride, access)
 
 
-def _places(operand: PackedOperand) -> list[IndexExpr]:
-    """The original coordinates of what is accessed, over the iterators."""
-    places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
-    return [source.substitute(places) for source in operand.source]
+def _original_coordinates(operand: PackedOperand) -> list[IndexExpr]:
+    """Return the original coordinates of what is accessed, over the iterators."""
+    packed = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
+    return [source.substitute(packed) for source in operand.source]
 
 
 def vector_operand(program: DerivedProgram, name: str, dtype: str) -> PackedOperand:
-    """A vector of an epilogue, with an element for each channel, row-major over
-    :func:`~cpembed.codegen.epilogue.channel_axes`, which are padded as the program pads them."""
+    """Return a vector of an epilogue as a packed operand with an element per channel.
+
+    It is row-major over :func:`~cpembed.codegen.epilogue.channel_axes`, padded like the program's.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program whose output has the channels.
+    name, dtype : str
+        Name and element type of the vector.
+    """
     original, members = program.unfused, program.member_digits
     axes = channel_axes(original)
     coordinates = [members.get(axis, IndexExpr.iterator(axis)) for axis in axes]
     access = tuple(coordinate.substitute(program.axis_map) for coordinate in coordinates)
     padded = [coordinate.bounds(program.extents)[1] + 1 for coordinate in access]
     return PackedOperand(
-        name,
-        dtype,
-        tuple(original.extents[axis] for axis in axes),
-        tuple(PackedDimension(axis, extent) for axis, extent in zip(axes, padded, strict=True)),
-        tuple(IndexExpr.iterator(axis) for axis in axes),
-        access,
+        name=name,
+        dtype=dtype,
+        original_shape=tuple(original.extents[axis] for axis in axes),
+        dimensions=tuple(map(PackedDimension, axes, padded)),
+        source=tuple(IndexExpr.iterator(axis) for axis in axes),
+        access=access,
     )
 
 
 def _channels(
-    program: DerivedProgram, names: Mapping[str, str], by_points: Mapping[str, Overlap]
+    program: DerivedProgram, names: Mapping[str, str], overlaps: Mapping[str, Overlap]
 ) -> KernelOperand:
     vector = vector_operand(program, "Channel", "float32")
-    by_tiles = IndexExpr()
-    for coordinate, stride in zip(vector.access, vector.strides, strict=True):
-        by_tiles = by_tiles + coordinate.times(stride)
-    index = _all_in_points(by_tiles, by_points.values())
+    by_tiles = _flat_index(vector.access, vector.strides)
+    index = _all_in_points(by_tiles, overlaps.values())
     over_tiles = {(overlap.loop,) for overlap in program.overlaps}
     if index is None or any(
         term.inner is not None and term.iterators not in over_tiles for term in index.terms
@@ -237,16 +256,15 @@ def _channels(
             "the channels of this embedding are digits of a fused axis: a bias or a scale needs "
             "another embedding"
         )
-    access = index.rename(lambda name: names[name])
+    access = index.rename(names.__getitem__)
     return KernelOperand(vector.name, vector.dtype, vector.elements, access)
 
 
 def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
-    """An access whose tiles overlap, over the point at which a tile begins instead of its number;
-    None where tiles lie at no constant distance by their points.
+    """Return an access over the point at which an overlapping tile begins instead of its number.
 
-    The last tile begins where it has to; so may every other tile, of a block that ends at the
-    extent.
+    None if tiles lie at no constant distance by their points. The last tile is moved back to end at
+    the extent, and with this access so can every other tile.
     """
     loop, start = overlap.loop, overlap.start()
     if loop not in access.iterators:
@@ -260,21 +278,20 @@ def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
 
 
 def lane_name(lane: str) -> str:
-    """Identifier of an instruction axis inside a kernel."""
+    """Return the identifier of an instruction axis inside a kernel."""
     return f"lane_{lane}"
 
 
-def _flat_access(operand: PackedOperand) -> IndexExpr:
-    """The packed access as one index into the flat buffer."""
+def _flat_index(access: Sequence[IndexExpr], strides: Sequence[int]) -> IndexExpr:
+    """Return the index into a flat buffer."""
     total = IndexExpr()
-    for index, stride in zip(operand.access, operand.strides, strict=True):
-        scaled = [term.times(stride) for term in index.terms]
-        total = total + IndexExpr.of(scaled, index.constant * stride)
+    for index, stride in zip(access, strides, strict=True):
+        total = total + index.times(stride)
     return total
 
 
 def _identifiers(program: DerivedProgram) -> dict[str, str]:
-    """A valid identifier per iterator: names of loops are free text (``q.o``)."""
+    """Return a valid identifier per iterator: names of loops are free text (``q.o``)."""
     names = {loop.name: f"loop_{number}" for number, loop in enumerate(program.loops)}
     names.update({lane.name: lane_name(lane.name) for lane in program.instruction_axes})
     return names

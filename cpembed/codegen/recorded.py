@@ -1,8 +1,9 @@
-"""The calls that a kernel's execution consists of, recorded instead of made.
+"""Calls of a kernel's execution, recorded instead of made, also as TensorIR functions.
 
 A recorder is a processor on which :class:`~cpembed.codegen.compiled.CompiledKernel` works as on any
-other: its kernels are plans that nothing has compiled yet, its buffers stand for memory of a
-program, and what is called on what is the recorded sequence, the same that a run executes.
+other. Its kernels are plans that nothing has compiled yet, its buffers stand for memory of a
+program, and each call is recorded with its buffers, in the sequence of a real run. Other compilers'
+modules take the same calls as TensorIR functions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from cpembed.codegen import runtime
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.script import Script, buffer
 from cpembed.errors import InvariantError
 from cpembed.transform.program import pack
 
@@ -24,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(eq=False)
 class Memory:
-    """A flat buffer; ``contents``: its elements, where they are known."""
+    """Flat buffer of a program, with its contents if they are constant."""
 
     elements: int
     dtype: str
@@ -33,12 +35,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class RecordedCall:
+    """Call of a kernel that is not compiled yet."""
+
     plan: KernelPlan
     buffers: tuple[Memory, ...]
 
 
 @dataclass
 class RecordedKernel:
+    """Kernel of a recorder."""
+
     plan: KernelPlan
     recorder: Recorder
 
@@ -46,22 +52,17 @@ class RecordedKernel:
         self.recorder.calls.append(RecordedCall(self.plan, buffers))
 
     def bound(self, *buffers: Memory) -> Callable[[], None]:
-        """The call is recorded when it is bound: binding is in the order of execution."""
+        """Record the call: binding happens in the order of execution."""
         self(*buffers)
-        return _nothing
+        return lambda: None
 
     def assembly(self) -> str:
         raise InvariantError("a recorded kernel is not compiled")
 
 
-def _nothing() -> None:
-    """A recorded call executes nothing."""
-
-
 @dataclass
 class Recorder:
-    """``threads``: that kernels are planned for, 0 for as many as there are; ``calls`` in their
-    order."""
+    """Processor that records calls; kernels are planned for ``threads``, 0 for all there are."""
 
     threads: int = 0
     calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
@@ -83,7 +84,7 @@ class Recorder:
         raise InvariantError("a recorded buffer holds nothing")
 
     def taken(self) -> tuple[RecordedCall, ...]:
-        """The calls since the last time."""
+        """Return the calls since the last time, and forget them."""
         calls = tuple(self.calls)
         self.calls.clear()
         return calls
@@ -91,12 +92,18 @@ class Recorder:
 
 @dataclass(frozen=True)
 class RecordedCalls:
-    """The calls of a kernel: those that ``prepare``, once, and of ``run``.
+    """Calls of a kernel.
 
-    ``given`` are the inputs that are not known, and the output, in their own layouts, and
-    ``packed`` the same as the contraction takes them, by name, vectors and a residual by those of
-    :mod:`~cpembed.codegen.epilogue`. Where both are the same memory it is packed in place. What
-    else is called on has contents, or is workspace.
+    Parameters
+    ----------
+    prepare, run : tuple of RecordedCall
+        Calls that are made once, and those of each execution.
+    given : mapping of str to Memory
+        Inputs that are not constant, and the output, in their original layouts.
+    packed : mapping of str to Memory
+        The same in the layouts of the contraction; the same memory for operands in place. Vectors
+        and a residual have the names of :mod:`~cpembed.codegen.epilogue`. All other memory is
+        constant or workspace.
     """
 
     prepare: tuple[RecordedCall, ...]
@@ -108,18 +115,28 @@ class RecordedCalls:
 def recorded_calls(
     kernel: CompiledKernel, ahead: Collection[str], constants: Mapping[str, Array] | None = None
 ) -> RecordedCalls:
-    """What a whole call does that :meth:`CompiledKernel.bound_whole` gives, of a kernel that was
-    made for a recorder.
+    """Record the call of :meth:`CompiledKernel.bound_whole`.
 
-    Operands in ``ahead`` are packed by preparation, and so are vectors; ``constants``, inputs of as
-    many elements as the workload's, are packed now.
+    Parameters
+    ----------
+    kernel : CompiledKernel
+        Kernel that was made for a recorder.
+    ahead : collection of str
+        Operands that are packed by preparation; vectors are too.
+    constants : mapping of str to array, optional
+        Inputs that are packed now, with as many elements as the workload's.
+
+    Raises
+    ------
+    InvariantError
+        The kernel was made for another processor.
     """
     recorder, epilogue = kernel.processor, kernel.epilogue
     if not isinstance(recorder, Recorder):
         raise InvariantError("this kernel is compiled: the calls of a planned one are recorded")
     before = {*ahead, *(epilogue.vectors if epilogue else ())}
     packed: dict[str, Memory] = {}
-    given: dict[str, Memory] = {}
+    originals: dict[str, Memory] = {}
     recorder.calls.clear()
     for name in kernel.input_names:
         in_place = kernel.is_packed_in_place(name)
@@ -130,20 +147,144 @@ def recorded_calls(
             if not in_place:
                 packed[name] = recorder.from_array(pack(operand, array))
             continue
-        given[name] = kernel.original(name)
-        packed[name] = given[name] if in_place else kernel.empty(name)
+        originals[name] = kernel.original(name)
+        packed[name] = originals[name] if in_place else kernel.empty(name)
         if name in before:
-            kernel.pack_into(name, given[name], packed[name])
+            kernel.pack_into(name, originals[name], packed[name])
     prepare = recorder.taken()
     output = kernel.program.unfused.output.name
     packed[output] = kernel.empty(output)
-    originals = {
+    moved = {
         name: memory
-        for name, memory in given.items()
+        for name, memory in originals.items()
         if name not in before and not kernel.is_packed_in_place(name)
     }
-    kernel.bound_calls(originals, packed, packed[output])
+    kernel.bound_calls(moved, packed, packed[output])
     run = recorder.taken()
     in_place = kernel.is_packed_in_place(output)
-    given[output] = packed[output] if in_place else run[-1].buffers[-1]
-    return RecordedCalls(prepare, run, given, packed)
+    originals[output] = packed[output] if in_place else run[-1].buffers[-1]
+    return RecordedCalls(prepare, run, originals, packed)
+
+
+# ------------------------------------------------------------------------------- TensorIR functions
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionCall:
+    """Call of a TensorIR function on flat buffers.
+
+    Parameters
+    ----------
+    name : str
+        Name for reports.
+    function : callable
+        Makes the ``tirx.PrimFunc`` when it is needed.
+    buffers : tuple of Memory
+        Arguments; the last ``written`` ones are written.
+    written : int
+        Number of written buffers.
+    target : tvm.target.Target, optional
+        Target to compile for; by default that of the calling module.
+    options : mapping of str
+        Settings of TVM's passes.
+    functions : str
+        Functions in LLVM's language that it calls.
+    """
+
+    name: str
+    function: Callable[[], Any]
+    buffers: tuple[Memory, ...]
+    written: int = 1
+    target: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    functions: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionCalls:
+    """Calls of a program: those that ``prepare``, once, and those of each ``run``.
+
+    ``given`` are the inputs that are not constant, and the output under its operand's name, in
+    their original layouts. All other memory is constant or workspace.
+    """
+
+    prepare: tuple[FunctionCall, ...]
+    run: tuple[FunctionCall, ...]
+    given: Mapping[str, Memory]
+
+
+def function_calls(
+    kernel: CompiledKernel, ahead: Collection[str], constants: Mapping[str, Array]
+) -> FunctionCalls:
+    """Return :func:`recorded_calls` as TensorIR functions.
+
+    Parameters
+    ----------
+    kernel, ahead, constants
+        Those of :func:`recorded_calls`.
+    """
+    recorded = recorded_calls(kernel, ahead, constants)
+    output = recorded.given[kernel.program.unfused.output.name]
+    written = {*map(id, recorded.given.values())} - {id(output)}
+    prepare = [_function_call(call, written) for call in recorded.prepare]
+    run = [_function_call(call, written) for call in recorded.run]
+    return FunctionCalls(tuple(prepare), tuple(run), recorded.given)
+
+
+def _function_call(call: RecordedCall, written: set[int]) -> FunctionCall:
+    """Return a call as a function; add the memory that it writes to ``written``.
+
+    A buffer that is neither constant nor written so far is an output of the call.
+    """
+    plan = call.plan
+    fresh = [b for b in call.buffers if b.contents is None and id(b) not in written]
+    written.update(map(id, fresh))
+    return FunctionCall(
+        name=plan.backend,
+        function=lambda: runtime.prim_func(plan),
+        buffers=call.buffers,
+        written=len(fresh),
+        target=runtime.host_target(plan.attributes, plan.options),
+        options=runtime.pass_options(plan),
+        functions=plan.functions,
+    )
+
+
+def compiled(call: FunctionCall, symbol: str, target: Any) -> Any:
+    """Compile the function of a call to a module of TVM's runtime.
+
+    Parameters
+    ----------
+    call : FunctionCall
+        Call of the function.
+    symbol : str
+        Name of the function in the module.
+    target : tvm.target.Target
+        Target to compile for.
+
+    Raises
+    ------
+    LoweringError
+        As for :func:`~cpembed.codegen.runtime.prim_func`.
+    """
+    library, function = runtime.tvm(), call.function()
+    if call.functions:
+        function = runtime.importing(function, call.functions)
+    module = library.IRModule({symbol: function.with_attr("global_symbol", symbol)})
+    # TVM's code generator for GPUs looks the target up in the scope that is open.
+    with target, library.transform.PassContext(opt_level=3, config=dict(call.options)):
+        return library.compile(module, target).mod
+
+
+def filling(memory: Memory, value: float) -> FunctionCall:
+    """Return a call that sets every element of a buffer to a value."""
+    elements, dtype = memory.elements, memory.dtype
+    script = Script()
+    with (
+        script.function([buffer("Filled", elements, dtype)]),
+        script.nested(f"for i in T.serial({elements}):", 'with T.sblock("fill"):'),
+    ):
+        script.line(f"place = T.axis.spatial({elements}, i)")
+        script.line(f"Filled[place] = T.{dtype}({value!r})")
+    plan = KernelPlan("fill", script.text())
+    return FunctionCall("fill", lambda: runtime.prim_func(plan), (memory,))

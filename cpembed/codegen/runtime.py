@@ -1,4 +1,4 @@
-"""The compiler's side: importing TVM once, compiling TVMScript text, buffers."""
+"""TVM on this machine: importing it once, compiling kernels' text, buffers."""
 # pyright: basic
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from cpembed.codegen.host_cpu import (
     NAME_VARIABLE,
     HostCpu,
+    exported_attributes,
     host_cpu,
     is_x86,
-    taken_attributes,
 )
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.script import storage_dtype
@@ -29,32 +29,31 @@ from cpembed.steps import step
 
 _THREADS_VARIABLE = "TVM_NUM_THREADS"
 _SPINS = 3000
-"""Looks at an empty queue before a thread of the pool sleeps: about a millisecond."""
+"""Number of times that a thread polls an empty queue before it sleeps: about a millisecond."""
 _ALIGNMENT = 64
-"""Bytes: kernels are compiled for buffers that start at a multiple."""
+"""Bytes; kernels are compiled for buffers that start at a multiple."""
 
 
 def thread_count() -> int:
-    """Threads a kernel runs on: the cores this process may use unless TVM is told otherwise."""
-    told = os.environ.get(_THREADS_VARIABLE, "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
+    """Return the threads of a kernel: the cores of this process, unless TVM's variable is set."""
+    value = os.environ.get(_THREADS_VARIABLE, "")
+    if value.isdecimal() and int(value) > 0:
+        return int(value)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _NOT_WITH_REGISTERS = ("tirx.disable_storage_rewrite", "tirx.disable_cse_tir")
-"""The first pass forgets what a buffer is annotated with. The second computes indices once that
-several bodies of a task have in common, before it is known which of them runs: more than registers
-hold (measured on Zen 5: nine bodies of a depthwise filter in bfloat16, 1.3 to 2 times the time)."""
+"""Passes of TVM that are disabled for accumulators in registers. The first one drops annotations of
+buffers. The second computes the indices that several bodies of a task share before it is known
+which body runs, which is more than registers hold (measured on Zen 5: nine bodies of a depthwise
+filter in bfloat16, 1.3 to 2 times the time)."""
 
 
 @cache
 def tvm() -> ModuleType:
-    """TVM, imported on first use with its thread pool set to the cores of the process.
-
-    Its default is often one thread; binding threads to cores hurts where machines are shared, and
-    so do threads that spin for a tenth of a second after each kernel.
-    """
+    """Return TVM, imported on first use with a thread for each core of the process."""
+    # TVM's default is often one thread. Binding threads to cores hurts on shared machines, and so
+    # do threads that spin for a tenth of a second after each kernel.
     os.environ.setdefault(_THREADS_VARIABLE, str(thread_count()))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(_SPINS))
@@ -66,31 +65,34 @@ def tvm() -> ModuleType:
 
 @cache
 def compiled_for() -> HostCpu:
-    """What kernels of this machine are compiled for."""
+    """Return the processor that kernels of this machine are compiled for."""
     target = tvm().target.Target
     from tvm.target import codegen
 
     recognised = str(os.environ.get(NAME_VARIABLE) or codegen.llvm_get_system_cpu())
     triple = {"kind": "llvm", "mtriple": codegen.llvm_get_system_triple()}
 
-    def known() -> list[str]:
+    def names() -> list[str]:
         return [str(name) for name in codegen.llvm_get_cpu_archlist(target(triple))]
 
     def features_of(name: str) -> list[str]:
-        return [str(one) for one in codegen.llvm_get_cpu_features(target(triple | {"mcpu": name}))]
+        cpu = target(triple | {"mcpu": name})
+        return [str(feature) for feature in codegen.llvm_get_cpu_features(cpu)]
 
-    return host_cpu(recognised, known, features_of)
+    return host_cpu(recognised, names, features_of)
 
 
 @cache
 def host_target(attributes: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> Any:
-    """The LLVM target of this machine, with further instruction-set attributes (``+amx-int8``) and
-    code generator options."""
+    """Return the LLVM target of this machine.
+
+    It has further instruction-set attributes (``+amx-int8``) and code generator options.
+    """
     description: dict[str, Any] = {"kind": "llvm", "num-cores": thread_count()}
     if is_x86() or platform.machine() == "aarch64":
         cpu = compiled_for()
         description["mcpu"] = cpu.name
-        # The last word on a feature counts: what a kernel asks for itself.
+        # Of contradicting attributes the last one counts, so a kernel's own come last.
         attributes = (*cpu.attributes, *attributes)
     if attributes:
         description["mattr"] = list(attributes)
@@ -100,7 +102,7 @@ def host_target(attributes: tuple[str, ...] = (), options: tuple[str, ...] = ())
 
 
 class Function:
-    """A compiled kernel over flat buffers."""
+    """Compiled kernel over flat buffers."""
 
     def __init__(self, executable: Any) -> None:
         self._executable = executable
@@ -110,7 +112,7 @@ class Function:
         self._call(*buffers)
 
     def bound(self, *buffers: Any) -> Callable[[], Any]:
-        """The call of :meth:`__call__`, with as little as possible around the compiled code."""
+        """Return the call with as little as possible around the compiled code, to be timed."""
         return partial(self._call, *buffers)
 
     def assembly(self) -> str:
@@ -118,16 +120,19 @@ class Function:
 
 
 def compile_plan(plan: KernelPlan) -> Function:
-    """Compile a kernel, after its ``schedule`` has rewritten it where it has one.
+    """Compile a kernel, rewritten by its ``schedule`` if it has one.
 
-    Raises :class:`LoweringError` where an intrinsic does not match the block it was to replace.
+    Raises
+    ------
+    LoweringError
+        An intrinsic does not match the block that it replaces.
     """
     with step(f"compiling a kernel of {plan.backend}"):
         return Function(_compiled(plan, host_target(plan.attributes, plan.options)))
 
 
 class ObjectFile:
-    """A compiled kernel that is linked elsewhere: :attr:`contents` are those of an object file."""
+    """Compiled kernel that is linked elsewhere; :attr:`contents` are those of an object file."""
 
     def __init__(self, executable: Any) -> None:
         self._module = executable.mod
@@ -141,7 +146,17 @@ class ObjectFile:
 
 
 def compile_object(plan: KernelPlan, triple: str, symbol: str = "main") -> ObjectFile:
-    """Compile a kernel for another machine, an LLVM triple; raises as :func:`compile_plan`."""
+    """Compile a kernel for another machine; raise as :func:`compile_plan`.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+        Kernel.
+    triple : str
+        LLVM triple of the machine.
+    symbol : str
+        Name of the function.
+    """
     description: dict[str, Any] = {"kind": "llvm", "mtriple": triple}
     if plan.attributes:
         description["mattr"] = list(plan.attributes)
@@ -152,9 +167,12 @@ def compile_object(plan: KernelPlan, triple: str, symbol: str = "main") -> Objec
 
 
 def compile_host_object(plan: KernelPlan, symbol: str) -> ObjectFile:
-    """Compile a kernel as the object file of the function ``__tvm_ffi_<symbol>``, for machines
-    with :func:`~cpembed.codegen.host_cpu.needed_features`; raises as :func:`compile_plan`."""
-    attributes = (*plan.attributes, *taken_attributes())
+    """Compile a kernel as the object file of the function ``__tvm_ffi_<symbol>``.
+
+    It runs on machines with :func:`~cpembed.codegen.host_cpu.needed_features`. Raise as
+    :func:`compile_plan`.
+    """
+    attributes = (*plan.attributes, *exported_attributes())
     with step(f"compiling a kernel of {plan.backend}"):
         return ObjectFile(_compiled(plan, host_target(attributes, plan.options), symbol))
 
@@ -170,9 +188,12 @@ def _compiled(plan: KernelPlan, target: Any, symbol: str = "main") -> Any:
 
 
 def prim_func(plan: KernelPlan) -> Any:
-    """The TensorIR function of a plan, scheduled, without the functions that it calls.
+    """Return the TensorIR function of a plan, scheduled, without the functions that it calls.
 
-    Raises :class:`LoweringError` where an intrinsic does not match the block it was to replace.
+    Raises
+    ------
+    LoweringError
+        An intrinsic does not match the block that it replaces.
     """
     library = tvm()
     module = library.IRModule({"main": library.script.from_source(plan.source)})
@@ -190,12 +211,12 @@ def prim_func(plan: KernelPlan) -> Any:
 
 
 def pass_options(plan: KernelPlan) -> dict[str, bool]:
-    """Settings of TVM's passes with which a plan is compiled."""
+    """Return the settings of TVM's passes for a plan."""
     return dict.fromkeys(_NOT_WITH_REGISTERS, plan.in_registers)
 
 
 def importing(function: Any, functions: str) -> Any:
-    """A function that calls others, which are written in LLVM's language."""
+    """Return a function with the definitions, in LLVM's language, of those that it calls."""
     from tvm import ir, tirx
 
     zero, text = tirx.const(0, "int32"), ir.StringImm(functions)
@@ -204,18 +225,18 @@ def importing(function: Any, functions: str) -> Any:
 
 
 def bits(array: NDArray[Any]) -> NDArray[Any]:
-    """The array as memory holds it: contiguous, bfloat16 as its bits."""
+    """Return the array as memory holds it: contiguous, bfloat16 as its bits."""
     array = np.ascontiguousarray(array)
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def from_array(array: NDArray[Any]) -> Any:
-    """A flat buffer with the array's contents (a copy, aligned as kernels expect)."""
+    """Return a flat buffer with a copy of the array, aligned as kernels expect."""
     return tvm().runtime.tensor(bits(array).reshape(-1))
 
 
 def aligned(shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """Zeros that a kernel can work on in place (:func:`shared`)."""
+    """Return zeros that a kernel can work on in place (:func:`shared`)."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
@@ -223,13 +244,15 @@ def aligned(shape: Sequence[int], dtype: str) -> NDArray[Any]:
 
 
 def shared(array: NDArray[Any]) -> Any:
-    """A buffer over the memory of an array of :func:`aligned`."""
+    """Return a buffer over the memory of an array of :func:`aligned`."""
     return tvm().runtime.from_dlpack(array)
 
 
 def empty(elements: int, dtype: str) -> Any:
+    """Return a zeroed flat buffer."""
     return tvm().runtime.tensor(np.zeros(elements, storage_dtype(dtype)))
 
 
 def to_array(buffer: Any, shape: Sequence[int]) -> NDArray[Any]:
+    """Return a buffer's contents as an array."""
     return buffer.numpy().reshape(tuple(shape))

@@ -1,9 +1,13 @@
-"""Cache traffic of a loop nest: how many lines each operand moves into a cache of some size.
+"""Cache traffic of a loop nest: the number of lines that each operand moves into a cache.
 
 The data-movement side of an analytical model (AMOS section 5.3, swATOP section 4.6). Take the
 largest inner part of the nest whose data fit. Loops around it that do not move an operand find its
-data where the last iteration left them; the first that moves it brings in all that it touches, and
-every iteration of the loops outside of that one does so again.
+data where the last iteration left them. The first loop that moves it brings in all that it touches,
+and so does every iteration of the loops outside of that one.
+
+This counts lines of a transparent cache, from a kernel's register-tiled loops. Transfers between
+the memories of a described machine, tile by tile, are counted by
+:mod:`cpembed.cost.machine.traffic`.
 """
 
 from __future__ import annotations
@@ -15,37 +19,44 @@ from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.ir.dtypes import size_bytes
 
 USED_SHARE = 0.75
-"""Of a cache, what a loop's data can fill before it evicts itself: sets fill unevenly, and code,
-stack and lines fetched ahead need room too."""
+"""Fraction of a cache that a loop's data can fill before it evicts itself: sets fill unevenly, and
+code, stack and prefetched lines need room too."""
 
 Lines = tuple[float, float, float]
-"""By operand: the two factors and the output."""
+"""Lines by operand: the two factors and the output."""
 
 
 class Reuse:
-    """The part of a nest that one of ``threads`` threads executes, with its footprints.
+    """Footprints of the part of a nest that one of ``threads`` threads executes.
 
-    Threads share the iterations of the outermost loops; a part of an iteration counts as such.
+    Threads share the iterations of the outermost loops; fractions of an iteration count as such.
+
+    Parameters
+    ----------
+    nest : Nest
+        Nest with register tiles.
+    threads : int
+        Number of threads.
     """
 
     def __init__(self, nest: Nest, threads: int = 1) -> None:
         steps = {task.name: task.tile for task in nest.tasks}
         trips: list[float] = []
-        left = threads
+        remaining = threads
         for task in nest.tasks:
-            share = min(left, task.count)
-            left = -(-left // share)
+            share = min(remaining, task.count)
+            remaining = -(-remaining // share)
             trips.append(task.count / share)
         self._line_bytes = nest.line_bytes
+        # Everything below is by task loop, the innermost first.
         self._trips = trips[::-1]
-        """Of the task loops, innermost first."""
         self._moves = [
             [task.name in operand.access.iterators for task in reversed(nest.tasks)]
             for operand in nest.operands
         ]
         extents = {loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)}
         self.footprints = [_footprint(nest, extents, steps)]
-        """Of a task, then of what each task loop and all inside it touch."""
+        """Footprint of a task, then of each task loop with all inside it."""
         self._pieces = [_pieces(nest.operands[2], extents, steps, nest.line_bytes)[0]]
         for task, count in zip(reversed(nest.tasks), self._trips, strict=True):
             extents[task.name] = math.ceil(count)
@@ -54,38 +65,44 @@ class Reuse:
 
     @property
     def tasks(self) -> float:
-        """Executed by the thread."""
+        """Number of tasks that the thread executes."""
         return math.prod(self._trips)
 
-    def traffic(self, cache_bytes: int, without: int | None = None) -> Lines:
-        """Lines that enter a cache, by operand, in one of many executions: none where all of the
-        data stay from one to the next. Operand number ``without`` does not enter the cache."""
+    def traffic(self, cache_bytes: int, bypassing: int | None = None) -> Lines:
+        """Return the lines that enter a cache in one of many executions.
+
+        They are none if all data stay from one execution to the next. Operand number ``bypassing``
+        goes past the cache.
+        """
         room = cache_bytes * USED_SHARE / self._line_bytes
         fitting = 0
-        while fitting < len(self.footprints) and self._filled(fitting, without) <= room:
+        while fitting < len(self.footprints) and self._filled(fitting, bypassing) <= room:
             fitting += 1
         if fitting == len(self.footprints):
             return 0.0, 0.0, 0.0
         first, second, output = (
-            0.0 if number == without else self._moved(number, fitting) for number in range(3)
+            0.0 if number == bypassing else self._moved(number, fitting) for number in range(3)
         )
         return first, second, output
 
     def pieces(self, cache_bytes: float) -> float:
-        """Of each line of the output, the share of a piece: lines that lie together are one where
-        they are written before the output has filled so much."""
+        """Return the number of contiguous pieces per line of the output.
+
+        Lines that lie together are one piece if they are written before the output has filled
+        ``cache_bytes``.
+        """
         lines = [footprint[2] for footprint in self.footprints]
         room = max(lines[0], cache_bytes / self._line_bytes)
         last = max(number for number, touched in enumerate(lines) if touched <= room)
         return self._pieces[last] / lines[last]
 
-    def _filled(self, around: int, without: int | None) -> float:
-        """Lines of a cache that the loops inside fill."""
-        return sum(n for number, n in enumerate(self.footprints[around]) if number != without)
+    def _filled(self, around: int, bypassing: int | None) -> float:
+        """Return the lines of a cache that the loops inside fill."""
+        return sum(n for number, n in enumerate(self.footprints[around]) if number != bypassing)
 
     def _moved(self, number: int, around: int) -> float:
-        """Lines of an operand; ``around`` is the innermost loop whose data do not fit, 0 being the
-        task itself."""
+        """Return the lines of an operand that enter; ``around`` is the innermost loop whose data do
+        not fit, 0 being the task itself."""
         if around == 0:
             return self.footprints[0][number] * self.tasks
         moves = self._moves[number]
@@ -114,11 +131,21 @@ def touched_lines(
     line_bytes: int,
     steps: Mapping[str, int] | None = None,
 ) -> int:
-    """Lines that loops touch of an operand: ``extents`` iterations of those that are named, of
-    ``steps`` points each (1 where not named); the others stand still.
+    """Return the number of lines of an operand that loops touch.
 
-    Exact for rows that begin at a line; overlapping windows are counted once where their steps are
+    Exact for rows that begin at a line; overlapping windows are counted once if their steps are
     multiples of each other.
+
+    Parameters
+    ----------
+    operand : KernelOperand
+        Operand on its flat buffer.
+    extents : mapping of str to int
+        Iterations by loop; loops that are not named stand still.
+    line_bytes : int
+        Size of a cache line.
+    steps : mapping of str to int, optional
+        Points of an iteration by loop; 1 by default.
     """
     pieces, lines = _pieces(operand, extents, steps or {}, line_bytes)
     return pieces * lines
@@ -127,7 +154,7 @@ def touched_lines(
 def _pieces(
     operand: KernelOperand, extents: Mapping[str, int], steps: Mapping[str, int], line_bytes: int
 ) -> tuple[int, int]:
-    """Into how many pieces what :func:`touched_lines` counts falls apart, and the lines of one."""
+    """Return the number of contiguous pieces of what loops touch, and the lines of each."""
     size = size_bytes(operand.dtype)
     moves: list[tuple[int, int]] = []
     for term in operand.access.terms:
@@ -139,13 +166,18 @@ def _pieces(
             moves.append((abs(term.coefficient) * size * step, extents[term.iterator]))
         else:
             moves.append((abs(term.coefficient) * size, term.maximum(reach) + 1))
-    span, apart = size, list[tuple[int, int]]()
+    span, strided = size, list[tuple[int, int]]()
     for distance, count in sorted(moves):
-        if distance <= max(span, line_bytes) and not apart:
+        if distance <= max(span, line_bytes) and not strided:
             span += (count - 1) * distance
-        elif apart and distance % apart[-1][0] == 0 and distance // apart[-1][0] <= apart[-1][1]:
-            inner, points = apart[-1]
-            apart[-1] = inner, points + (count - 1) * (distance // inner)
+        # A window: steps of the outer loop are multiples of the inner one's and overlap with it.
+        elif (
+            strided
+            and distance % strided[-1][0] == 0
+            and (distance // strided[-1][0] <= strided[-1][1])
+        ):
+            inner, points = strided[-1]
+            strided[-1] = inner, points + (count - 1) * (distance // inner)
         else:
-            apart.append((distance, count))
-    return math.prod(count for _, count in apart), -(-span // line_bytes)
+            strided.append((distance, count))
+    return math.prod(count for _, count in strided), -(-span // line_bytes)

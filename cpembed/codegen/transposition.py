@@ -1,4 +1,4 @@
-"""Blocks of a transposition in vector registers: rows are read whole and written whole.
+"""Blocks of a transposition in vector registers: rows are read and written as full vectors.
 
 Element by element, one side of a transposition is a load or a store for each element. A block of R
 rows by L columns is read as R vectors; each of log2(R) perfect shuffles interleaves the rows of the
@@ -17,30 +17,31 @@ from cpembed.ir.dtypes import size_bytes
 
 _GROUP = 16
 _VECTOR_BYTES = 64
-_ROWS = 16
+_MAX_ROWS = 16
 _SMALLEST = 4
-"""A block has at least so many rows and columns."""
+"""Minimum number of rows and of columns of a block."""
 
 Element = Callable[[str, str], str]
-"""From a row and a column to the index of an element."""
+"""Index of an element, from its row and its column."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of ``rows`` by ``columns``; the last ones of a side move back to end with it."""
+    """Blocks of ``rows`` by ``columns``; the last ones of a side are moved back to end with it."""
 
     rows: int
     columns: int
 
     @staticmethod
-    def of(rows: int, columns: int, dtype: str) -> Blocks | None:
-        """The largest blocks that fit; None where they would be too small."""
-        most = _VECTOR_BYTES // size_bytes(dtype)
-        found = Blocks(_power_of_two(min(rows, _ROWS)), _power_of_two(min(columns, most)))
-        return found if min(found.rows, found.columns) >= _SMALLEST else None
+    def largest(rows: int, columns: int, dtype: str) -> Blocks | None:
+        """Return the largest blocks that fit; None if they would be too small."""
+        lanes = _VECTOR_BYTES // size_bytes(dtype)
+        blocks = Blocks(_power_of_two(min(rows, _MAX_ROWS)), _power_of_two(min(columns, lanes)))
+        return blocks if min(blocks.rows, blocks.columns) >= _SMALLEST else None
 
     @property
     def group(self) -> int:
+        """Number of columns that are interleaved together."""
         return min(self.columns, _GROUP)
 
 
@@ -53,13 +54,25 @@ def write_transposition(
     source: tuple[str, Element],
     target: tuple[str, Element],
 ) -> None:
-    """Statements that copy rows ``[first, end)`` and columns likewise from a buffer where columns
-    are contiguous to one where rows are; each is given by its name and its index."""
+    """Write statements that copy a matrix between buffers of which one is the other's transpose.
+
+    Parameters
+    ----------
+    script : Script
+        Text to write to.
+    blocks : Blocks
+        Blocks of vectors.
+    dtype : str
+        Element type.
+    rows, columns : tuple of int
+        The first row or column and the end.
+    source, target : tuple of str and Element
+        Name and index of the buffers; columns are contiguous in the first, rows in the second.
+    """
     starts = (_starts(rows, blocks.rows, "rb"), _starts(columns, blocks.columns, "cb"))
     with script.nested(*(f"for {name} in T.serial({count}):" for name, count, _ in starts)):
         (_, _, row), (_, _, column) = starts
-        stage, size = "stage0", blocks.rows * blocks.columns
-        vector = storage_dtype(dtype)
+        size, vector = blocks.rows * blocks.columns, storage_dtype(dtype)
         with script.nested('with T.sblock("block"):'):
             script.line(f"T.reads({source[0]}[0])")
             script.line(f"T.writes({target[0]}[0])")
@@ -71,7 +84,7 @@ def write_transposition(
             for number in range(blocks.rows):
                 element = source[1](f"({row} + {number})", column)
                 script.line(
-                    f"{_ramp(stage, number * blocks.columns, blocks.columns)} = "
+                    f"{_ramp('stage0', number * blocks.columns, blocks.columns)} = "
                     f"{source[0]}[T.Ramp({element}, 1, {blocks.columns})]"
                 )
             for number in range(depth):
@@ -80,43 +93,43 @@ def write_transposition(
 
 
 def _interleave(script: Script, blocks: Blocks, number: int) -> None:
-    """One stage: rows i and i + R/2 become rows 2i and 2i + 1."""
+    """Write one stage: rows i and i + R/2 become rows 2i and 2i + 1."""
     length, group = blocks.columns, blocks.group
     half = group // 2
-    places: list[list[int]] = []
+    lanes_of_parts: list[list[int]] = []
     for part in range(2):
-        taken: list[int] = []
+        lanes: list[int] = []
         for first in range(part * half, length, group):
             for at in range(first, first + half):
-                taken += [at, length + at]
-        places.append(taken)
+                lanes += [at, length + at]
+        lanes_of_parts.append(lanes)
     for row in range(blocks.rows // 2):
         pair = ", ".join(
-            _ramp(f"stage{number}", which * length, length)
-            for which in (row, row + blocks.rows // 2)
+            _ramp(f"stage{number}", source * length, length)
+            for source in (row, row + blocks.rows // 2)
         )
-        for part, taken in enumerate(places):
+        for part, lanes in enumerate(lanes_of_parts):
             place = _ramp(f"stage{number + 1}", (2 * row + part) * length, length)
-            script.line(f"{place} = T.Shuffle([{pair}], {taken})")
+            script.line(f"{place} = T.Shuffle([{pair}], {lanes})")
 
 
 def _store(
     script: Script, blocks: Blocks, stage: str, row: str, column: str, target: tuple[str, Element]
 ) -> None:
-    """Group by group, the stage's rows one after the other hold the columns one after the other."""
+    """Write the columns, which consecutive rows of the last stage hold group by group."""
     rows, length, group = blocks.rows, blocks.columns, blocks.group
     piece = min(rows, group)
     for first in range(0, length, group):
         for at in range(group):
             for part in range(0, rows, piece):
                 row_of_stage, inside = divmod(at * rows + part, group)
-                found = _ramp(stage, row_of_stage * length + first + inside, piece)
+                column_part = _ramp(stage, row_of_stage * length + first + inside, piece)
                 element = target[1](f"({row} + {part})", f"({column} + {first + at})")
-                script.line(f"{target[0]}[T.Ramp({element}, 1, {piece})] = {found}")
+                script.line(f"{target[0]}[T.Ramp({element}, 1, {piece})] = {column_part}")
 
 
 def _starts(bounds: tuple[int, int], size: int, name: str) -> tuple[str, int, str]:
-    """A loop over blocks: its name, its count, and where each begins."""
+    """Return a loop over blocks: its name, its count, and the start of each block."""
     first, end = bounds
     count = -(-(end - first) // size)
     start = f"{name} * {size} + {first}" if first else f"{name} * {size}"
@@ -130,5 +143,5 @@ def _ramp(buffer: str, first: int, lanes: int) -> str:
 
 
 def _power_of_two(limit: int) -> int:
-    """The largest that is not above a positive limit; 0 for none."""
+    """Return the largest power of two not above a positive limit; 0 for no limit."""
     return 1 << (limit.bit_length() - 1) if limit > 0 else 0

@@ -1,17 +1,22 @@
-"""Lower bounds on the costs of all embeddings of a space, component by component.
+"""Lower bounds on the costs of all embeddings of a space, and the embeddings in their order.
 
 An execution count is a product over workload axes, and a layout's size one over dimensions. Each
 axis belongs to one component, so that every map of a component has a factor of its own; only the
 dimensions that axes of several components index together (``p + r``) are looked up jointly. Maps
 with equal factors are one class.
+
+:func:`best_first` is branch and bound over the components: a prefix of classes is extended only
+when its bound is the least of all that are open, so that the best embeddings are enumerated without
+combining all.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cost.footprint import Dimension, Fused, State, Tile, dimensions_of
-from cpembed.embedding.constraint_set import Weights
-from cpembed.embedding.digit_model import AxisMaps
+from cpembed.embedding.commute import problem_of
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.embedding.constraints.digits import Digits
+from cpembed.embedding.digit_model import AxisMaps, DigitOption, combine
+from cpembed.embedding.domains import digit_model_obstacle, full_digits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import members_of
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.ir.computation import Operand
+from cpembed.embedding.result import EmbeddingSpace, spaces_of
+from cpembed.hw.instruction import Instruction, InstructionAxis
+from cpembed.ir.computation import Computation, Operand
 from cpembed.ir.dtypes import size_bytes
 from cpembed.time_limit import check_time
 
@@ -32,7 +42,7 @@ Floats = NDArray[np.float64]
 Maps = Sequence[AxisMaps | Embedding]
 
 SLACK = 1e-12
-"""Relative error that sums and products of a few numbers in floating point stay below."""
+"""Upper bound on the relative error of a sum or product of a few floating-point numbers."""
 
 
 @dataclass(frozen=True, order=True)
@@ -46,7 +56,7 @@ class Lower:
 
 @dataclass(frozen=True)
 class _Port:
-    """An operand with its dimensions and where their factors come from."""
+    """Operand with its dimensions."""
 
     operand: Operand
     dimensions: tuple[Dimension, ...]
@@ -55,8 +65,8 @@ class _Port:
     def elements(self) -> int:
         return math.prod(self.operand.shape)
 
-    def has_own(self, fused: Fused) -> bool:
-        """Whether a fused axis is counted as a dimension of its own."""
+    def has_dimension(self, fused: Fused) -> bool:
+        """Return True if a fused axis is counted as a separate dimension."""
         member = fused.members[0]
         indexed = any(member in d.index.iterators for d in self.dimensions)
         return indexed and not any(fused.members in d.joined for d in self.dimensions)
@@ -64,8 +74,11 @@ class _Port:
 
 @dataclass
 class _Classes:
-    """The maps of a component by their factors: of the executions, of each operand's elements, and
-    the states that their axes have in each joint dimension."""
+    """Maps of a component, classified by their factors.
+
+    A class has a factor of the executions, one of each operand's elements, and a number for the
+    states of its axes in each joint dimension.
+    """
 
     members: list[list[int]] = field(default_factory=list[list[int]])
     calls: list[int] = field(default_factory=list[int])
@@ -78,7 +91,7 @@ class _Classes:
 
 @dataclass
 class _Joint:
-    """A dimension that axes of several components index: its size by the states in each of them."""
+    """Dimension that axes of several components index: its size by the states in each of them."""
 
     port: int
     dimension: Dimension
@@ -93,20 +106,30 @@ class _Joint:
         """Fill the table, an axis per component, from the states that occur."""
         shape = [len(self.states[c]) for c in self.components]
         self.sizes = np.empty(shape, np.int64)
-        for place, chosen in zip(
+        for place, combination in zip(
             np.ndindex(*shape),
             itertools.product(*(self.states[c] for c in self.components)),
             strict=True,
         ):
             check_time()
-            known: dict[str, State] = {}
-            for component, states in zip(self.components, chosen, strict=True):
-                known |= dict(zip(axes[component], states, strict=True))
-            self.sizes[place] = self.dimension.elements(known)
+            by_axis: dict[str, State] = {}
+            for component, states in zip(self.components, combination, strict=True):
+                by_axis |= dict(zip(axes[component], states, strict=True))
+            self.sizes[place] = self.dimension.elements(by_axis)
 
 
 class SpaceBounds:
-    """Bounds for embeddings that choose one map from each of the components."""
+    """Bounds for embeddings that choose one map from each of the components.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Workload and instruction with paired operands.
+    components : sequence of Maps
+        Maps of each component, or one list of embeddings.
+    weights : Weights
+        Weights of the score.
+    """
 
     def __init__(
         self, problem: EmbeddingProblem, components: Sequence[Maps], weights: Weights
@@ -116,7 +139,7 @@ class SpaceBounds:
         self._extents = problem.workload.extents
         groups = dict.fromkeys(g for m in components for f in m for g in f.flattened.values())
         self._ports = _ports(problem, groups)
-        # Ports of one tensor share what they use in place: only the smallest counts for sure.
+        # Ports of one tensor may share their elements: only the smallest counts for certain.
         tensors: dict[str, list[int]] = {}
         for n, port in enumerate(self._ports):
             tensors.setdefault(port.operand.tensor, []).append(n)
@@ -125,8 +148,8 @@ class SpaceBounds:
         self._owner = {
             axis: n
             for n, maps in enumerate(components)
-            for found in maps
-            for axis in _axes_of(found)
+            for axis_map in maps
+            for axis in _axes_of(axis_map)
         }
         self._calls = math.prod(e for a, e in self._extents.items() if a not in self._owner)
         self._elements = [1] * len(self._ports)
@@ -158,11 +181,11 @@ class SpaceBounds:
 
     def _classify(self, component: int, maps: Maps) -> _Classes:
         classes = _Classes()
-        known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+        numbers: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
         owned = [axis for axis, owner in self._owner.items() if owner == component]
-        for number, found in enumerate(maps):
+        for number, axis_map in enumerate(maps):
             check_time()
-            states, fused = _states(found, self._extents)
+            states, fused = _states(axis_map, self._extents)
             calls = math.prod(group.tile.calls(group.extent) for group in fused) * math.prod(
                 self._axis_calls(axis, states.get(axis)) for axis in owned
             )
@@ -171,13 +194,13 @@ class SpaceBounds:
             )
             place = tuple(self._state_number(joint, component, states) for joint in self._joint)
             key = (calls, elements, place)
-            if key not in known:
-                known[key] = len(classes)
+            if key not in numbers:
+                numbers[key] = len(classes)
                 classes.members.append([])
                 classes.calls.append(calls)
                 classes.elements.append(elements)
                 classes.states.append(place)
-            classes.members[known[key]].append(number)
+            classes.members[numbers[key]].append(number)
         return classes
 
     def _axis_calls(self, axis: str, state: State) -> int:
@@ -192,26 +215,26 @@ class SpaceBounds:
         states: Mapping[str, State],
         fused: Sequence[Fused],
     ) -> int:
-        """Factor of a map in the number of elements of an operand's layout."""
-        size = math.prod(group.padded for group in fused if self._ports[port].has_own(group))
+        """Return the factor of a map in the number of elements of an operand's layout."""
+        size = math.prod(group.padded for group in fused if self._ports[port].has_dimension(group))
         for dimension in self._own[component][port]:
             axes = self._axes_in(dimension, component)
-            key = (id(dimension), dimension.told(states, axes))
+            key = (id(dimension), dimension.relevant(states, axes))
             if key not in self._sizes:
                 self._sizes[key] = dimension.elements(states)
             size *= self._sizes[key]
         return size
 
     def _state_number(self, joint: _Joint, component: int, states: Mapping[str, State]) -> int:
-        """Number of the states in the joint dimension's table; 0 where it has no place there."""
-        known = joint.states.get(component)
-        if known is None:
+        """Return the number of the states in a joint dimension's table; 0 if they do not matter."""
+        numbers = joint.states.get(component)
+        if numbers is None:
             return 0
-        key = joint.dimension.told(states, self._axes_in(joint.dimension, component))
-        return known.setdefault(key, len(known))
+        key = joint.dimension.relevant(states, self._axes_in(joint.dimension, component))
+        return numbers.setdefault(key, len(numbers))
 
     def lower(self, positions: Sequence[int]) -> Lower:
-        """The bound of the embeddings that have a class of each component, in exact arithmetic."""
+        """Return the exact bound of the embeddings with one class of each component."""
         calls, elements = self._calls, list(self._elements)
         for classes, at in zip(self.classes, positions, strict=True):
             calls *= classes.calls[at]
@@ -228,13 +251,15 @@ class SpaceBounds:
         packed = sum(min(elements[n] for n in group) for group in self._tensors)
         data = self.weights.data * max(0, packed - self._data)
         score = math.hypot(mac, data)
-        # A norm's last bit need not be monotone; with one weight it is a product, which is.
+        # The last bit of a norm need not be monotone; with one weight it is a product, which is.
         exact = not (self.weights.mac and self.weights.data)
         return Lower(score if exact else score * (1 - SLACK), calls, moved)
 
     def extend(self, prefix: Sequence[int]) -> Floats:
-        """Lower bounds of the score by class of the next component, for all embeddings that have
-        the classes ``prefix`` of the components before it."""
+        """Return lower bounds of the score by class of the next component.
+
+        They hold for all embeddings with the classes ``prefix`` of the components before it.
+        """
         calls, elements = self._tables.extend(prefix)
         executed = calls * float(self._calls * self.macs_per_call)
         sizes = [e * constant for e, constant in zip(elements, self._elements, strict=True)]
@@ -246,7 +271,7 @@ class SpaceBounds:
 
 
 class _Tables:
-    """Factors of all classes as arrays, with the smallest that later components can add."""
+    """Factors of all classes as arrays, with the smallest factors that later components have."""
 
     def __init__(self, classes: Sequence[_Classes], joint: Sequence[_Joint]) -> None:
         self._joint = joint
@@ -257,7 +282,7 @@ class _Tables:
         self._least_elements = _suffix_products([e.min(axis=0) for e in self._elements])
 
     def extend(self, prefix: Sequence[int]) -> tuple[Floats, list[Floats]]:
-        """Executions, and elements of each operand, by class of the next component."""
+        """Return executions, and elements of each operand, by class of the next component."""
         depth = len(prefix)
         calls = self._calls[depth] * self._least_calls[depth + 1]
         sizes = self._elements[depth] * self._least_elements[depth + 1]
@@ -279,7 +304,7 @@ class _Tables:
 
 
 def _suffix_products(values: Sequence[Any]) -> list[Any]:
-    """Product of the values from each position on; 1 after the last."""
+    """Return the product of the values from each position on; 1 after the last."""
     products: list[Any] = [1.0]
     for value in reversed(values):
         products.insert(0, products[0] * value)
@@ -287,33 +312,33 @@ def _suffix_products(values: Sequence[Any]) -> list[Any]:
 
 
 def _ports(problem: EmbeddingProblem, groups: Collection[tuple[str, ...]]) -> list[_Port]:
-    """The workload's operands with their dimensions, in the instruction's order."""
+    """Return the workload's operands with their dimensions, in the instruction's order."""
     workload, instruction = problem.workload, problem.instruction
     smallest = {axis.name: axis.minimum for axis in instruction.axes}
     ports: list[_Port] = []
-    for ours in instruction.computation.operands:
-        operand = workload.operand(problem.roles[ours.name])
-        access, memory = workload.access(operand.name), instruction.memory[ours.name]
-        found = dimensions_of(access, operand, memory, workload.extents, smallest, groups)
-        ports.append(_Port(operand, found))
+    for role in instruction.computation.operands:
+        operand = workload.operand(problem.roles[role.name])
+        access, memory = workload.access(operand.name), instruction.memory[role.name]
+        dimensions = dimensions_of(access, operand, memory, workload.extents, smallest, groups)
+        ports.append(_Port(operand, dimensions))
     return ports
 
 
-def _axes_of(found: AxisMaps | Embedding) -> set[str]:
-    walked = (digit.axis for digits in found.digits.values() for digit in digits)
-    return {member for axis in walked for member in members_of(found.flattened, axis)}
+def _axes_of(axis_map: AxisMaps | Embedding) -> set[str]:
+    axes = (digit.axis for digits in axis_map.digits.values() for digit in digits)
+    return {member for axis in axes for member in members_of(axis_map.flattened, axis)}
 
 
 def _states(
-    found: AxisMaps | Embedding, extents: Mapping[str, int]
+    axis_map: AxisMaps | Embedding, extents: Mapping[str, int]
 ) -> tuple[dict[str, State], list[Fused]]:
-    """States of the workload axes under a map, and its fused axes."""
+    """Return the states of the workload axes under a map, and its fused axes."""
     states: dict[str, State] = {}
     fused: list[Fused] = []
-    for ours, digits in found.digits.items():
+    for instruction_axis, digits in axis_map.digits.items():
         for digit in digits:
-            tile = Tile(ours, digit.count, digit.stride, len(digits) == 1)
-            members = found.flattened.get(digit.axis)
+            tile = Tile(instruction_axis, digit.count, digit.stride, len(digits) == 1)
+            members = axis_map.flattened.get(digit.axis)
             if members is None:
                 states[digit.axis] = tile
                 continue
@@ -321,3 +346,153 @@ def _states(
             fused.append(group)
             states |= dict.fromkeys(members, group)
     return states, fused
+
+
+# -------------------------------------------------------------------------------------- best first
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Embedding with a lower bound on its costs and the number of its space."""
+
+    lower: Lower
+    space: int
+    embedding: Embedding
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """Extensions of a prefix in ascending order of their bounds, from ``position`` on."""
+
+    space: int
+    prefix: tuple[int, ...]
+    scores: list[float]
+    order: list[int]
+    position: int = 0
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    space: int
+    classes: tuple[int, ...]
+
+
+def best_first(
+    workload: Computation,
+    instruction: Instruction,
+    embeddings: Sequence[Embedding],
+    weights: Weights,
+) -> Iterator[Bounded]:
+    """Yield all embeddings, each as late as its bound allows.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator at fixed sizes.
+    instruction : Instruction
+        Embedded instruction.
+    embeddings : Sequence of Embedding
+        Embeddings of a search: products of components or plain sequences.
+    weights : Weights
+        Weights of the score.
+    """
+    spaces = [s for s in _spaces(workload, instruction, embeddings) if s.size]
+    bounds = [SpaceBounds(space.problem, space.components, weights) for space in spaces]
+    numbers = itertools.count()
+    heap: list[tuple[Lower, int, _Branch | _Leaf]] = []
+
+    def push(lower: Lower, node: _Branch | _Leaf) -> None:
+        heapq.heappush(heap, (lower, next(numbers), node))
+
+    def advance(branch: _Branch) -> None:
+        if branch.position < len(branch.order):
+            push(Lower(branch.scores[branch.position], 0, 0), branch)
+
+    def grow(space: int, prefix: tuple[int, ...]) -> None:
+        if len(prefix) == len(bounds[space].classes):
+            push(bounds[space].lower(prefix), _Leaf(space, prefix))
+            return
+        scores = bounds[space].extend(prefix)
+        order = np.argsort(scores, kind="stable")
+        advance(_Branch(space, prefix, scores[order].tolist(), order.tolist()))
+
+    for number in range(len(spaces)):
+        grow(number, ())
+    while heap:
+        check_time()
+        lower, _, node = heapq.heappop(heap)
+        if isinstance(node, _Leaf):
+            members = [
+                classes.members[at]
+                for classes, at in zip(bounds[node.space].classes, node.classes, strict=True)
+            ]
+            for place in itertools.product(*members):
+                check_time()
+                yield Bounded(lower, node.space, spaces[node.space].embedding(place))
+        else:
+            at = node.position
+            advance(_Branch(node.space, node.prefix, node.scores, node.order, at + 1))
+            grow(node.space, (*node.prefix, node.order[at]))
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Product of maps, or a list of embeddings as a product of one component."""
+
+    problem: EmbeddingProblem
+    components: tuple[Maps, ...]
+
+    @property
+    def size(self) -> int:
+        return min(map(len, self.components))
+
+    def embedding(self, place: tuple[int, ...]) -> Embedding:
+        parts: list[AxisMaps] = []
+        for maps, number in zip(self.components, place, strict=True):
+            axis_map = maps[number]
+            if isinstance(axis_map, Embedding):
+                return axis_map
+            parts.append(axis_map)
+        return combine(self.problem, parts)
+
+
+def _spaces(
+    workload: Computation, instruction: Instruction, embeddings: Sequence[Embedding]
+) -> Iterator[_Space]:
+    for space in spaces_of(embeddings):
+        if isinstance(space, EmbeddingSpace):
+            yield _Space(space.problem, tuple(component.maps for component in space.components))
+            continue
+        roles: dict[tuple[tuple[str, str], ...], list[Embedding]] = {}
+        for embedding in space:
+            roles.setdefault(tuple(embedding.operands.items()), []).append(embedding)
+        for names, members in roles.items():
+            yield _Space(problem_of(workload, instruction, dict(names)), (members,))
+
+
+# ------------------------------------------------------------------------------ without a search
+
+
+def utilisation_bound(problem: EmbeddingProblem, constraints: ConstraintSet) -> float | None:
+    """Return an upper bound on the utilisation of any embedding, without a search.
+
+    Each instruction axis is fed as well as one digit that the constraint set allows can feed it,
+    whatever the other axes do. None for instructions beyond the digit model, and for sets that feed
+    an instruction axis from several axes.
+    """
+    digits = constraints.get("digits")
+    single_digit = isinstance(digits, Digits) and digits.per_axis == 1
+    if not single_digit or digit_model_obstacle(problem, constraints) is not None:
+        return None
+    best = {axis.name: float(axis.minimum == 1) / axis.maximum for axis in problem.instruction.axes}
+    for option in full_digits(problem, constraints):
+        axis = problem.instruction.axis(option.instruction_axis)
+        best[axis.name] = max(best[axis.name], _used(option, axis))
+    return math.prod(best.values())
+
+
+def _used(option: DigitOption, axis: InstructionAxis) -> float:
+    """Return the useful share of an axis at its largest extent, which every execution occupies."""
+    step = option.digit.count * option.digit.stride
+    executions = -(-option.extent // step) * option.digit.stride
+    return option.extent / (executions * axis.maximum)

@@ -1,9 +1,9 @@
-"""How many elements an operand's layout has at least, from the digits on its axes alone.
+"""Lower bounds on the elements of an operand's layout, from the digits on its axes alone.
 
 The counterpart of :mod:`cpembed.transform.layout` for ranking: deriving a layout takes a
 millisecond or two, and a search compares hundreds of thousands. Each dimension of the operand is
-sized by itself, in the ways that the layout may treat its axes, of which the smallest counts. No
-layout is smaller; most have just this size.
+sized by itself, for every treatment of its axes that the layout may choose; the smallest counts. No
+layout is smaller; most have exactly this size.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from cpembed.ir.joining import joined_dimensions, joined_index
 
 @dataclass(frozen=True)
 class Tile:
-    """A digit on its workload axis: ``instruction_axis`` walks ``count`` steps of
-    ``stride``; ``alone``: it has no other digit."""
+    """Digit on its workload axis: ``instruction_axis`` walks ``count`` steps of ``stride``.
+
+    It is ``single`` if the instruction axis has no other digit.
+    """
 
     instruction_axis: str
     count: int
     stride: int
-    alone: bool
+    single: bool
 
     @property
     def block(self) -> int:
@@ -40,7 +42,7 @@ class Tile:
         return -(-extent // self.block)
 
     def calls(self, extent: int) -> int:
-        """Number of executions along an axis of this extent: blocks times interleaved phases."""
+        """Return the executions along an axis of this extent: blocks times interleaved phases."""
         return self.blocks(extent) * self.stride
 
     def padded(self, extent: int) -> int:
@@ -49,7 +51,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Fused:
-    """A fused axis of ``extent`` points, ``members`` outermost first, that a tile walks."""
+    """Fused axis of ``extent`` points, ``members`` outermost first, that a tile walks."""
 
     members: tuple[str, ...]
     extent: int
@@ -60,19 +62,34 @@ class Fused:
         return self.tile.padded(self.extent)
 
 
-_OWN = Fused((), 1, Tile("", 1, 1, alone=True))
-"""State of a member whose fused axis has dimensions of its own."""
+_SEPARATE = Fused((), 1, Tile("", 1, 1, single=True))
+"""State of a member whose fused axis has separate dimensions."""
 
 State = Tile | Fused | None
-"""A workload axis under an embedding: walked by a digit, a member of a fused axis, or neither."""
+"""State of a workload axis: walked by a digit, a member of a fused axis, or neither."""
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension of an operand: its index over workload axes, and its extent.
+    """Dimension of an operand.
 
-    ``joined`` are the dimensions that it makes with its neighbours for fused axes which the operand
-    has as they are (:mod:`cpembed.ir.joining`), by their members.
+    Parameters
+    ----------
+    index : IndexExpr
+        Index over workload axes.
+    extent : int
+        Size of the dimension.
+    memory : OperandMemory
+        Memory from which the instruction reads the operand.
+    element_bytes : int
+        Size of an element.
+    axes : mapping of str to int
+        Extents of the workload's axes.
+    smallest : mapping of str to int
+        Smallest extents of the instruction's axes.
+    joined : mapping of tuple to Dimension
+        Dimensions joined with the neighbours, by the members of the fused axis that walks them in
+        memory (:mod:`cpembed.ir.joining`).
     """
 
     index: IndexExpr
@@ -80,15 +97,13 @@ class Dimension:
     memory: OperandMemory
     element_bytes: int
     axes: Mapping[str, int]
-    """Extents of the workload's axes."""
     smallest: Mapping[str, int]
-    """Smallest extents of the instruction's axes."""
     joined: Mapping[tuple[str, ...], Dimension] = field(default_factory=dict[Any, Any])
 
     def elements(self, states: Mapping[str, State]) -> int:
-        """A lower bound of what the dimension contributes to the size of the layout.
+        """Return a lower bound on the dimension's factor in the size of the layout.
 
-        A fused axis has a dimension of its own, which is not counted here, unless it is ``joined``.
+        A fused axis has a separate dimension, which is not counted here, unless it is ``joined``.
         """
         if not self.index.is_affine:
             return 1
@@ -109,16 +124,16 @@ class Dimension:
         terms = [IndexTerm(t.iterator, t.coefficient // step) for t in rest]
         return factor * self._sized(IndexExpr.of(terms), span + 1, states)
 
-    def told(self, states: Mapping[str, State], axes: Iterable[str]) -> tuple[State, ...]:
-        """States of some of its axes as far as they matter to the dimension: fused axes that have
-        dimensions of their own are all the same."""
-        found = [states.get(axis) for axis in axes]
-        return tuple(
-            [
-                _OWN if isinstance(state, Fused) and state.members not in self.joined else state
-                for state in found
-            ]
-        )
+    def relevant(self, states: Mapping[str, State], axes: Iterable[str]) -> tuple[State, ...]:
+        """Return the states of some axes with all fused axes of separate dimensions made equal.
+
+        They do not matter to the size of this dimension.
+        """
+        relevant = [states.get(axis) for axis in axes]
+        for n, state in enumerate(relevant):
+            if isinstance(state, Fused) and state.members not in self.joined:
+                relevant[n] = _SEPARATE
+        return tuple(relevant)
 
     def _sized(self, index: IndexExpr, extent: int, states: Mapping[str, State]) -> int:
         if len(index.terms) == 1 and index.terms[0].coefficient == 1:
@@ -131,7 +146,7 @@ class Dimension:
         )
 
     def _direct(self, index: IndexExpr, extent: int, states: Mapping[str, State]) -> int:
-        """A dimension that follows one axis, padded at both ends to whole blocks."""
+        """Return the size of a dimension that follows one axis, padded at both ends to blocks."""
         (axis,) = index.iterators
         tile = states.get(axis)
         block = tile.block if isinstance(tile, Tile) else 1
@@ -141,16 +156,16 @@ class Dimension:
         return size + -size % block
 
     def _reach(self, axis: str, states: Mapping[str, State]) -> int:
-        """The axis's extent, padded."""
+        """Return the padded extent of an axis."""
         tile = states.get(axis)
         return tile.padded(self.axes[axis]) if isinstance(tile, Tile) else self.axes[axis]
 
     def _treatments(self, step: int, tile: Tile) -> list[str]:
-        memory, ours = self.memory, tile.instruction_axis
-        in_place = memory.stride_rule(ours) is StrideRule.ANY or (
-            step == 1 and memory.reads_contiguously(ours, self.element_bytes, self.smallest)
+        memory, axis = self.memory, tile.instruction_axis
+        in_place = memory.stride_rule(axis) is StrideRule.ANY or (
+            step == 1 and memory.reads_contiguously(axis, self.element_bytes, self.smallest)
         )
-        return ["digit", "axis", *(["in_place"] if tile.alone and in_place else [])]
+        return ["digit", "axis", *(["in_place"] if tile.single and in_place else [])]
 
     def _treated(
         self,
@@ -159,28 +174,28 @@ class Dimension:
         states: Mapping[str, State],
         plan: Mapping[str, str],
     ) -> int:
-        """The size where the plan's axes get a dimension for their digit, or for all of them."""
+        """Return the size if the plan's axes get a dimension for their digit or for all of them."""
         if all(treatment == "in_place" for treatment in plan.values()):
             low = high = index.constant
             for term in index.terms:
                 moved = term.coefficient * (self._reach(term.iterator, states) - 1)
                 low, high = low + min(moved, 0), high + max(moved, 0)
             return extent + max(0, -low) + max(0, high + 1 - extent)
-        own, shared = 1, list[tuple[int, int]]()
+        separate, shared = 1, list[tuple[int, int]]()
         for term in index.terms:
             treatment, tile = plan.get(term.iterator), states.get(term.iterator)
             if treatment == "axis" and isinstance(tile, Tile):
-                own *= self._reach(term.iterator, states)
+                separate *= self._reach(term.iterator, states)
             elif treatment == "digit" and isinstance(tile, Tile):
-                own *= tile.count
+                separate *= tile.count
                 shared += self._steps(term, states)[:-1]
             else:
                 shared += self._steps(term, states)
         span, _ = _span(shared)
-        return own * (span + 1)
+        return separate * (span + 1)
 
     def _steps(self, term: IndexTerm, states: Mapping[str, State]) -> list[tuple[int, int]]:
-        """(step, count) of each iterator that moves the term; the digit comes last."""
+        """Return (step, count) of each iterator that moves the term; the digit comes last."""
         step, extent = abs(term.coefficient), self.axes[term.iterator]
         tile = states.get(term.iterator)
         if not isinstance(tile, Tile):
@@ -197,9 +212,23 @@ def dimensions_of(
     axes: Mapping[str, int], smallest: Mapping[str, int],
     groups: Iterable[tuple[str, ...]],
 ) -> tuple[Dimension, ...]:  # fmt: skip
-    """The dimensions of an operand; ``groups`` are the members of axes that may be fused."""
+    """Return the dimensions of an operand.
+
+    Parameters
+    ----------
+    access : Access
+        Indices of the operand.
+    operand : Operand
+        Operand of the workload.
+    memory : OperandMemory
+        Memory from which the instruction reads it.
+    axes, smallest : mapping of str to int
+        Extents of the workload's axes, and smallest extents of the instruction's.
+    groups : iterable of tuple of str
+        Members of the axes that may be fused.
+    """
     place = memory, size_bytes(operand.dtype)
-    found = [
+    dimensions = [
         Dimension(index, extent, *place, axes, smallest)
         for index, extent in zip(access.index, operand.shape, strict=True)
     ]
@@ -209,23 +238,23 @@ def dimensions_of(
             continue
         inner = math.prod(operand.shape[window.start + 1 : window.stop])
         name = fused_name(members)
-        first = found[window.start]
+        first = dimensions[window.start]
         places = slice(window.start, window.stop)
         index = joined_index(access.index[places], operand.shape[places], members, name)
         extents = {**axes, name: math.prod(axes[member] for member in members)}
-        whole = Dimension(index, first.extent * inner, *place, extents, smallest)
-        found[window.start] = replace(first, joined={**first.joined, members: whole})
-    return tuple(found)
+        joined = Dimension(index, first.extent * inner, *place, extents, smallest)
+        dimensions[window.start] = replace(first, joined={**first.joined, members: joined})
+    return tuple(dimensions)
 
 
 def fused_name(members: Sequence[str]) -> str:
-    """A name for a fused axis that no axis has."""
+    """Return a name for a fused axis that no axis has."""
     return " ".join(members)
 
 
 def _span(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Distance from the first to the last element, in units of the step between neighbours, and
-    that step."""
+    """Return the distance from the first to the last element in steps between neighbours, and the
+    step."""
     moving = [(step, count) for step, count in steps if count > 1]
     unit = math.gcd(*(step for step, _ in moving)) or 1
     return sum(step * (count - 1) for step, count in moving) // unit, unit

@@ -1,21 +1,25 @@
-"""Ranking candidates by the weighted overheads (Rieber et al. 2021, section 4.4)."""
+"""Ranking of candidates by the weighted overheads, and their Pareto front.
+
+Weighted overheads are those of Rieber et al. 2021, section 4.4. The front consists of the
+candidates that no other one beats in all of MACs, bytes copied and footprint.
+"""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from cpembed.cost.best_first import Bounded, best_first
-from cpembed.cost.bounds import Lower
-from cpembed.cost.candidate import Candidate, derive_candidate
-from cpembed.cost.overheads import Overheads, overheads
+from cpembed.cost.bounds import Bounded, Lower, best_first
+from cpembed.cost.candidate import Candidate, Overheads, derive_candidate, overheads
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import spaces_of
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import size_bytes
 from cpembed.time_limit import OutOfTime, check_time, within
 from cpembed.transform.derive import LayoutCache
 from cpembed.transform.program import DerivedProgram
@@ -23,8 +27,10 @@ from cpembed.transform.program import DerivedProgram
 
 @dataclass(frozen=True)
 class RankedCandidate:
-    """A candidate with its place (1 is best) in the ranking of the constraint set ``constraints``,
-    its overheads and its score (lower is better)."""
+    """Candidate with its overheads, its score (lower is better) and its rank (1 is best).
+
+    ``constraints`` is the name of the constraint set under which it was ranked.
+    """
 
     rank: int
     candidate: Candidate
@@ -55,11 +61,10 @@ class RankedCandidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best candidates in ascending score.
+    """Best candidates in ascending score.
 
-    ``derived`` counts the embeddings whose program had to be derived to know; ``refused`` are the
-    reasons of those that no rewrite can serve. ``cut``: time was over before all that had to be
-    were.
+    ``derived`` is the number of embeddings whose program had to be derived, ``refused`` are the
+    reasons why some have no program. With ``cut``, time was over before the ranking was complete.
     """
 
     candidates: tuple[RankedCandidate, ...]
@@ -79,14 +84,29 @@ def rank(
     constraints: str = "",
     seconds: float | None = None,
 ) -> Ranking:
-    """The ``top`` best of the embeddings, all of them where it is None.
+    """Rank embeddings by score.
 
-    Equal scores are ordered by fewer executions of the instruction, fewer bytes moved by packing,
+    Equal scores are ordered by fewer executions of the instruction, fewer bytes copied by packing,
     then the embedding's canonical form, so that the order is the same on every machine. The digits
-    bound all of it from below: embeddings are taken in the order of their bounds, and the first
-    that cannot be among the best ``top`` ends the search. ``layouts`` keeps what was derived for
-    another ranking of the same problem; ``constraints`` is the name of the set. After ``seconds``
-    the best of those that were derived are returned.
+    bound these costs from below: programs are derived in the order of the bounds, and the first
+    embedding that cannot be among the best ``top`` ends the ranking.
+
+    Parameters
+    ----------
+    workload, instruction, embeddings
+        Problem and its solutions.
+    weights : Weights
+        Weights of the score.
+    top : int, optional
+        Number of candidates; by default all.
+    report : callable
+        Called with the number of programs derived so far.
+    layouts : LayoutCache, optional
+        Layouts shared with other rankings of the same problem.
+    constraints : str
+        Name of the constraint set.
+    seconds : float, optional
+        Time limit, after which the best of the derived candidates are returned.
     """
     if top == 0:
         return Ranking((), 0, ())
@@ -113,8 +133,8 @@ def rank(
                 refused.append(str(error))
                 continue
             cost = overheads(candidate.program)
-            paid = Lower(cost.score(weights.mac, weights.data), cost.calls, cost.packing_bytes)
-            key = _Key(paid, repr(item.embedding.digits), item.space)
+            costs = Lower(cost.score(weights.mac, weights.data), cost.calls, cost.packing_bytes)
+            key = _Key(costs, repr(item.embedding.digits), item.space)
             bisect.insort(best, (key, candidate, cost), key=lambda entry: entry[0])
             if top is not None:
                 del best[top:]
@@ -134,7 +154,7 @@ def rank(
 
 @dataclass(frozen=True, order=True)
 class _Key:
-    """The order of the ranking; ``space`` is the number of the alternative problem."""
+    """Sort key of the ranking; ``space`` is the number of the alternative problem."""
 
     cost: Lower
     canonical: str
@@ -148,12 +168,58 @@ def _in_order(
     weights: Weights,
     top: int | None,
 ) -> Iterator[Bounded]:
-    """The embeddings as their bounds have it; as they come where all are wanted anyway."""
+    """Return the embeddings in the order of their bounds, or unordered if all are ranked anyway."""
     if top is not None and top < len(embeddings):
         return best_first(workload, instruction, embeddings, weights)
-    nothing = Lower(0.0, 0, 0)
+    trivial = Lower(0.0, 0, 0)
     return (
-        Bounded(nothing, number, embedding)
+        Bounded(trivial, number, embedding)
         for number, space in enumerate(spaces_of(embeddings))
         for embedding in space
     )
+
+
+# ------------------------------------------------------------------------------------ Pareto front
+
+
+class Objectives(NamedTuple):
+    """Costs of a candidate, of which less is better.
+
+    ``moved_bytes`` are read and written by packing and unpacking; ``footprint_bytes`` is the size
+    of all operands in the packed layouts.
+    """
+
+    executed_macs: int
+    moved_bytes: int
+    footprint_bytes: int
+
+    def dominates(self, rival: Objectives) -> bool:
+        """Return True if it is at least as good in every respect and better in one.
+
+        >>> Objectives(8, 0, 64).dominates(Objectives(8, 16, 64))
+        True
+        >>> Objectives(8, 0, 64).dominates(Objectives(8, 0, 64))
+        False
+        """
+        return self != rival and all(a <= b for a, b in zip(self, rival, strict=True))
+
+
+def objectives(candidate: RankedCandidate) -> Objectives:
+    """Return the costs of a candidate."""
+    cost, operands = candidate.overheads, candidate.program.operands
+    footprint = sum(operand.elements * size_bytes(operand.dtype) for operand in operands)
+    return Objectives(cost.executed_macs, cost.packing_bytes, footprint)
+
+
+def front(candidates: Sequence[RankedCandidate]) -> tuple[RankedCandidate, ...]:
+    """Return the candidates that no other one dominates, in their order.
+
+    Candidates of equal costs do not dominate each other: all of them stay.
+    """
+    nondominated: set[Objectives] = set()
+    # Whatever dominates a point comes before it in this order, and if that is itself dominated,
+    # then by a point of the front: comparing with the front so far is enough.
+    for point in sorted({objectives(item) for item in candidates}):
+        if not any(rival.dominates(point) for rival in nondominated):
+            nondominated.add(point)
+    return tuple(item for item in candidates if objectives(item) in nondominated)

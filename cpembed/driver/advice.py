@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.named import with_exchanged_types
-from cpembed.driver.options import SolveOptions
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
+from cpembed.driver.named import with_commuted_types
+from cpembed.driver.options import DEFAULT_CONSTRAINTS, SolveOptions
+from cpembed.driver.presets import WELL_USED
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
-from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
 from cpembed.embedding.constraints.base import slides
-from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.errors import TransformError, WorkloadError
+from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.resources import hardware_spec_files
 
@@ -30,28 +28,6 @@ tried: there a factor of two is lost."""
 
 _SHORT = 0.5
 """Seconds within which a search must have ended to be repeated for advice, and that limit it."""
-
-
-def pick(solved: SolveResult, rank: int) -> RankedCandidate:
-    """Return the candidate of a rank from a result that holds at least the best ``rank``.
-
-    Raises :class:`TransformError` where no embedding that was found has a program,
-    :class:`WorkloadError` for a rank that does not exist.
-    """
-    if not solved.embeddings:
-        reason = solved.not_derivable[0] if solved.not_derivable else "they are not axis maps"
-        raise TransformError(
-            f"no program can be derived from the embeddings of {solved.constraints.name}: {reason};"
-            f" use --constraints {DEFAULT_CONSTRAINTS}"
-        )
-    if rank > len(solved.embeddings):
-        last = len(solved.embeddings)
-        allowed = "1" if last == 1 else f"1 to {last}"
-        raise WorkloadError(
-            f"there is no candidate of rank {rank}: {solved.target.name} has {allowed} in "
-            f"{solved.workload.name} under {solved.constraints.name}"
-        )
-    return solved.embeddings[rank - 1]
 
 
 def idle_padding(solved: SolveResult) -> str | None:
@@ -85,7 +61,7 @@ def undeclared_stride(solved: SolveResult) -> str | None:
     if not solved.complete or before >= WELL_USED or solved.total_seconds > _SHORT:
         return None
     instruction = solved.target.instruction
-    problem = pair_operands(fitting_order(solved.workload, instruction), instruction)
+    problem = solved.pairing.problem
     if not isinstance(problem, EmbeddingProblem):
         return None
     sliding = {
@@ -122,16 +98,16 @@ def better_order(solved: SolveResult) -> str | None:
     None if the best candidate is good enough, or if the repeated search would take long. Where the
     element types keep the factors in their roles, the note names other types.
     """
-    commutes = solved.constraints.exchanges_factors
+    commutes = solved.constraints.commutes
     if commutes or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
         return None
     best = solved.embeddings[0]
     instruction = solved.target.instruction
-    problem = pair_operands_or_none(solved.workload, instruction)
-    if best.overheads.occupancy >= POOR or problem is None:
+    pairing = solved.pairing
+    if best.overheads.occupancy >= POOR or pairing.fits(solved.workload) is None:
         return None
-    orders = [commuted.workload for commuted in exchanged_problems(problem)]
-    typed = with_exchanged_types(solved.workload) if not orders else None
+    orders = [commuted.workload for commuted in pairing.alternatives(factors=True)]
+    typed = with_commuted_types(solved.workload) if not orders else None
     options = SolveOptions(constraints=solved.constraints, top=1, timeout=_SHORT)
     for order in orders if typed is None else [typed]:
         try:

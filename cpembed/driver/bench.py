@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.codegen.epilogue import RESULT_TYPES
+from cpembed.display import Displayed
 from cpembed.driver.bench_baselines import (
     check_comparable,
     check_output_applies,
@@ -33,8 +34,7 @@ from cpembed.driver.bench_maker import RowMaker, measures, rows_by_workers
 from cpembed.driver.bench_rows import BenchRow
 from cpembed.driver.bench_summary import summarise
 from cpembed.driver.named import default_dtypes, hardware_spec
-from cpembed.driver.options import BenchOptions, merged
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
+from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, BenchOptions, merged
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -95,8 +95,8 @@ LayerProgress = Callable[[Layer, str, int], None]
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
-@dataclass
-class Bench:
+@dataclass(repr=False)
+class Bench(Displayed):
     """A suite on a target, with the rows that are complete so far.
 
     Parameters
@@ -114,7 +114,7 @@ class Bench:
         File that completed rows are appended to.
     rows : dict of int to BenchRow
         Completed rows by the index of their layer; :meth:`run` adds the rest.
-    taken : int
+    reused : int
         Number of rows that an earlier run had left in the store.
     """
 
@@ -124,7 +124,7 @@ class Bench:
     missing: tuple[str, ...]
     store: ResultStore[BenchRow]
     rows: dict[int, BenchRow]
-    taken: int
+    reused: int
 
     @property
     def pending(self) -> tuple[Layer, ...]:
@@ -229,9 +229,42 @@ class Bench:
             "counted": COUNTED,
             "not_run": list(self.missing),
             **provenance(),
-            "taken_from_store": self.taken,
+            "taken_from_store": self.reused,
             "store": str(self.store.path),
         }
+
+
+def bench(
+    suite: str,
+    target: str | HardwareSpec,
+    options: BenchOptions | None = None,
+    *,
+    progress: LayerProgress | None = None,
+    **keywords: Any,
+) -> Bench:
+    """Search, run and compare every layer of a suite.
+
+    Parameters
+    ----------
+    suite, target, options
+        As in :func:`open_bench`.
+    progress : callable, optional
+        Called at each phase of each layer.
+
+    Returns
+    -------
+    Bench
+        Benchmark with all rows. Rows that an earlier call completed are taken from its store.
+
+    Raises
+    ------
+    SpecError, WorkloadError
+        As :func:`open_bench` does. An error of a layer is part of its row.
+    """
+    opened = open_bench(suite, target, options, **keywords)
+    for _ in opened.run(progress):
+        pass
+    return opened
 
 
 def open_bench(
@@ -335,7 +368,7 @@ def open_bench(
         missing=missing,
         store=store,
         rows=rows,
-        taken=len(rows),
+        reused=len(rows),
     )
 
 

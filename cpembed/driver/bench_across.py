@@ -12,7 +12,7 @@ from cpembed.driver.bench_rows import BenchRow, RunRow
 from cpembed.driver.matching import match_in_worker
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request
 from cpembed.embedding.cpsat import Status
 from cpembed.provenance import Provenance
 from cpembed.workloads.suites import Layer

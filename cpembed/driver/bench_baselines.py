@@ -19,6 +19,7 @@ from cpembed.runtime.baselines.base import Baseline, NotCovered, Subject
 from cpembed.runtime.baselines.comparison import Comparison, compare_interleaved
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.stores import Natural, Time
+from cpembed.targets.capabilities import Comparable, baselines, throttle_probe
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
 
@@ -130,7 +131,7 @@ def open_baselines(
     unique = list(dict.fromkeys(names))
     if not unique:
         return ()
-    factories = open_target(spec).baselines
+    factories = baselines(open_target(spec))
     unknown = [name for name in unique if name not in factories]
     if unknown:
         hint = f"use {' '.join(factories)}" if factories else f"{spec.name} is compared with none"
@@ -222,6 +223,8 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
     kernel, target = result.artifact, result.target
     if kernel is None or not result.is_native:
         return BaselineRow(missing="portable code ran in place of the instruction")
+    if not isinstance(target, Comparable):
+        raise BackendUnavailable(f"{target.spec.name} is compared with no library")
     inputs = random_inputs(subject.workload, result.seed)
 
     def kernel_writing(dtype: str) -> CompiledKernel:
@@ -230,7 +233,7 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
         # Bytes fill less of a cache line than sums do: another schedule may be faster for them.
         return target.storing_kernel(kernel, result.choice, Epilogue(dtype))
 
-    probe = target.throttle_probe()
+    probe = throttle_probe(target)
     comparison = compare_interleaved(
         kernel_writing, baseline, subject, inputs, seed=result.seed, probe=probe
     )

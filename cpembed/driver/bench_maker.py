@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from cpembed.codegen.epilogue import Epilogue, Storing
+from cpembed.codegen.epilogue import Epilogue, EpilogueRequest
 from cpembed.driver.bench_baselines import BaselineRow, baseline_row
 from cpembed.driver.bench_layers import layer_workload
 from cpembed.driver.bench_rows import (
@@ -41,9 +41,11 @@ from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.runtime.baselines.base import Baseline, Subject
 from cpembed.runtime.cluster import Task, Workers
-from cpembed.runtime.tuning.records import Lookup, Record, best_record
+from cpembed.runtime.tuning.records import Lookup, Record
+from cpembed.targets.capabilities import calibration_digest
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
+from cpembed.targets.tuner import stored_record
 from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
 
@@ -121,8 +123,10 @@ class RowMaker:
         workload = self.workload(layer)
         target = open_target(self.spec if instead is None else load_hardware_spec(instead))
         constraints = None if self.any_set else self.constraints
-        epilogue = target.epilogue(workload, Storing()) if self.epilogue is None else self.epilogue
-        return best_record(target, Lookup(workload, epilogue, constraints))
+        epilogue = (
+            target.epilogue(workload, EpilogueRequest()) if self.epilogue is None else self.epilogue
+        )
+        return stored_record(target, Lookup(workload, epilogue, constraints))
 
     def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
         """Make the row of a layer in the worker; an exception, or a crash of the worker, becomes
@@ -201,7 +205,7 @@ class RowMaker:
             draft.best = solved_row(result)
             return
         # `best` is always of the suite's target, even if an alternative ran.
-        draft.best = solved_row(result.solved if result.instead is None else result.instead.solved)
+        draft.best = solved_row(result.requested)
         draft.run = run_row(result)
         if self.baselines:
             baselines = self._compare(result, layer, report)
@@ -377,10 +381,10 @@ def inputs_digest(maker: RowMaker, layer: Layer) -> str:
     inputs: list[object] = []
     for spec in (maker.spec, *map(load_hardware_spec, maker.spec.alternatives)):
         target = open_target(spec)
-        inputs.append(target.figures())
+        inputs.append(calibration_digest(target))
         if not maker.untuned:
-            epilogue = maker.epilogue or target.epilogue(workload, Storing())
+            epilogue = maker.epilogue or target.epilogue(workload, EpilogueRequest())
             constraints = None if maker.any_set else maker.constraints
-            record = best_record(target, Lookup(workload, epilogue, constraints))
+            record = stored_record(target, Lookup(workload, epilogue, constraints))
             inputs.append(record and (record.trial.identifier, record.trial.key, record.trials))
     return hashlib.sha256(repr(inputs).encode()).hexdigest()

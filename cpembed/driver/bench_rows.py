@@ -18,6 +18,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.runtime.tuning.records import TunedChoice
 from cpembed.stores import Count, Natural, Positive, Time
+from cpembed.targets.capabilities import peak_gops
 
 
 class Seconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -393,7 +394,7 @@ def run_row(result: RunResult) -> RunRow:
     measured = native and times.provenance is Provenance.MEASURED
     latency, whole_call = times.latency_us, times.whole_us
     gops = times.gops if measured else None
-    peak = result.target.peak_gops() if measured else None
+    peak = peak_gops(result.target) if measured else None
     with_packing = None
     if measured and whole_call is not None:
         with_packing = 2 * times.macs / (whole_call.median * 1e3)
@@ -414,7 +415,7 @@ def run_row(result: RunResult) -> RunRow:
         missing=list(result.missing),
         noisy=times.noisy,
         peak_share=gops / peak if gops is not None and peak is not None else None,
-        instead=None if result.instead is None else result.solved.target.name,
+        instead=None if result.substitution is None else result.solved.target.name,
         chosen=_chosen_row(result),
         tuned=_tuned_row(result.choice.tuned),
         cycles=times.cycles,

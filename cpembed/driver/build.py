@@ -32,8 +32,7 @@ from cpembed.driver.build_result import BuildResult
 from cpembed.driver.methods import chosen_method
 from cpembed.driver.options import BuildOptions, merged
 from cpembed.driver.pipeline import Files, execute
-from cpembed.driver.plan import MethodChoice, Plan, Selection
-from cpembed.driver.request import AnyTarget, Request
+from cpembed.driver.plan import AnyTarget, MethodChoice, Plan, Request, Selection
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress
 from cpembed.embedding.result import silent
@@ -52,6 +51,14 @@ from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Quantiles, time_work
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import step
+from cpembed.targets.capabilities import (
+    cross_triple,
+    epilogue_vectors,
+    judge,
+    planned_kernel,
+    require_candidate,
+    saved_file_instructions,
+)
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.verification import verified, worst_judged
 
@@ -118,7 +125,7 @@ def build(
     program = worker.call(_compile, selection.plan, name, threads)
     if isinstance(program, str):
         portable = selection.plan.portable(program)
-        selection = Selection(selection.solved, portable, selection.instead)
+        selection = Selection(selection.solved, portable, selection.substitution)
         program = worker.call(_compile, selection.plan, name, threads)
     if isinstance(program, str):
         raise LoweringError(program)
@@ -146,7 +153,7 @@ def _compile(plan: Plan, name: str, threads: int) -> _CompiledProgram | str | No
     """
     failed: list[str] = []
     for choice in plan.choices:
-        plan.target.require(choice.candidate.candidate)
+        require_candidate(plan.target, choice.candidate.candidate)
         try:
             return _compile_choice(plan, choice, name, threads)
         except LoweringError as error:
@@ -159,26 +166,26 @@ def _compile(plan: Plan, name: str, threads: int) -> _CompiledProgram | str | No
 def _compile_choice(plan: Plan, choice: Choice, name: str, threads: int) -> _CompiledProgram | None:
     """Compile one choice; None if the target's programs are not libraries."""
     target = plan.target
-    derived = choice.candidate.program
+    triple, derived = cross_triple(target), choice.candidate.program
     with step(f"building a library of {target.spec.name}", derived.workload.macs):
         lowered = target.lower(derived, plan.epilogue)
-        kernel = target.planned(lowered, choice.schedule)
+        kernel = planned_kernel(target, lowered, choice.schedule)
         if kernel is None:
             return None
         assembly: list[str] = []
 
         def compiled(kernel_plan: KernelPlan, symbol: str) -> CompiledObject:
-            if target.triple is None:
+            if triple is None:
                 code = compile_host_object(kernel_plan, symbol)
             else:
-                code = compile_object(kernel_plan, target.triple, symbol)
+                code = compile_object(kernel_plan, triple, symbol)
             # The assembly file shows the contraction only, which has the target's instruction.
             if symbol.endswith("_compute"):
                 assembly.append(code.assembly())
             return CompiledObject(symbol, code.contents)
 
         required = target.spec.cpu_features if plan.native else ()
-        features = needed_features(required) if target.triple is None else ()
+        features = needed_features(required) if triple is None else ()
         ahead = packed_before(derived.workload)
         program = kernel_program(name, kernel, ahead, compiled, features=features, threads=threads)
     return _CompiledProgram(program, choice, assembly[0], described(kernel, target.spec.name))
@@ -205,11 +212,11 @@ def _write_library(
         details=compiled.details,
         others={f"{program.name}.s": compiled.assembly},
     )
-    if target.triple is not None:
+    if cross_triple(target) is not None:
         verification = worker.call(_verify_emulated, plan, compiled.choice, workload)
         library = write_sources(program, folder, contents)
         return BuildResult(
-            chosen=selection,
+            selection=selection,
             choice=compiled.choice,
             name=program.name,
             folder=folder,
@@ -230,7 +237,7 @@ def _write_library(
     library = write_library(program, folder, contents, check=check if runs_here else None)
     verification, times = verified_times[0] if verified_times else (None, None)
     return BuildResult(
-        chosen=selection,
+        selection=selection,
         choice=compiled.choice,
         name=program.name,
         folder=folder,
@@ -289,14 +296,14 @@ def verify_library(
         If the results are wrong.
     """
     inputs = random_inputs(workload, seed)
-    vectors = target.vectors(Expected(workload, inputs), epilogue, seed)
+    vectors = epilogue_vectors(target, Expected(workload, inputs), epilogue, seed)
     named = {vector_name(workload, key): vector for key, vector in vectors.items()}
     finite = isinstance(epilogue, Epilogue) and is_integer(epilogue.dtype)
     with step(f"running the library {name}", 20 * workload.macs), Library(path, name) as library:
 
         def judged_on(data: Mapping[str, NDArray[Any]]) -> list[Verification]:
             output = _typed(call_library(library, {**data, **named}), library)
-            return [target.judge(Expected(workload, data), epilogue, vectors, output)]
+            return [judge(target, Expected(workload, data), epilogue, vectors, output)]
 
         judged = worst_judged(workload, inputs, seed, judged_on, finite=finite)
         judged.require(f"the library of {target.spec.name} in {workload.name}", seed)
@@ -345,11 +352,12 @@ def _save_program(selection: Selection, folder: Path, name: str, report: Progres
     files = Files(save=folder / name)
     seed = secrets.randbits(31)
     run = worker.call(execute, selection.solved, selection.plan, seed, files, progress=report)
-    text = f"# {name}\n\n{_description(selection)}\n\n{selection.plan.target.instructions}\n"
+    instructions = saved_file_instructions(selection.plan.target)
+    text = f"# {name}\n\n{_description(selection)}\n\n{instructions}\n"
     write_whole(folder / "README.md", text)
     saved = _files_below(folder / name)
     return BuildResult(
-        chosen=selection,
+        selection=selection,
         choice=run.choice,
         name=name,
         folder=folder,

@@ -16,19 +16,21 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.plan import MethodChoice
-from cpembed.driver.run_method import judged
+from cpembed.driver.run import judged
 from cpembed.driver.solve import Progress
 from cpembed.errors import LoweringError
+from cpembed.export.kernel import method_program
 from cpembed.export.library import Contents, write_library
 from cpembed.export.loader import Library
-from cpembed.export.method import method_program
 from cpembed.export.program import CompiledObject, Program
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Quantiles, time_work
 from cpembed.runtime.measurement.verification import Verification
 from cpembed.steps import step
-from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.targets.capabilities import links_here, planned_kernel, require_candidate
+from cpembed.targets.methods import methods_of
+from cpembed.transform.methods.convolution import Rewritten
 
 _ROUNDS, _ROUND_MS = 5, 10.0
 """Rounds, and milliseconds of each, to time a library: enough for the order of its time."""
@@ -105,7 +107,7 @@ def build_method(
     )
     verification, times = verified_times[0] if verified_times else (None, None)
     return BuildResult(
-        chosen=method.product,
+        selection=method.product,
         choice=method.product.choice,
         name=options.name,
         folder=options.folder,
@@ -121,11 +123,11 @@ def _compile(method: MethodChoice, options: LibraryOptions) -> _CompiledProgram 
     """Compile a method, in the worker; None if the target has no libraries of it."""
     plan, choice = method.product.plan, method.product.choice
     target, derived = plan.target, choice.candidate.program
-    target.require(choice.candidate.candidate)
+    require_candidate(target, choice.candidate.candidate)
     with step(f"building a library of {method.method.name}", method.workload.macs):
-        product = target.planned(target.lower(derived, None), choice.schedule)
-        methods = target.methods
-        if product is None or methods is None or target.triple is not None:
+        product = planned_kernel(target, target.lower(derived, None), choice.schedule)
+        methods = methods_of(target)
+        if product is None or methods is None or not links_here(target):
             return None
         calls = methods.recorded(method.plan, product)
         if calls is None:

@@ -6,21 +6,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpembed.display import Displayed
 from cpembed.driver.plan import MethodChoice, Selection
 from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.runtime.measurement.verification import Verification
+from cpembed.targets.capabilities import stored_type
 from cpembed.targets.choice import Choice
 
 
-@dataclass(frozen=True)
-class BuildResult:
+@dataclass(frozen=True, repr=False)
+class BuildResult(Displayed):
     """Files that were written, with their verification.
 
     Parameters
     ----------
-    chosen : Selection
+    selection : Selection
         Search and candidate that the files implement; of a method, those of its product.
     choice : Choice
         Candidate and schedule that were compiled.
@@ -46,7 +48,7 @@ class BuildResult:
         Method that computes a convolution; None for the implicit one.
     """
 
-    chosen: Selection
+    selection: Selection
     choice: Choice
     name: str
     folder: Path
@@ -61,17 +63,17 @@ class BuildResult:
     @property
     def workload(self) -> Computation:
         """Computation of the library."""
-        return self.chosen.solved.workload if self.method is None else self.method.workload
+        return self.selection.solved.workload if self.method is None else self.method.workload
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Reasons why the target's instruction is not used."""
-        return self.chosen.plan.missing
+        return self.selection.plan.missing
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``build --json``."""
-        selection, verification = self.chosen, self.verification
-        requested = selection.solved if selection.instead is None else selection.instead.solved
+        selection, verification = self.selection, self.verification
+        requested = selection.requested
         return {
             "workload": str(self.workload),
             "target": requested.target.name,
@@ -79,8 +81,8 @@ class BuildResult:
             "native": selection.plan.native,
             "missing": list(self.missing),
             "candidate": self.choice.candidate.identifier,
-            "stored": selection.plan.target.stored_type(
-                selection.solved.workload, selection.plan.epilogue
+            "stored": stored_type(
+                selection.plan.target, selection.solved.workload, selection.plan.epilogue
             ),
             "name": self.name,
             "folder": str(self.folder),

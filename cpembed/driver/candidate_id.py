@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cpembed.cost.candidate import Candidate, derive_candidate
-from cpembed.cost.overheads import overheads
+from cpembed.cost.candidate import Candidate, derive_candidate, overheads
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.options import KernelOptions, SearchOptions
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
-from cpembed.driver.request import Request, considered
+from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, KernelOptions, SearchOptions
+from cpembed.driver.plan import Request, considered
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress, constraint_set, solve
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set

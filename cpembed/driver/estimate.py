@@ -15,6 +15,7 @@ from typing import Any
 from cpembed.codegen.packing import packed_before
 from cpembed.cost.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import EstimateOptions, RankBy, merged
 from cpembed.driver.presets import best_of
@@ -31,8 +32,8 @@ AMONG = 64
 """Number of the best candidates by overheads that are estimated to find those of the least time."""
 
 
-@dataclass(frozen=True)
-class EstimateResult:
+@dataclass(frozen=True, repr=False)
+class EstimateResult(Displayed):
     """Search with the estimated times of its candidates.
 
     Parameters

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpembed.display import Displayed
 from cpembed.embedding.embedding import Embedding
 from cpembed.ir.dtypes import size_bytes
 from cpembed.provenance import Provenance
@@ -142,8 +143,8 @@ class LayoutRow:
         }
 
 
-@dataclass(frozen=True)
-class LayoutsResult:
+@dataclass(frozen=True, repr=False)
+class LayoutsResult(Displayed):
     """Rows of all layouts of a workload on one target.
 
     Parameters

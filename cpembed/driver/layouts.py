@@ -17,8 +17,7 @@ from cpembed.driver.named import hardware_spec
 from cpembed.driver.named import workload as parsed
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
 from cpembed.errors import CpembedError, CrashError, InvariantError, WorkloadError

@@ -17,8 +17,7 @@ from cpembed.driver.across import Figure, Time
 from cpembed.driver.estimate import described_estimate
 from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, CrashError, InvariantError
 from cpembed.graph.graph import Graph
@@ -178,8 +177,8 @@ def _match_of_selection(
 ) -> Match:
     ranked = selection.candidate
     reason = None
-    if selection.instead is not None:
-        solved = selection.instead.solved
+    if selection.substitution is not None:
+        solved = selection.substitution.solved
         if solved.count:
             reason = f"faster by estimate than {spec.name}"
             if solved.utilisation:

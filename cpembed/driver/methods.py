@@ -16,17 +16,15 @@ from dataclasses import replace
 
 from cpembed.driver.options import MethodName
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Compared, MethodChoice, Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Compared, MethodChoice, Request, Selection
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.targets.choice import Choice
-from cpembed.targets.methods import MethodPlan, Methods
+from cpembed.targets.methods import MethodPlan, Methods, methods_of
 from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF
-from cpembed.transform.methods.convolution import as_convolution
+from cpembed.transform.methods.convolution import Rewritten, as_convolution
 from cpembed.transform.methods.im2col import explicit
-from cpembed.transform.methods.rewritten import Rewritten
 from cpembed.transform.methods.winograd import winograd
 
 _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
@@ -115,7 +113,12 @@ def fastest(request: Request, implicit: Selection) -> Compared | None:
         Kernel of the implicit method.
     """
     estimate, target = implicit.choice.estimated, implicit.plan.target
-    if estimate is None or target.unit != "us" or target.methods is None or not compares(request):
+    if (
+        estimate is None
+        or target.unit != "us"
+        or methods_of(target) is None
+        or not compares(request)
+    ):
         return None
     estimates: dict[str, float] = {"implicit": estimate}
     refused: dict[str, str] = {}
@@ -129,7 +132,7 @@ def fastest(request: Request, implicit: Selection) -> Compared | None:
         estimates[choice.method.name] = choice.estimated
         if best is None or choice.estimated < best.estimated:
             best = choice
-    if best is not None and best.estimated * target.equal >= estimate:
+    if best is not None and best.estimated * target.policy.tie_ratio >= estimate:
         best = None
     return Compared(best, estimates, refused)
 
@@ -143,7 +146,7 @@ def _estimated(request: Request, method: Rewritten) -> MethodChoice:
         if isinstance(product, SolveResult):
             refused.append(f"{plan.product.name}: {product.why_nothing}")
             continue
-        methods = product.plan.target.methods
+        methods = methods_of(product.plan.target)
         usable = [choice for choice in product.plan.choices if _takes(methods, choice)]
         if not usable:
             refused.append(
@@ -166,9 +169,10 @@ def _takes(methods: Methods | None, choice: Choice) -> bool:
 
 def _plans(request: Request, method: Rewritten) -> tuple[MethodPlan, ...]:
     target, missing = request.execution
-    if target.methods is None:
+    methods = methods_of(target)
+    if methods is None:
         why = f" here ({'; '.join(missing)})" if missing else ""
         raise LoweringError(
             f"{target.spec.name} runs no method but the implicit one{why}: take --method implicit"
         )
-    return target.methods.plans(method)
+    return methods.plans(method)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cpembed.embedding.commute import commuted
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.problem import EmbeddingProblem, match_graphs
+from cpembed.embedding.problem import AccessPair, MatchedStatements, match_statements
 from cpembed.embedding.roles import every_axis_has_a_role
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
@@ -70,26 +70,24 @@ def typed_by_roles(
     by_role : bool
         Assign types by role even where the factors stay in their order.
     """
-    problems: list[EmbeddingProblem] = []
+    matches: list[tuple[Computation, tuple[AccessPair, ...]]] = []
     for order in commuted(parsed):
-        problem = match_graphs(order, instruction)
-        if isinstance(problem, EmbeddingProblem):
-            problems.append(problem)
-            if every_axis_has_a_role(problem):
+        matched = match_statements(order, instruction)
+        if isinstance(matched, MatchedStatements):
+            matches.append((order, matched.pairs))
+            if every_axis_has_a_role(order, instruction, matched.pairs):
                 break
     else:
         # No order feeds every axis: the first that matches decides.
-        del problems[1:]
-    if not problems:
+        del matches[1:]
+    if not matches:
         return parsed
-    problem = problems[-1]
-    if not by_role and problem.original.statements == parsed.statements:
+    order, pairs = matches[-1]
+    if not by_role and order.statements == parsed.statements:
         return parsed
     # An operand may have several roles, or another place in the expression than its role has.
-    types = {
-        problem.workload.operand(name).tensor: problem.instruction.dtypes[role][0]
-        for role, name in problem.roles.items()
-    }
+    dtypes = instruction.in_ports.dtypes
+    types = {pair.workload.operand: dtypes[pair.instruction.operand][0] for pair in pairs}
     return parsed.with_dtypes(types)
 
 
@@ -99,7 +97,7 @@ def types_for_window(computation: Computation, constraints: ConstraintSet) -> Co
     A target's types go by position, which says nothing under a set that commutes the factors: the
     factor that is read through a window then gets the type of a convolution's image, the first.
     """
-    if len(computation.inputs) != 2 or not constraints.exchanges_factors:
+    if len(computation.inputs) != 2 or not constraints.commutes:
         return computation
     windows = {
         read.operand
@@ -108,10 +106,10 @@ def types_for_window(computation: Computation, constraints: ConstraintSet) -> Co
     }
     if windows != {computation.inputs[1].name}:
         return computation
-    return with_exchanged_types(computation) or computation
+    return with_commuted_types(computation) or computation
 
 
-def with_exchanged_types(computation: Computation) -> Computation | None:
+def with_commuted_types(computation: Computation) -> Computation | None:
     """Return the product with its two factors' element types exchanged; None if they are equal."""
     if len(computation.inputs) != 2 or len(computation.outputs) != 1:
         return None

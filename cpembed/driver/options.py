@@ -22,8 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 if TYPE_CHECKING:
-    from cpembed.codegen.epilogue import Storing
+    from cpembed.codegen.epilogue import EpilogueRequest
     from cpembed.embedding.constraint_set import ConstraintSet, Weights
+
+DEFAULT_CONSTRAINTS = "in_place_padded"
+"""Narrow preset: any size fits, and no operand is copied beyond padding."""
+
+WIDER = "fused"
+"""Wider preset: an axis of the instruction may be fed from any axis, or from several fused into
+one."""
 
 BackendName = Literal["auto", "native", "generic"]
 MethodName = Literal["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]
@@ -212,11 +219,11 @@ class KernelOptions(CandidateOptions):
     )
 
     @property
-    def storing(self) -> Storing:
+    def storing(self) -> EpilogueRequest:
         """Output of the kernel, before a target gives it a form of its own."""
-        from cpembed.codegen.epilogue import Storing
+        from cpembed.codegen.epilogue import EpilogueRequest
 
-        return Storing(self.output, self.shift, self.bias, self.scale, self.relu)
+        return EpilogueRequest(self.output, self.shift, self.bias, self.scale, self.relu)
 
     @property
     def free_choice(self) -> bool:

@@ -7,7 +7,7 @@
                      RunResult ◀─ time ◀─ verify ◀─ build ◀──────────── choose ◀────────────────┘
 
 resolve
-    Names become a workload and a target, which is opened once: ``request.py``.
+    Names become a workload and a target, which is opened once: ``plan.py``.
 search
     A constraint set gives every embedding, ranked by overheads; two presets are searched where no
     set is named: ``solve.py``, ``presets.py``.
@@ -44,21 +44,37 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.advice import POOR, pick
+from cpembed.driver.advice import POOR
 from cpembed.driver.candidate_id import identified
-from cpembed.driver.plan import Plan, Selection, Substitution
+from cpembed.driver.plan import (
+    AnyTarget,
+    Plan,
+    Request,
+    Selection,
+    Substitution,
+    candidates_of,
+    search_for,
+)
 from cpembed.driver.presets import best_of
-from cpembed.driver.request import AnyTarget, Request, candidates_of, search_for
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.driver.solve import Progress, constraint_set, explained
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.result import silent
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
-from cpembed.runtime.tuning.records import Lookup, tuned
+from cpembed.runtime.tuning.records import Lookup
 from cpembed.steps import step
+from cpembed.targets.capabilities import (
+    Weighing,
+    details,
+    save,
+    save_trace,
+    stored_type,
+    with_variants,
+)
 from cpembed.targets.choice import Choice, built_first, choices
 from cpembed.targets.registry import open_target
+from cpembed.targets.tuner import tuning_record
 from cpembed.targets.verification import verified
 from cpembed.time_limit import Clock
 
@@ -109,7 +125,7 @@ def choose(request: Request) -> Selection | SolveResult:
         return alternative or replace(solved, stopped_alternatives=stopped)
     if searched.candidate is None and solved.is_stopped:
         return solved
-    candidate = searched.candidate or pick(solved, options.rank or 1)
+    candidate = searched.candidate or solved.of_rank(options.rank or 1)
     plan = Plan(
         target=target,
         candidate=candidate,
@@ -132,7 +148,7 @@ def choose(request: Request) -> Selection | SolveResult:
             raise
         return Selection(solved, plan.portable(str(error)))
     best = plan.choices[0]
-    if not target.weighs:
+    if not isinstance(target, Weighing):
         # The result that the best candidate comes from, which may be the other preset's.
         solved = next((r for r in searched.results if best.candidate in r.embeddings), solved)
     selection = Selection(solved, plan)
@@ -163,7 +179,7 @@ def of_several_statements(request: Request, target: AnyTarget) -> SolveResult:
 def is_forced(solved: SolveResult) -> bool:
     """Return True if the instruction fits only under the wider preset or with commuted operands."""
     narrower = solved.narrower
-    return solved.exchanged or (narrower is not None and not narrower.utilisation)
+    return solved.commuted or (narrower is not None and not narrower.utilisation)
 
 
 @dataclass(frozen=True)
@@ -185,7 +201,7 @@ def search(request: Request, target: AnyTarget) -> Searches:
     clock = Clock(options.timeout)
     results = search_for(request, target)
     # A target that weighs overheads compares the candidates of both presets by its estimates.
-    compares = target.weighs and not options.named_candidate and results[0].count
+    compares = isinstance(target, Weighing) and not options.named_candidate and results[0].count
     solved = results[0] if compares else best_of(results)
     if request.explains and not compares:
         solved = explained(solved, clock, request.progress)
@@ -215,18 +231,18 @@ def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choic
         constraints = options.constraints and constraint_set(options.constraints)
         identifier = candidate.identifier if options.named_candidate else None
         lookup = Lookup(searched.solved.workload, plan.epilogue, constraints or None, identifier)
-        record = tuned(target, lookup)
+        record = tuning_record(target, lookup)
         if record is not None:
             weights = searched.solved.constraints.weights
-            ranked = record.ranked(weights) if identifier is None else candidate
-            return [Choice(ranked, target.schedule_of(record.trial), None, record)]
+            ranked = record.choice.ranked(weights) if identifier is None else candidate
+            return [Choice(ranked, record.schedule, None, record.choice)]
     if options.identifier is not None:
         candidates: Sequence[RankedCandidate] = (candidate,)
     elif options.named_candidate:
-        candidates = target.variants((candidate,), fuses=False)
-    elif target.compares_always or len(searched.results) > 1:
-        candidates = target.variants(
-            candidates_of(searched.results), fuses=options.constraints is None
+        candidates = with_variants(target, (candidate,), fuses=False)
+    elif target.policy.compares_always or len(searched.results) > 1:
+        candidates = with_variants(
+            target, candidates_of(searched.results), fuses=options.constraints is None
         )
     else:
         candidates = (candidate,)
@@ -274,10 +290,12 @@ def _alternative(
             best = selection
     if best is None:
         return None, tuple(stopped)
-    if own_cost is not None and _cost(best) * best.plan.target.equal >= own_cost:
+    if own_cost is not None and _cost(best) * best.plan.target.policy.tie_ratio >= own_cost:
         return None, tuple(stopped)
     estimated = None if own_cost is None else _cost(best)
-    return replace(best, instead=Substitution(solved, own_cost, estimated, unit)), tuple(stopped)
+    return replace(best, substitution=Substitution(solved, own_cost, estimated, unit)), tuple(
+        stopped
+    )
 
 
 def _cost(selection: Selection) -> float:
@@ -349,9 +367,9 @@ def execute(
     with stages("measure"), step(f"timing the {backend} kernel", _TIMED_CALLS * workload.macs):
         timing = target.time(artifact, inputs)
     if files.save is not None:
-        target.save(artifact, files.save)
+        save(target, artifact, files.save)
     if files.trace is not None:
-        target.save_trace(artifact, files.trace)
+        save_trace(target, artifact, files.trace)
     return RunResult(
         solved=solved,
         target=target,
@@ -363,8 +381,8 @@ def execute(
         seed=seed,
         choice=choice,
         epilogue=plan.epilogue,
-        stored=target.stored_type(workload, plan.epilogue),
-        details=target.describe(artifact, timing),
+        stored=stored_type(target, workload, plan.epilogue),
+        details=details(target, artifact, timing),
         expectation=Expectation.of(target, choice, timing) if plan.native else None,
         seconds=stages.seconds,
         artifact=artifact,

@@ -1,24 +1,142 @@
-"""Plans: what is built on which target, and why."""
+"""Requests for a kernel, and plans: what is built on which target, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.request import SUMS, AnyTarget
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.options import KernelOptions
 from cpembed.driver.result import SolveResult
-from cpembed.errors import WorkloadError
+from cpembed.driver.solve import Progress, TopCandidates, searches
+from cpembed.embedding.constraint_set import Weights
+from cpembed.errors import BackendUnavailable, WorkloadError
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.records import TunedChoice
+from cpembed.targets.base import Target
+from cpembed.targets.capabilities import Weighing, with_variants
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan
-from cpembed.targets.portable import PortableTarget
-from cpembed.transform.methods.rewritten import Rewritten
+from cpembed.targets.portable import PORTABLE, PortableTarget
+from cpembed.targets.registry import open_target
+from cpembed.transform.methods.convolution import Rewritten
 from cpembed.transform.methods.winograd import Winograd
+
+AnyTarget = Target[Any, Any, Any]
+
+SUMS = EpilogueRequest()
+"""Output of the sums as they are, which is what a kernel stores unless it is asked for more."""
+
+
+class Execution(NamedTuple):
+    """Target that executes, portable code included, and what keeps its instruction from it."""
+
+    target: AnyTarget
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A kernel that is asked for.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : KernelOptions
+        Which candidate, by which back end, with which output.
+    progress : callable, optional
+        Called at each step with the stage and a count.
+    epilogue : Any
+        Epilogue in the target's own form, which replaces the output that the options name.
+    explains : bool
+        Whether a search that is infeasible is explained.
+    """
+
+    workload: Computation
+    target: str | HardwareSpec
+    options: KernelOptions = KernelOptions()
+    _: KW_ONLY
+    progress: Progress | None = None
+    epilogue: Any = None
+    explains: bool = True
+
+    @cached_property
+    def execution(self) -> Execution:
+        """Target that executes, opened once, and what the machine is missing.
+
+        Raises
+        ------
+        BackendUnavailable
+            If the target's own code is insisted on and something is missing.
+        """
+        spec, backend = hardware_spec(self.target), self.options.backend
+        try:
+            target = open_target(spec)
+            missing = target.missing()
+        except BackendUnavailable as error:
+            target, missing = PortableTarget(spec), (str(error),)
+        if backend == "native" and missing:
+            raise BackendUnavailable(
+                f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
+            )
+        if backend == PORTABLE or missing:
+            target = PortableTarget(spec)
+        return Execution(target, missing)
+
+    @property
+    def stores_sums(self) -> bool:
+        """True if nothing happens to the sums before they are stored."""
+        return self.epilogue is None and self.options.storing == SUMS
+
+
+def search_for(request: Request, target: AnyTarget) -> tuple[SolveResult, ...]:
+    """Search each set, for as many of the best candidates as the target chooses among.
+
+    Parameters
+    ----------
+    request : Request
+        Workload and options.
+    target : Target
+        What executes: the request's target, or portable code.
+    """
+    workload, options, progress = request.workload, request.options, request.progress
+    if options.named_candidate:
+        returned = TopCandidates(options.rank or 1)
+        return searches(workload, target.spec, options, returned, progress=progress)
+
+    def reweigh(first: SolveResult) -> Weights | None:
+        return target.weights(first.embeddings) if isinstance(target, Weighing) else None
+
+    return searches(
+        workload,
+        target.spec,
+        options,
+        TopCandidates(target.policy.considered, target.policy.shortlist),
+        reweigh=reweigh if isinstance(target, Weighing) else None,
+        progress=progress,
+    )
+
+
+def candidates_of(results: Sequence[SolveResult]) -> list[RankedCandidate]:
+    """Return the candidates of several searches, in their order."""
+    return [candidate for result in results for candidate in result.embeddings]
+
+
+def considered(request: Request) -> tuple[RankedCandidate, ...]:
+    """Return what the target chooses among, variants too; nothing if it does not execute here."""
+    target, missing = request.execution
+    if missing:
+        return ()
+    return tuple(with_variants(target, candidates_of(search_for(request, target))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +157,7 @@ class Plan:
         What keeps the target's instruction from being used; empty where it is used.
     insists : bool
         Whether portable code must not stand in.
-    storing : Storing, optional
+    storing : EpilogueRequest, optional
         Output that the epilogue was made from; None if the epilogue is the caller's own, which
         portable code then stores too.
     """
@@ -50,7 +168,7 @@ class Plan:
     epilogue: Any
     missing: tuple[str, ...] = ()
     insists: bool = False
-    storing: Storing | None = SUMS
+    storing: EpilogueRequest | None = SUMS
 
     @property
     def native(self) -> bool:
@@ -79,7 +197,7 @@ class Substitution:
     ----------
     solved : SolveResult
         Search of the target that was asked for.
-    asked : float, optional
+    requested_cost : float, optional
         Its estimate, packing and unpacking included; None if it has no embedding, or an estimate of
         another kind.
     estimated : float, optional
@@ -89,7 +207,7 @@ class Substitution:
     """
 
     solved: SolveResult
-    asked: float | None = None
+    requested_cost: float | None = None
     estimated: float | None = None
     unit: str = "us"
 
@@ -104,13 +222,18 @@ class Selection:
         Search that the candidate belongs to.
     plan : Plan
         What is built.
-    instead : Substitution, optional
+    substitution : Substitution, optional
         Why it runs on an alternative target; None if it is on the one that was asked for.
     """
 
     solved: SolveResult
     plan: Plan
-    instead: Substitution | None = None
+    substitution: Substitution | None = None
+
+    @property
+    def requested(self) -> SolveResult:
+        """Search of the requested target, even if an alternative runs."""
+        return self.solved if self.substitution is None else self.substitution.solved
 
     @property
     def choice(self) -> Choice:
@@ -129,9 +252,8 @@ class Selection:
 
     def to_json(self) -> dict[str, Any]:
         """Return why it runs, as a part of the document of ``explain --chosen --json``."""
-        asked = self.solved if self.instead is None else self.instead.solved
         document: dict[str, Any] = {
-            "target": asked.target.name,
+            "target": self.requested.target.name,
             "executed": self.solved.target.name,
             "missing": list(self.plan.missing),
             "tuned": None if self.tuned is None else self.tuned.to_json(),

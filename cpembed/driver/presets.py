@@ -13,20 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from cpembed.cost.use_bound import utilisation_bound
-from cpembed.driver.options import SearchOptions
+from cpembed.cost.bounds import utilisation_bound
+from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, SearchOptions
 from cpembed.driver.result import OtherSet, SolveResult
-from cpembed.embedding.commute import exchanged_problems, fitting_order
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
-from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.time_limit import OutOfTime, within
-
-DEFAULT_CONSTRAINTS = "in_place_padded"
-"""Narrow preset: any size fits, and no operand is copied beyond padding."""
-
-WIDER = "fused"
-"""Wider preset: an axis of the instruction may be fed from any axis, or from several fused into
-one."""
 
 WELL_USED = 0.85
 """Threshold of the utilisation from which the wider preset is not searched.
@@ -130,14 +122,12 @@ def _bound(result: SolveResult) -> float | None:
 
 
 def _bound_of(result: SolveResult) -> float | None:
-    instruction = result.target.instruction
-    problem = pair_operands(fitting_order(result.workload, instruction), instruction)
+    problem = result.pairing.problem
     if not isinstance(problem, EmbeddingProblem):
         return None
     wider = load_constraint_set(WIDER)
-    problems = [problem]
-    if result.exchanged or not result.embeddings:
-        problems += exchanged_problems(problem)
-    bounds = [utilisation_bound(each, wider) for each in problems]
+    may_commute = result.commuted or not result.embeddings
+    alternatives = result.pairing.alternatives(factors=True) if may_commute else ()
+    bounds = [utilisation_bound(each, wider) for each in (problem, *alternatives)]
     finite = [bound for bound in bounds if bound is not None]
     return max(finite) if len(finite) == len(bounds) else None

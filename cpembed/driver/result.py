@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.display import Displayed
+from cpembed.driver.options import DEFAULT_CONSTRAINTS
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.result import SearchEffort, Seconds
+from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.transform.program import DerivedProgram
+from cpembed.transform.replay import Step, layout, original_layout, replay
 
 
 @dataclass(frozen=True)
@@ -51,14 +58,16 @@ class OtherSet:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SolveResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SolveResult(Displayed):
     """Result of a search: what ``cpembed solve`` prints.
 
     Parameters
     ----------
     workload, target, constraints, seed : Computation, HardwareSpec, ConstraintSet, int
         What was searched.
+    pairing : Pairing
+        Operands of the workload and the instruction, paired once for all that follows the search.
     status : Status
         ``optimal``, ``feasible``, ``infeasible`` or ``unknown``.
     complete : bool
@@ -79,7 +88,7 @@ class SolveResult:
         Number of embeddings that are no axis maps and never have a program.
     top_proven : bool
         True if no embedding that is missing, found or not, is better than those returned.
-    exchanged : bool
+    commuted : bool
         True if the factors have each other's roles, because in their own nothing fits.
     narrower, wider : OtherSet, optional
         Presets that were searched before and after this one, or a bound on the wider one.
@@ -95,6 +104,7 @@ class SolveResult:
     target: HardwareSpec
     constraints: ConstraintSet
     seed: int
+    pairing: Pairing = field(repr=False)
     status: Status
     complete: bool
     count: int
@@ -107,12 +117,52 @@ class SolveResult:
     conflict: Conflict | None
     irregular: int = 0
     top_proven: bool = True
-    exchanged: bool = False
+    commuted: bool = False
     narrower: OtherSet | None = None
     wider: OtherSet | None = None
     unsearched: tuple[str, ...] = ()
     timeout: float | None = None
     stopped_alternatives: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> RankedCandidate | None:
+        """Best candidate; None without one."""
+        return self.embeddings[0] if self.embeddings else None
+
+    def of_rank(self, rank: int) -> RankedCandidate:
+        """Return the candidate of a rank, among those that the search returned.
+
+        Raises
+        ------
+        TransformError
+            If no embedding has a program.
+        WorkloadError
+            If there is no such rank.
+        """
+        if not self.embeddings:
+            reason = self.not_derivable[0] if self.not_derivable else "they are not axis maps"
+            raise TransformError(
+                f"no program can be derived from the embeddings of {self.constraints.name}: "
+                f"{reason}; use --constraints {DEFAULT_CONSTRAINTS}"
+            )
+        if rank > len(self.embeddings):
+            last = len(self.embeddings)
+            allowed = "1" if last == 1 else f"1 to {last}"
+            raise WorkloadError(
+                f"there is no candidate of rank {rank}: {self.target.name} has {allowed} in "
+                f"{self.workload.name} under {self.constraints.name}"
+            )
+        return self.embeddings[rank - 1]
+
+    def explain(self, rank: int = 1) -> Explanation:
+        """Show one candidate in full; raises as :meth:`of_rank`.
+
+        Parameters
+        ----------
+        rank : int
+            Rank of the candidate, from 1.
+        """
+        return explanation_of(self, self.of_rank(rank))
 
     @property
     def is_stopped(self) -> bool:
@@ -210,11 +260,169 @@ class SolveResult:
 
     def sets_json(self) -> dict[str, Any]:
         """Return the members on commuted operands and on the other presets."""
-        document: dict[str, Any] = {"exchanged": True} if self.exchanged else {}
+        document: dict[str, Any] = {"exchanged": True} if self.commuted else {}
         for name, preset in (("narrower", self.narrower), ("wider", self.wider)):
             if preset is not None:
                 document[name] = preset.to_json()
         return document
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Explanation(Displayed):
+    """One candidate in full: its layouts rewrite by rewrite, and its neighbours in the ranking.
+
+    Parameters
+    ----------
+    solved : SolveResult
+        Search that ranked it.
+    candidate : RankedCandidate
+        The candidate.
+    steps : mapping of str to tuple of Step
+        Rewrites of each workload operand, in the order of the instruction's operands; none for an
+        operand that is used as it is.
+    better, worse : RankedCandidate, optional
+        Neighbours in the ranking.
+    """
+
+    solved: SolveResult
+    candidate: RankedCandidate
+    steps: Mapping[str, tuple[Step, ...]]
+    better: RankedCandidate | None
+    worse: RankedCandidate | None
+
+    @property
+    def workload(self) -> Computation:
+        """Operator that is explained."""
+        return self.solved.workload
+
+    @property
+    def program(self) -> DerivedProgram:
+        """Program of the candidate."""
+        return self.candidate.program
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Sentences on why the candidate ranks where it does."""
+        return ranking_reasons(self.solved, self.candidate, self.better, self.worse)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``explain --json``."""
+        program = self.program
+        return {
+            "workload": workload_json(self.workload),
+            "target": self.solved.target.name,
+            "instruction": str(program.instruction.computation),
+            "constraints": self.solved.constraints.name,
+            "status": self.solved.status.value,
+            "complete": self.solved.complete,
+            "count": self.solved.count,
+            "embedding": embedding_json(self.candidate),
+            "candidate": self.candidate.identifier,
+            "ranking_of": self.candidate.constraints,
+            **self.choice_json(),
+            "loops": [
+                {"name": loop.name, "extent": loop.extent, "kind": loop.kind.value}
+                for loop in program.loops
+            ],
+            "axis_map": {axis: str(index) for axis, index in program.axis_map.items()},
+            "operands": [self._operand_json(role) for role in program.roles],
+            "ranking": list(self.reasons),
+            **self.solved.sets_json(),
+        }
+
+    def choice_json(self) -> dict[str, Any]:
+        """Return the members on why the candidate runs: none, as nothing was chosen."""
+        return {}
+
+    def _operand_json(self, role: str) -> dict[str, Any]:
+        operand = self.program.role(role)
+        return {
+            "name": operand.name,
+            "role": role,
+            "dtype": operand.dtype,
+            "original": original_layout(self.program, operand.name).to_json(),
+            "packed": layout(self.program, operand).to_json(),
+            "access": [str(index) for index in operand.access],
+            "in_place": operand.is_identity,
+            "rewrites": [
+                {
+                    **step.rewrite.to_json(),
+                    "before": step.before.to_json(),
+                    "after": step.after.to_json(),
+                }
+                for step in self.steps[operand.name]
+            ],
+        }
+
+
+def explanation_of(solved: SolveResult, candidate: RankedCandidate) -> Explanation:
+    """Explain a candidate of a search: replay its rewrites and look up its neighbours.
+
+    The candidate may be a variant, or one that tuning ranked by another set; it then has no
+    neighbours in this ranking.
+    """
+    ranked = {item.rank: item for item in solved.embeddings}
+    same_rank = ranked.get(candidate.rank)
+    is_ranked = same_rank is not None and same_rank.identifier == candidate.identifier
+    program = candidate.program
+    return Explanation(
+        solved=solved,
+        candidate=candidate,
+        steps={operand.name: replay(program, operand.name) for operand in program.operands},
+        better=ranked.get(candidate.rank - 1) if is_ranked else None,
+        worse=ranked.get(candidate.rank + 1) if is_ranked else None,
+    )
+
+
+def ranking_reasons(
+    solved: SolveResult,
+    candidate: RankedCandidate,
+    better: RankedCandidate | None,
+    worse: RankedCandidate | None,
+) -> tuple[str, ...]:
+    """Return sentences on why a candidate ranks where it does.
+
+    Parameters
+    ----------
+    solved : SolveResult
+        Search that ranked it.
+    candidate : RankedCandidate
+        The candidate.
+    better, worse : RankedCandidate, optional
+        Its neighbours in the ranking.
+    """
+    weights, cost = solved.constraints.weights, candidate.overheads
+    extra_macs = cost.executed_macs - cost.macs
+    extra_data = cost.packed_data - cost.data
+    score = (
+        f"score {candidate.score:.6g}: the norm of {weights.mac:g} x {extra_macs:,} extra MACs and "
+        f"{weights.data:g} x {extra_data:,} extra elements; 0 is perfect"
+    )
+    sentences = [score]
+    if better is not None:
+        sentences.append(f"behind #{better.rank}: {_compare(better, candidate)}")
+    if worse is not None:
+        sentences.append(f"ahead of #{worse.rank}: {_compare(candidate, worse)}")
+    if solved.count == 1 and candidate.constraints == solved.constraints.name:
+        extent = "" if solved.complete else " found so far"
+        sentences.append(f"it is the only candidate{extent} under {solved.constraints.name}")
+    return tuple(sentences)
+
+
+def _compare(first: RankedCandidate, second: RankedCandidate) -> str:
+    """Return what decides between two neighbours of the ranking, the better one first."""
+    a, b = first.overheads, second.overheads
+    if first.score != second.score:
+        return (
+            f"score {first.score:.6g} against {second.score:.6g} "
+            f"(MACs x{a.mac_overhead:.4g} against x{b.mac_overhead:.4g}, "
+            f"data x{a.data_overhead:.4g} against x{b.data_overhead:.4g})"
+        )
+    if a.calls != b.calls:
+        return f"equal scores, {a.calls:,} executions against {b.calls:,}"
+    if a.packing_bytes != b.packing_bytes:
+        return f"equal scores, packing moves {a.packing_bytes:,} bytes against {b.packing_bytes:,}"
+    return "equal in score, executions and packing: the order of their axis maps decides"
 
 
 def workload_json(workload: Computation) -> dict[str, Any]:

@@ -10,15 +10,15 @@ import msgspec
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.plan import Compared, MethodError, Substitution
-from cpembed.driver.request import AnyTarget
+from cpembed.display import Displayed
+from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
 from cpembed.driver.result import SolveResult, workload_json
-from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.measurement.verification import Verification
 from cpembed.targets.base import Details, Target
+from cpembed.targets.capabilities import doubts
 from cpembed.targets.choice import Choice
 from cpembed.targets.portable import PORTABLE
 
@@ -81,7 +81,7 @@ class Expectation:
             measured = None if times is None else times.median
         if not estimated or estimated == float("inf") or measured is None:
             return None
-        return cls(target.unit, estimated, measured, target.doubts(noisy=timing.noisy))
+        return cls(target.unit, estimated, measured, doubts(target, noisy=timing.noisy))
 
     @property
     def ratio(self) -> float:
@@ -105,8 +105,8 @@ class Expectation:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult(Displayed):
     """Verified execution with its times.
 
     Parameters
@@ -142,7 +142,7 @@ class RunResult:
         Wall time by phase.
     artifact : Any
         Compiled kernel; None if another process ran it.
-    instead : Substitution, optional
+    substitution : Substitution, optional
         Reason why an alternative, that of ``solved``, ran instead of the requested target.
     method : Compared, optional
         Selected method of a convolution, with the estimates of all.
@@ -165,7 +165,7 @@ class RunResult:
     expectation: Expectation | None
     seconds: Mapping[str, float]
     artifact: Any = field(default=None, repr=False)
-    instead: Substitution | None = None
+    substitution: Substitution | None = None
     method: Compared | None = None
     error: MethodError | None = None
 
@@ -180,9 +180,9 @@ class RunResult:
         return self.solved.workload if method is None else method.workload
 
     @property
-    def requested(self) -> HardwareSpec:
-        """Requested target, even if an alternative ran."""
-        return (self.solved if self.instead is None else self.instead.solved).target
+    def requested(self) -> SolveResult:
+        """Search of the requested target, even if an alternative ran."""
+        return self.solved if self.substitution is None else self.substitution.solved
 
     @property
     def is_native(self) -> bool:
@@ -200,7 +200,7 @@ class RunResult:
         times = self.timing
         document: dict[str, Any] = {
             "workload": workload_json(self.workload),
-            "target": self.requested.name,
+            "target": self.requested.target.name,
             "executed": self.solved.target.name,
             "constraints": self.solved.constraints.name,
             "embedding": self.candidate.embedding.identifier(),

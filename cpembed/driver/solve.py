@@ -14,20 +14,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.bulk import without_collection
-from cpembed.cost.ranking import RankedCandidate
-from cpembed.cost.search import find_best
+from cpembed.cost.ranking import RankedCandidate, front, objectives
+from cpembed.cost.search import find_best_of
+from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.options import SearchOptions, SolveOptions, merged
+from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
 from cpembed.driver.presets import Reweigh, best_of, default_searches, with_bound
 from cpembed.driver.result import SolveResult
 from cpembed.embedding.checks import check_embedding
-from cpembed.embedding.commute import fitting_order, pair_operands_or_none
-from cpembed.embedding.conflict import Conflict, explain_infeasible
+from cpembed.embedding.commute import Pairing
+from cpembed.embedding.conflict import Conflict, explain_pairing
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.result import Formulation, silent
 from cpembed.errors import SpecError
-from cpembed.hw.instruction import HardwareSpec, Instruction
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.polyhedral import require_written
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
@@ -74,8 +75,8 @@ def solve(
     """Find every embedding of the target's instruction in the workload, rank them, prove the best.
 
     Without a constraint set, the set that the target names is searched, else
-    :data:`~cpembed.driver.presets.DEFAULT_CONSTRAINTS`; where the best candidate of that wastes
-    much of the instruction, :data:`~cpembed.driver.presets.WIDER` is searched too, and the result
+    :data:`~cpembed.driver.options.DEFAULT_CONSTRAINTS`; where the best candidate of that wastes
+    much of the instruction, :data:`~cpembed.driver.options.WIDER` is searched too, and the result
     is that of the set with the better candidate. Where nothing fits with the factors of a product
     in the roles that their order gives them, they are tried in the other roles.
 
@@ -139,6 +140,8 @@ def searches(
         Called at each step with the stage and a count.
     """
     report = progress or silent
+    # One pairing for every set: each order of the operands is matched once.
+    pairing = Pairing(workload, spec.instruction)
     formulation = _formulation(options.search)
 
     def search(
@@ -148,7 +151,7 @@ def searches(
         if options.weights is not None:
             loaded = replace(loaded, weights=options.weights)
         limits = SearchLimits(seconds=options.timeout, seed=options.seed or 0)
-        problem = _Problem(workload, spec, loaded, limits, formulation, returned)
+        problem = _Problem(pairing, spec, loaded, limits, formulation, returned)
         return _search(problem, report)
 
     constraints = options.constraints or spec.constraints
@@ -166,7 +169,7 @@ def constraint_set(constraints: str | ConstraintSet) -> ConstraintSet:
 class _Problem:
     """One set's search."""
 
-    workload: Computation
+    pairing: Pairing
     spec: HardwareSpec
     constraints: ConstraintSet
     limits: SearchLimits
@@ -177,19 +180,17 @@ class _Problem:
 @without_collection()
 def _search(problem: _Problem, report: Progress) -> SolveResult:
     """Search, rank and prove the embeddings of one set."""
-    workload, constraints, limits = problem.workload, problem.constraints, problem.limits
-    instruction, top = problem.spec.instruction, problem.returned.count
+    pairing, constraints, limits = problem.pairing, problem.constraints, problem.limits
+    top, formulation = problem.returned.count, problem.formulation
     clock = Clock(limits.seconds)
-    require_written(workload)
-    best = find_best(workload, instruction, constraints, top, limits, report, problem.formulation)
+    require_written(pairing.workload)
+    best = find_best_of(pairing, constraints, top, limits, report, formulation)
     commuted = False
     infeasible = best.found.status is Status.INFEASIBLE and best.found.mismatch is None
-    if infeasible and constraints.get("dataflow") and not constraints.exchanges_factors:
-        with_commuted = constraints.with_exchanged_factors()
+    if infeasible and constraints.get("dataflow") and not constraints.commutes:
+        with_commuted = constraints.with_commuted_operands()
         remaining = limits.after(clock.passed)
-        retry = find_best(
-            workload, instruction, with_commuted, top, remaining, report, problem.formulation
-        )
+        retry = find_best_of(pairing, with_commuted, top, remaining, report, formulation)
         if retry.found.status is not Status.INFEASIBLE:
             best, commuted = retry, True
     search, ranking, top_proven = best.found, best.ranking, best.proven
@@ -210,8 +211,9 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     except OutOfTime:
         search, top_proven = search.cut(len(proven)), False
     return SolveResult(
-        workload=workload,
+        workload=pairing.workload,
         target=problem.spec,
+        pairing=pairing,
         constraints=constraints,
         seed=limits.seed,
         status=search.status,
@@ -226,19 +228,17 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
         conflict=None,
         irregular=len(search.irregular),
         top_proven=top_proven,
-        exchanged=commuted or _has_commuted_roles(workload, instruction, constraints),
+        commuted=commuted or _has_commuted_roles(pairing, constraints),
         unsearched=search.unsearched,
         timeout=limits.seconds,
     )
 
 
-def _has_commuted_roles(
-    workload: Computation, instruction: Instruction, constraints: ConstraintSet
-) -> bool:
+def _has_commuted_roles(pairing: Pairing, constraints: ConstraintSet) -> bool:
     """Return True if labels or element types alone give the factors each other's roles."""
-    if constraints.exchanges_factors or pair_operands_or_none(workload, instruction) is not None:
+    if constraints.commutes or pairing.fits(pairing.workload) is not None:
         return False
-    return fitting_order(workload, instruction) != workload
+    return pairing.order != pairing.workload
 
 
 def explained(result: SolveResult, clock: Clock, progress: Progress | None = None) -> SolveResult:
@@ -259,11 +259,10 @@ def explained(result: SolveResult, clock: Clock, progress: Progress | None = Non
     left = clock.left()
     seconds = None if left is None else max(left, _EXPLANATION_SECONDS)
     limits = SearchLimits(seconds=seconds, seed=result.seed)
-    instruction = result.target.instruction
     try:
         conflict = within(
             clock.left(_PROOF_SECONDS),
-            lambda: explain_infeasible(result.workload, instruction, result.constraints, limits),
+            lambda: explain_pairing(result.pairing, result.constraints, limits),
         )
     except OutOfTime:
         messages = ("the time was over before a reason was found",)
@@ -277,3 +276,52 @@ def _formulation(search: str | Formulation) -> Formulation:
     except ValueError:
         names = ", ".join(formulation.value for formulation in Formulation)
         raise SpecError(f"search {search!r} is unknown: choose one of {names}") from None
+
+
+@dataclass(frozen=True, repr=False)
+class ParetoResult(Displayed):
+    """The front of a search: ``solved.embeddings`` are its members, proven, with their ranks
+    among all candidates. It is the whole front where ``solved.complete``."""
+
+    solved: SolveResult
+
+    @property
+    def candidates(self) -> tuple[RankedCandidate, ...]:
+        return self.solved.embeddings
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``solve --pareto --json``: that of ``solve``, with the objectives."""
+        document: dict[str, Any] = {**self.solved.to_json(), "pareto": True}
+        for entry, item in zip(document["embeddings"], self.candidates, strict=True):
+            entry["objectives"] = objectives(item)._asdict()
+        return document
+
+
+def pareto(
+    workload: Computation,
+    target: str | HardwareSpec,
+    options: SearchOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> ParetoResult:
+    """Find the candidates that no other dominates in MACs, packing traffic and footprint.
+
+    Every embedding's program is derived, since its layouts decide; the members of the front are
+    proven.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : SearchOptions, optional
+        How to search; its fields may also be given as keywords.
+    progress : callable, optional
+        Called at each step with the stage and a count.
+    """
+    search = SolveOptions(
+        top=None, **shared(merged(SearchOptions, options, keywords), SearchOptions)
+    )
+    return ParetoResult(solve(workload, target, search, keep=front, progress=progress))

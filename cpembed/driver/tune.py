@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
 from cpembed.driver.pipeline import choose, of_several_statements
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import AnyTarget, Request
+from cpembed.driver.plan import AnyTarget, Request, Selection
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.driver.solve import Progress, solve
 from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
@@ -41,15 +41,17 @@ from cpembed.runtime.tuning.records import WIDEST
 from cpembed.runtime.tuning.session import SEARCH_SHARE, CandidatePool, Task, Together, Tuning
 from cpembed.runtime.tuning.space import Design, Proposal, distinct
 from cpembed.targets.base import CONSIDERED
+from cpembed.targets.capabilities import require_candidate, with_variants
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import missing_for, open_target
+from cpembed.targets.tuner import require_tuner, why_untunable
 
 OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, from 1, the trial, and the best trial so far."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TuneResult(Displayed):
     """Trials of a call, and the best schedule that is now stored.
 
     Parameters
@@ -142,8 +144,8 @@ class TuneResult:
             "measured": self.measured,
             "kept": self.kept,
             "stopped": self.stopped,
-            "untuned": self.target.trial_json(self.untuned),
-            "best": self.target.trial_json(self.best),
+            "untuned": require_tuner(self.target).trial_json(self.untuned),
+            "best": require_tuner(self.target).trial_json(self.best),
             "speedup": self.speedup,
             "seconds": self.seconds,
             "database": str(self.database),
@@ -311,14 +313,17 @@ def open_tuning(
     first = usual.plan.choices if isinstance(usual, Selection) and usual.plan.native else ()
     if not first and not wide.embeddings:
         return wide
+    tuner = require_tuner(machine)
     if objective is not None:
-        machine = machine.minimising(objective)
+        tuner = tuner.minimising(objective)
+        machine = tuner.target
     epilogue = machine.epilogue(workload, storing)
     # No candidate runs untuned: select one as a run would, for the trials to be compared with.
-    if not first and machine.compares_always:
+    if not first and machine.policy.compares_always:
         with suppress(LoweringError):
-            likely = (machine.contenders or tuple)(wide.embeddings)
-            first = choices(machine, machine.variants(likely, fuses=constraints is None), epilogue)
+            likely = (machine.policy.shortlist or tuple)(wide.embeddings)
+            forms = with_variants(machine, likely, fuses=constraints is None)
+            first = choices(machine, forms, epilogue)
     field = _field(
         machine, first, wide.embeddings[: options.candidates], epilogue, constraints is None
     )
@@ -338,7 +343,7 @@ def open_tuning(
     if measures(machine) and not isinstance(executing, ThisProcess):
         executing.require_measuring()
         call = measured_by(executing)
-    tuning = machine.open_tuning(task, field, epilogue, folder, call)
+    tuning = tuner.open(task, field, epilogue, folder, call)
     return OpenTuning(machine, tuning, epilogue, executing)
 
 
@@ -358,7 +363,7 @@ def _field(
     designs: list[Design[Any]] = []
     refused: dict[str, str] = {}
     identifiers: set[str] = set()
-    for item in (*ranked, *target.variants(best, fuses=fuses)):
+    for item in (*ranked, *with_variants(target, best, fuses=fuses)):
         if item.candidate.identifier in identifiers:
             continue
         identifiers.add(item.candidate.identifier)
@@ -371,7 +376,7 @@ def _field(
         raise LoweringError(next(iter(refused.values())))
     taking_part = distinct(designs)
     for design in taking_part:
-        target.require(design.candidate)
+        require_candidate(target, design.candidate)
     untuned = first[0].schedule if first else taking_part[0].space.best().schedule
     return CandidatePool(tuple(taking_part), untuned, tuple(refused.values()))
 
@@ -379,7 +384,7 @@ def _field(
 def require_tunable(spec: HardwareSpec) -> None:
     """Raise :class:`BackendUnavailable` if this machine cannot simulate or execute a target."""
     try:
-        reason = open_target(spec).untunable()
+        reason = why_untunable(open_target(spec))
     except BackendUnavailable as error:
         reason = f"{error}: nothing to measure"
     # Only now: installing what is missing would not help with a target that cannot be tuned at all.
@@ -391,11 +396,11 @@ def require_tunable(spec: HardwareSpec) -> None:
 
 def _check_options(target: AnyTarget, output: str | None, objective: str | None) -> None:
     """Raise :class:`WorkloadError` for an option that the target does not have."""
-    name = target.spec.name
-    if objective is not None and objective not in target.objectives:
-        objectives = ", ".join(target.objectives) or "one only"
+    name, tuner = target.spec.name, require_tuner(target)
+    if objective is not None and objective not in tuner.objectives:
+        objectives = ", ".join(tuner.objectives) or "one only"
         raise WorkloadError(f"{name} has no objective {objective} ({objectives}): leave it out")
-    if output is not None and not target.tunes_stored:
+    if output is not None and not tuner.tunes_outputs:
         raise WorkloadError(
             f"an output form is for targets that are tuned for what they store, not for {name}: "
             "leave it out"
@@ -430,10 +435,12 @@ def trials_by_workers(
         or whose process crashes, gets a trial with the reason.
     """
 
+    tuner = require_tuner(target)
+
     def make_trials(proposals: Sequence[Proposal[Any]]) -> Iterator[tuple[Proposal[Any], Any]]:
         by_key = {proposal.key: proposal for proposal in proposals}
         tasks = (
-            WorkerTask(key, *target.trial_call(proposal, epilogue), "trying a schedule")
+            WorkerTask(key, *tuner.trial_call(proposal, epilogue), "trying a schedule")
             for key, proposal in by_key.items()
         )
         for outcome in workers.outcomes(takewhile(lambda _: not stop(), tasks)):
@@ -441,7 +448,7 @@ def trials_by_workers(
             if error is not None and not isinstance(error, LoweringError | CrashError):
                 raise error
             reason = None if error is None else str(error)
-            yield proposal, target.trial_of(proposal, outcome.result, reason)
+            yield proposal, tuner.trial_of(proposal, outcome.result, reason)
 
     return make_trials
 

@@ -275,24 +275,6 @@ def _exchange(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, 
     return {operand: owner.get(partner, operand) for operand, partner in second.items()}
 
 
-def exchanged_problems(first: EmbeddingProblem, factors: bool = True) -> list[EmbeddingProblem]:
-    """Return :meth:`Pairing.alternatives` of a problem that was paired before."""
-    pairing = Pairing(first.original, first.instruction, {first.original.statements: first})
-    return list(pairing.alternatives(factors))
-
-
-def fitting_order(workload: Computation, instruction: Instruction) -> Computation:
-    """Return :attr:`Pairing.order`: the workload with its operands as the instruction has them."""
-    return Pairing(workload, instruction).order
-
-
-def pair_operands_or_none(
-    workload: Computation, instruction: Instruction
-) -> EmbeddingProblem | None:
-    """Return the problem of this order, or None where labels or element types differ."""
-    return Pairing(workload, instruction).fits(workload)
-
-
 def problem_of(
     workload: Computation, instruction: Instruction, roles: Mapping[str, str]
 ) -> EmbeddingProblem:

@@ -89,12 +89,12 @@ class ConstraintSet:
         return padding if isinstance(padding, Padding) else Padding()
 
     @property
-    def exchanges_factors(self) -> bool:
+    def commutes(self) -> bool:
         """True if the factors of a product are tried in either role."""
         dataflow = self.get("dataflow")
         return isinstance(dataflow, Dataflow) and dataflow.commute
 
-    def with_exchanged_factors(self) -> ConstraintSet:
+    def with_commuted_operands(self) -> ConstraintSet:
         """The set that tries the factors of a product in either role."""
         return self.replacing(Dataflow(commute=True))
 

@@ -124,7 +124,7 @@ class DigitSearch:
         others.
         """
         effort = _Effort()
-        roles = orders_left_out(self.problem.original, self.constraints.exchanges_factors)
+        roles = orders_left_out(self.problem.original, self.constraints.commutes)
         models = self.models()
         bound(models)
         components: dict[tuple[str, ...], Component] = {}

@@ -85,7 +85,9 @@ def _lacks_a_role(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool
     if any(constraints.get(name) is None for name in deciding):
         return False
     affine = all(i.is_affine for pair in problem.pairs for i in pair.workload.index)
-    return affine and not every_axis_has_a_role(problem)
+    return affine and not every_axis_has_a_role(
+        problem.workload, problem.instruction, problem.pairs
+    )
 
 
 def joint_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:

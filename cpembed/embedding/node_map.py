@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.problem import EmbeddingProblem
 
 Coordinates = NDArray[np.int64]
+
+Walks = list[list[tuple[int, int, int, int]]]
+"""Per index of a box, the digits ``(dimension, weight, count, stride)`` that its images walk by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,11 @@ class NodeMap:
     extents: Mapping[str, int]
     points: Coordinates
     elements: Mapping[str, Coordinates]
+
+    @cached_property
+    def walks(self) -> Walks | None:
+        """:func:`walks` of the operations' images: several constraints judge a map by them."""
+        return walks(self.points)
 
     def key(self) -> tuple[tuple[int, ...], bytes]:
         """Hashable identity: the operations' images determine the rest through the dataflow."""
@@ -68,7 +77,7 @@ def profile_digit(profile: Coordinates) -> tuple[int, int, int] | None:
     return weight, count, stride
 
 
-def _walks(coordinates: Coordinates) -> list[list[tuple[int, int, int, int]]] | None:
+def walks(coordinates: Coordinates) -> Walks | None:
     """Digits ``(dimension, weight, count, stride)`` of each index of a box, lowest weight first;
     None where the images are no box along the dimensions.
 
@@ -79,7 +88,7 @@ def _walks(coordinates: Coordinates) -> list[list[tuple[int, int, int, int]]] | 
     dimensions, shape = coordinates.shape[0], coordinates.shape[1:]
     relative = coordinates - coordinates[(slice(None), *([slice(1)] * len(shape)))]
     total = np.zeros_like(relative)
-    walks: list[list[tuple[int, int, int, int]]] = []
+    digits_of_indices: Walks = []
     for index, extent in enumerate(shape):
         line: list[int | slice] = [0] * len(shape)
         line[index] = slice(None)
@@ -102,23 +111,31 @@ def _walks(coordinates: Coordinates) -> list[list[tuple[int, int, int, int]]] | 
             expected *= count
         if expected != extent:
             return None
-        walks.append(digits)
-    return walks if np.array_equal(total, relative) else None
+        digits_of_indices.append(digits)
+    return digits_of_indices if np.array_equal(total, relative) else None
 
 
 def box_digits(coordinates: Coordinates) -> list[BoxDigit] | None:
     """The digits of an axis-parallel box in lexicographic order, each dimension used at most once;
     None when it is not one. ``coordinates``: shape ``(dimensions, *box)``."""
-    walks = _walks(coordinates)
-    if walks is None:
+    return _as_box(walks(coordinates))
+
+
+def _as_box(digits_of_indices: Walks | None) -> list[BoxDigit] | None:
+    if digits_of_indices is None:
         return None
     digits = [
         BoxDigit(index, *walk)
-        for index, digits_of_index in enumerate(walks)
+        for index, digits_of_index in enumerate(digits_of_indices)
         for walk in digits_of_index
     ]
     used = [digit.dimension for digit in digits]
     return digits if len(used) == len(set(used)) else None
+
+
+def operation_box(node_map: NodeMap) -> list[BoxDigit] | None:
+    """:func:`box_digits` of the operations' images."""
+    return _as_box(node_map.walks)
 
 
 def operand_boxes(node_map: NodeMap) -> dict[str, list[BoxDigit]] | None:
@@ -134,11 +151,10 @@ def operand_boxes(node_map: NodeMap) -> dict[str, list[BoxDigit]] | None:
 
 def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
     """Axis maps of a node map, None where it is not regular (docs/embedding.md, "Axis maps")."""
-    walks = _walks(node_map.points)
-    if walks is None:
+    if node_map.walks is None:
         return None
     axes = [axis.name for axis in problem.workload.axes]
-    origin = node_map.points[(slice(None), *([0] * len(walks)))]
+    origin = node_map.points[(slice(None), *([0] * len(node_map.walks)))]
     return Embedding(
         dict(problem.roles),
         dict(node_map.extents),
@@ -146,7 +162,7 @@ def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
             axis.name: tuple(
                 Digit(axes[place], count, stride) for place, _, count, stride in index_digits
             )
-            for axis, index_digits in zip(problem.instruction.axes, walks, strict=True)
+            for axis, index_digits in zip(problem.instruction.axes, node_map.walks, strict=True)
         },
         {axis: int(at) for axis, at in zip(axes, origin, strict=True)},
     )
@@ -175,24 +191,14 @@ def from_points(
     shape = points.shape[1:]
     elements: dict[str, Coordinates] = {}
     for pair in problem.pairs:
-        where = problem.element_index(pair, extents)
-        box = tuple(int(w.max()) + 1 for w in where)
-        image = np.zeros((len(pair.workload.index), *shape), np.int64)
+        images = np.zeros((len(pair.workload.index), *shape), np.int64)
         for dimension, index in enumerate(pair.workload.index):
-            image[dimension] = index.evaluate(workload_point)
-        operand_image = np.zeros((len(image), *box), np.int64)
-        if box:
-            operand_image[(slice(None), *where)] = image
-        else:
-            operand_image[:] = image[(slice(None), *([0] * len(shape)))]
-        accessed = (
-            operand_image[(slice(None), *where)]
-            if box
-            else operand_image[(..., *([None] * len(shape)))]
-        )
-        if not np.array_equal(np.broadcast_to(accessed, image.shape), image):
-            return None
-        elements[pair.instruction.operand] = operand_image
+            images[dimension] = index.evaluate(workload_point)
+        operand_images = problem.first_points(pair, images, extents)
+        for operand_image, image in zip(operand_images, images, strict=True):
+            if np.any(problem.at_points(pair, operand_image, extents) != image):
+                return None
+        elements[pair.instruction.operand] = operand_images
     shapes = {name: image.shape[1:] for name, image in elements.items()}
     for (first, first_at), (second, second_at) in problem.shared_elements(shapes):
         first_image, second_image = elements[first], elements[second]

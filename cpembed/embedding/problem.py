@@ -23,6 +23,9 @@ from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.neutral import is_neutral
 
+_KEPT_INDICES = 64
+"""Maximum number of index arrays that a problem keeps; an instruction has a few operands."""
+
 
 @dataclass(frozen=True)
 class AccessPair:
@@ -145,12 +148,82 @@ class EmbeddingProblem:
         self, pair: AccessPair, extents: Mapping[str, int] | None = None
     ) -> tuple[NDArray[np.int64], ...]:
         """Index arrays of the instruction element that each instruction point accesses."""
-        grid = point_grid(self.instruction, extents)
-        shape = next(iter(grid.values())).shape
-        return tuple(
-            np.broadcast_to(np.asarray(index.evaluate(grid), np.int64), shape)
-            for index in pair.instruction.index
-        )
+        sizes = extents or self.instruction.extents
+        key = (pair.instruction, tuple(sizes[axis.name] for axis in self.instruction.axes))
+        # Thousands of node maps of one problem are judged at the same few extents.
+        if key not in self._element_indices:
+            if len(self._element_indices) >= _KEPT_INDICES:
+                self._element_indices.clear()
+            grid = point_grid(self.instruction, extents)
+            shape = next(iter(grid.values())).shape
+            self._element_indices[key] = tuple(
+                np.broadcast_to(np.asarray(index.evaluate(grid), np.int64), shape)
+                for index in pair.instruction.index
+            )
+        return self._element_indices[key]
+
+    def at_points(
+        self, pair: AccessPair, elements: NDArray[np.int64], extents: Mapping[str, int]
+    ) -> NDArray[np.int64]:
+        """Return the image of the element that each instruction point accesses.
+
+        Parameters
+        ----------
+        pair : AccessPair
+            Access of the instruction.
+        elements : array of shape ``(*instruction operand's shape)``
+            A coordinate of the images of the operand's elements.
+        extents : Mapping
+            Extent at which each instruction axis is used.
+        """
+        dimensions = self._plain_dimensions(pair)
+        if dimensions is None:
+            return elements[self.element_index(pair, extents)]
+        # A view: gathering thousands of elements by index arrays takes many times as long.
+        walked = [dimension for dimension in dimensions if dimension is not None]
+        spread = tuple(None if dimension is None else slice(None) for dimension in dimensions)
+        shape = tuple(extents[axis.name] for axis in self.instruction.axes)
+        return np.broadcast_to(elements.transpose(walked)[spread], shape)
+
+    def first_points(
+        self, pair: AccessPair, images: NDArray[np.int64], extents: Mapping[str, int]
+    ) -> NDArray[np.int64]:
+        """Return the images of an operand's elements by points that access them.
+
+        Parameters
+        ----------
+        pair : AccessPair
+            Access of the instruction.
+        images : array of shape ``(workload dimensions, *extents)``
+            Workload element of the access at each instruction point.
+        extents : Mapping
+            Extent at which each instruction axis is used.
+        """
+        dimensions = self._plain_dimensions(pair)
+        if dimensions is not None:
+            first = images[(slice(None), *(0 if d is None else slice(None) for d in dimensions))]
+            walked = [dimension for dimension in dimensions if dimension is not None]
+            return first.transpose(0, *(1 + walked.index(d) for d in range(len(walked))))
+        where = self.element_index(pair, extents)
+        box = tuple(int(index.max()) + 1 for index in where)
+        elements = np.zeros((len(images), *box), np.int64)
+        elements[(slice(None), *where)] = images
+        return elements
+
+    def _plain_dimensions(self, pair: AccessPair) -> list[int | None] | None:
+        """Dimension of the operand that each instruction axis walks, None for the other axes; None
+        altogether unless each dimension is walked by one axis of its own."""
+        names = self.index_names[pair.instruction.operand]
+        if None in names or len(set(names)) < len(names):
+            return None
+        dimension = {name: place for place, name in enumerate(names)}
+        return [dimension.get(axis.name) for axis in self.instruction.axes]
+
+    @cached_property
+    def _element_indices(
+        self,
+    ) -> dict[tuple[Access, tuple[int, ...]], tuple[NDArray[np.int64], ...]]:
+        return {}
 
 
 def port_elements(
@@ -194,15 +267,43 @@ def pair_operands(
     return problem
 
 
+@dataclass(frozen=True)
+class MatchedStatements:
+    """Statements of a workload in the order of an instruction's, with their accesses paired.
+
+    ``occurrences`` has, per statement, the pairs of its reads in the order of the leaves, and that
+    of its store. Operands have the workload's own names, not yet those of ports.
+    """
+
+    statements: tuple[Assignment, ...]
+    occurrences: tuple[tuple[tuple[AccessPair, ...], AccessPair], ...]
+
+    @cached_property
+    def pairs(self) -> tuple[AccessPair, ...]:
+        """All pairs, the stores last."""
+        reads = itertools.chain.from_iterable(reads for reads, _ in self.occurrences)
+        return (*reads, *(store for _, store in self.occurrences))
+
+
 def match_graphs(
     workload: Computation, instruction: Instruction
 ) -> EmbeddingProblem | LabelMismatch:
-    """Match operation labels and operand roles, whatever the element types.
+    """Match operation labels and operand roles, whatever the element types."""
+    _check_reachable(instruction.in_ports)
+    matched = match_statements(workload, instruction)
+    if isinstance(matched, LabelMismatch):
+        return matched
+    return _problem(workload, matched, instruction.in_ports)
+
+
+def match_statements(
+    workload: Computation, instruction: Instruction
+) -> MatchedStatements | LabelMismatch:
+    """Match the expression trees of all statements, whatever the element types.
 
     Statements of one point have no order: the first permutation in which all match is taken.
     """
     ported = instruction.in_ports
-    _check_reachable(ported)
     count, available = len(ported.computation.statements), len(workload.statements)
     if count != available:
         return LabelMismatch(
@@ -211,10 +312,10 @@ def match_graphs(
         )
     mismatches: list[LabelMismatch] = []
     for order in itertools.permutations(workload.statements):
-        problem = _pair(workload, order, ported)
-        if isinstance(problem, EmbeddingProblem):
-            return problem
-        mismatches.append(problem)
+        matched = _match_in_order(order, ported)
+        if isinstance(matched, MatchedStatements):
+            return matched
+        mismatches.append(matched)
     # The order as written is the one that a person can compare.
     return mismatches[0]
 
@@ -223,11 +324,10 @@ def _results(count: int) -> str:
     return "one result" if count == 1 else f"{count} results"
 
 
-def _pair(
-    workload: Computation, statements: Sequence[Assignment], instruction: Instruction
-) -> EmbeddingProblem | LabelMismatch:
-    """Pair the workload's statements, in this order, with those of the instruction."""
-    occurrences: list[tuple[list[AccessPair], AccessPair]] = []
+def _match_in_order(
+    statements: tuple[Assignment, ...], instruction: Instruction
+) -> MatchedStatements | LabelMismatch:
+    occurrences: list[tuple[tuple[AccessPair, ...], AccessPair]] = []
     for pattern, statement in zip(instruction.computation.statements, statements, strict=True):
         if pattern.reduction != statement.reduction:
             return LabelMismatch(
@@ -238,17 +338,21 @@ def _pair(
         mismatch = _match(pattern.value, statement.value, instruction.name, reads)
         if mismatch is not None:
             return mismatch
-        occurrences.append((reads, AccessPair(pattern.store, statement.store)))
-    pairs = [pair for reads, _ in occurrences for pair in reads]
-    pairs += [store for _, store in occurrences]
-    mismatch = _mixed_roles(pairs, instruction)
-    if mismatch is not None:
-        return mismatch
+        occurrences.append((tuple(reads), AccessPair(pattern.store, statement.store)))
+    matched = MatchedStatements(statements, tuple(occurrences))
+    return _mixed_roles(matched.pairs, instruction) or matched
+
+
+def _problem(
+    workload: Computation, matched: MatchedStatements, instruction: Instruction
+) -> EmbeddingProblem:
+    """Name the ports of a match, and rewrite the workload on them."""
+    pairs = matched.pairs
     names = _port_names(workload, pairs)
     roles = {pair.instruction.operand: names[pair] for pair in pairs}
     renamed = tuple(
         _renamed(statement, reads, store, names)
-        for statement, (reads, store) in zip(statements, occurrences, strict=True)
+        for statement, (reads, store) in zip(matched.statements, matched.occurrences, strict=True)
     )
     ports = {names[pair]: pair.workload.operand for pair in pairs}
     accesses = (

@@ -13,7 +13,8 @@ from cpembed.embedding.constraints.base import slides, stencil_axes
 from cpembed.embedding.constraints.dense import Dense
 from cpembed.embedding.constraints.linear_access import LinearAccess, stride_in_place
 from cpembed.embedding.problem import AccessPair, EmbeddingProblem
-from cpembed.hw.instruction import StrideRule
+from cpembed.hw.instruction import Instruction, StrideRule
+from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 
 
@@ -24,22 +25,36 @@ def join(words: Sequence[str], last: str = "and") -> str:
 
 def candidates(problem: EmbeddingProblem, axis: str) -> tuple[str, ...]:
     """Workload axes with the role of an instruction axis, in the workload's order."""
-    role = _role(problem, axis)
+    return _candidates(problem.workload, problem.pairs, axis)
+
+
+def _candidates(workload: Computation, pairs: Sequence[AccessPair], axis: str) -> tuple[str, ...]:
+    role = _role(pairs, axis)
     return tuple(
         workload_axis.name
-        for workload_axis in problem.workload.axes
-        if role == [_indexes(pair.workload.index, workload_axis.name) for pair in problem.pairs]
+        for workload_axis in workload.axes
+        if role == [_indexes(pair.workload.index, workload_axis.name) for pair in pairs]
     )
 
 
-def every_axis_has_a_role(problem: EmbeddingProblem) -> bool:
-    """Whether a workload axis has the role of each instruction axis that must be fed."""
-    axes = problem.instruction.axes
-    return all(candidates(problem, axis.name) for axis in axes if axis.minimum > 1)
+def every_axis_has_a_role(
+    workload: Computation, instruction: Instruction, pairs: Sequence[AccessPair]
+) -> bool:
+    """True if a workload axis has the role of each instruction axis that must be fed.
+
+    Parameters
+    ----------
+    workload, instruction : Computation, Instruction
+        Owners of the axes.
+    pairs : sequence of AccessPair
+        Their accesses, paired by :func:`~cpembed.embedding.problem.match_statements`.
+    """
+    axes = (axis.name for axis in instruction.axes if axis.minimum > 1)
+    return all(_candidates(workload, pairs, axis) for axis in axes)
 
 
-def _role(problem: EmbeddingProblem, axis: str) -> list[bool]:
-    return [_indexes(pair.instruction.index, axis) for pair in problem.pairs]
+def _role(pairs: Sequence[AccessPair], axis: str) -> list[bool]:
+    return [_indexes(pair.instruction.index, axis) for pair in pairs]
 
 
 def _indexes(index: Sequence[IndexExpr], axis: str) -> bool:
@@ -55,7 +70,7 @@ def axis_words(problem: EmbeddingProblem, axis: str) -> str:
 def role_words(problem: EmbeddingProblem, axis: str) -> str:
     """The role in terms of the workload's operands: ``W and O but not I``."""
     names = [pair.workload.operand for pair in problem.pairs]
-    role = _role(problem, axis)
+    role = _role(problem.pairs, axis)
     indexed = dict.fromkeys(n for n, inside in zip(names, role, strict=True) if inside)
     unindexed = dict.fromkeys(n for n, inside in zip(names, role, strict=True) if not inside)
     both = join(list(indexed)) or "none of the operands"

@@ -82,7 +82,7 @@ def search_pairing(
     WorkloadError
         If only element types differ.
     """
-    problems = pairing.problems(constraints.exchanges_factors)
+    problems = pairing.problems(constraints.commutes)
     if isinstance(problems, LabelMismatch):
         mismatched = SearchResult(
             status=Status.INFEASIBLE,
@@ -120,7 +120,7 @@ def alternative_problems(
     constraints : ConstraintSet
         ``commute`` of its ``dataflow`` admits exchanged factors.
     """
-    problems = Pairing(workload, instruction).problems(constraints.exchanges_factors)
+    problems = Pairing(workload, instruction).problems(constraints.commutes)
     return problems if isinstance(problems, LabelMismatch) else list(problems)
 
 
@@ -180,7 +180,7 @@ def _search_scalar(
     def progressed(count: int) -> None:
         report("search", count)
 
-    skipped_roles = orders_left_out(problem.original, constraints.exchanges_factors)
+    skipped_roles = orders_left_out(problem.original, constraints.commutes)
     workload_order = own_order(problem)
     if formulation is Formulation.SCALAR:
         result = solve_portfolio(problem, constraints, limits, [workload_order], report=progressed)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from cpembed.display import Displayed
 from cpembed.exploration.exact import ExactSearch, Verdict
 from cpembed.exploration.objectives import Limit, Objective
 from cpembed.exploration.points import (
@@ -45,8 +46,8 @@ COUNTED = {
 }
 
 
-@dataclass(frozen=True)
-class ExploreResult:
+@dataclass(frozen=True, repr=False)
+class ExploreResult(Displayed):
     """An exploration of a space, which may have been stopped before its end.
 
     The points are ``evaluated`` in this order. ``stopped``: the time limit ended the search, after

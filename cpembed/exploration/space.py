@@ -28,8 +28,7 @@ from cpembed.exploration.objectives import (
     read_objectives,
 )
 from cpembed.hw.schema import Key, close_match, one_of, read_table, spec_error
-from cpembed.targets.families import open_family
-from cpembed.targets.family import Family, Point, Value
+from cpembed.targets.family import Family, Point, Value, open_family
 
 MAX_VALUES = 4096
 """Maximum number of values of a parameter."""

@@ -1,5 +1,5 @@
 """Libraries that people take away: compiled programs behind a plain C interface, without TVM.
 
-:class:`~cpembed.export.program.Program` says what a library holds, and
+A :class:`~cpembed.export.program.Program` describes a library, and
 :func:`~cpembed.export.library.write_library` writes it.
 """

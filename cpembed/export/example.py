@@ -1,4 +1,4 @@
-"""The example in C that comes with a library, and what it compares the results with."""
+"""The example in C that comes with a library, and the definition with which it compares."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from cpembed.codegen.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes, saturated_range
 from cpembed.codegen.script import storage_dtype
 from cpembed.export.kernel import vector_name
-from cpembed.export.program import Program, Role
-from cpembed.export.toolchain import NATIVE
+from cpembed.export.program import CALLER_ROLES, Program, Role
+from cpembed.export.texts import NATIVE
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
@@ -22,17 +22,26 @@ _C_TYPES: Mapping[str, str] = {
     "float32": "float",
     "float64": "double",
 }
-"""By the type in memory."""
+"""C's types by the types in memory."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """C that compares: ``text`` defines ``check(inputs, weights, outputs)``, which returns how many
-    elements are wrong; ``words`` finish the sentence of what the example does. ``scale``: the size
-    of scales with which results span their range."""
+    """The comparison of an example.
+
+    Attributes
+    ----------
+    text : str
+        C that defines ``check(inputs, weights, outputs)``, which returns the number of wrong
+        elements.
+    purpose : str
+        End of the sentence about the example.
+    scale : float
+        Size of random scales for which results span their range.
+    """
 
     text: str
-    words: str
+    purpose: str
     scale: float = 1.0
 
 
@@ -50,15 +59,16 @@ static int check(const void *const inputs[], const void *const weights[], void *
 }""",
     "says how long a call takes.",
 )
-"""Of a program of which no plain definition is at hand."""
+"""The comparison for a program without a plain definition."""
 
 
 def example(program: Program, reference: Reference = REPEATED) -> str:
-    """``example.c``."""
+    """Return ``example.c``."""
     text = (NATIVE / "example.c").read_text(encoding="utf-8")
-    most = max(1, *(len(program.of(role)) for role in (Role.INPUT, Role.OUTPUT, Role.WEIGHTS)))
+    most = max(1, *(len(program.with_role(role)) for role in CALLER_ROLES))
+    # The reference holds names of the template, so that it comes first.
     text = text.replace("/* REFERENCE */", reference.text)
-    text = text.replace("REFERENCE_WORDS", reference.words)
+    text = text.replace("REFERENCE_WORDS", reference.purpose)
     text = text.replace("* SCALE", f"* {reference.scale!r}f").replace("[MOST]", f"[{most}]")
     return text.replace("NAME", program.name)
 
@@ -66,8 +76,22 @@ def example(program: Program, reference: Reference = REPEATED) -> str:
 def product_reference(
     program: Program, workload: Computation, epilogue: Epilogue | None
 ) -> Reference | None:
-    """Plain loops of a product-sum that stores an epilogue, of one kernel's program; None where the
-    types are not those of C."""
+    """Return the plain loops of a product with an epilogue.
+
+    Parameters
+    ----------
+    program : Program
+        The program of one kernel.
+    workload : Computation
+        The product.
+    epilogue : Epilogue or None
+        Its epilogue.
+
+    Returns
+    -------
+    Reference or None
+        None for types that C does not have.
+    """
     operands = (*workload.inputs, workload.output)
     if any(operand.dtype == "float16" for operand in operands):
         return None
@@ -79,7 +103,7 @@ def product_reference(
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes the loops."""
+    """Writer of the loops of a reference."""
 
     program: Program
     workload: Computation
@@ -87,8 +111,8 @@ class _Writer:
 
     @property
     def scale(self) -> float:
-        """With which sums of random products span the range of a byte."""
-        # The root mean square of a product: of two signed bytes, of two floats from -1 to 1.
+        """Scale for which sums of random products span the range of a byte."""
+        # Root mean square of a product of two signed bytes, or of two floats from -1 to 1.
         size = 5500 if self._is_exact else 0.33
         return float(f"{100 / (math.sqrt(self._terms) * size):.3g}")
 
@@ -102,7 +126,7 @@ class _Writer:
         return is_integer(self.workload.output.dtype)
 
     def lines(self) -> Iterator[str]:
-        """The function, which compares each result as it is computed."""
+        """Lines of the function, which compares each result as it is computed."""
         workload = self.workload
         output = workload.output
         stored = output.dtype if self.epilogue is None else self.epilogue.dtype
@@ -115,7 +139,7 @@ class _Writer:
         yield f"  const {kind} *out = outputs[0];"
         yield "  int wrong = 0;"
         for role, table in ((Role.INPUT, "inputs"), (Role.WEIGHTS, "weights")):
-            for number, buffer in enumerate(self.program.of(role)):
+            for number, buffer in enumerate(self.program.with_role(role)):
                 element = _C_TYPES[storage_dtype(buffer.dtype)]
                 yield f"  const {element} *in_{buffer.name} = {table}[{number}];"
         yield "  (void)weights, (void)from_bfloat16;"
@@ -154,9 +178,8 @@ class _Writer:
         yield "    size += fabs((double)product);"
         yield "  }"
         yield from self._stored(output.dtype, stored)
-        at = _flat(self.workload.statement.store.index, output.shape)
-        found = f"out[{at}]"
-        value = f"from_bfloat16({found})" if stored == "bfloat16" else found
+        element = f"out[{_flat(self.workload.statement.store.index, output.shape)}]"
+        value = f"from_bfloat16({element})" if stored == "bfloat16" else element
         yield f"double difference = fabs((double){value} - expected);"
         yield "wrong += !(difference <= tolerance);"
 
@@ -168,30 +191,30 @@ class _Writer:
         return f"({'int64_t' if self._is_exact else 'double'}){element}"
 
     def _stored(self, sums: str, stored: str) -> Iterator[str]:
-        """``expected`` and ``tolerance``, of the sum."""
+        """Lines that compute ``expected`` and ``tolerance`` from the sum."""
         epilogue = self.epilogue or Epilogue(sums)
         channel = _channel(self.workload)
         factor_name = f"in_{vector_name(self.workload, SCALE)}[{channel}]"
         bias = f" + in_{vector_name(self.workload, BIAS)}[{channel}]" if epilogue.bias else ""
         scale = f" * {factor_name}" if epilogue.scale else ""
-        rounded = f"size * {self._terms + 4} / 8388608.0"
         if self._is_exact and epilogue.in_integers(sums):
             yield f"int64_t value = ({_C_TYPES[sums]})sum{bias};"
             yield from self._integer(epilogue)
             yield f"double expected = ({_C_TYPES[storage_dtype(stored)]})value, tolerance = 0;"
             yield "(void)size;"
             return
-        whole = f"({_C_TYPES[sums]})sum{bias}" if self._is_exact else f"sum{bias}"
-        yield f"float value = (float)({whole}){scale};"
-        if not self._is_exact:
+        total = f"({_C_TYPES[sums]})sum{bias}" if self._is_exact else f"sum{bias}"
+        yield f"float value = (float)({total}){scale};"
+        # A term adds at most 2^-23 of the summed sizes in float32; bfloat16 rounds by 2^-8.
+        if self._is_exact:
+            yield f"double tolerance = {'fabs(value) / 256' if stored == 'bfloat16' else '0'};"
+            yield "(void)size;"
+        else:
+            rounded = f"size * {self._terms + 4} / 8388608.0"
             factor = f" * fabsf({factor_name})" if epilogue.scale else ""
             extra = " + fabs(value) / 256" if stored == "bfloat16" else ""
             extra += " + 1" if is_integer(stored) else ""
             yield f"double tolerance = {rounded}{factor} + fabs(value) / 4194304{extra};"
-        else:
-            extra = "fabs(value) / 256" if stored == "bfloat16" else "0"
-            yield f"double tolerance = {extra};"
-            yield "(void)size;"
         if epilogue.relu:
             yield "value = value > 0 ? value : 0;"
         if is_integer(stored):
@@ -216,29 +239,30 @@ def _loop(name: str, extent: int) -> str:
 
 
 def _index(index: IndexExpr) -> str:
-    """An affine index in C."""
+    """Return an affine index in C."""
     terms = [f"{term.coefficient} * i_{term.iterator}" for term in index.terms]
     return " + ".join([*terms, str(index.constant)])
 
 
 def _flat(index: Sequence[IndexExpr], shape: Sequence[int]) -> str:
     text = "0"
-    for one, extent in zip(index, shape, strict=True):
-        text = f"({text}) * {extent} + {_index(one)}" if text != "0" else _index(one)
+    for position, extent in zip(index, shape, strict=True):
+        term = _index(position)
+        text = f"({text}) * {extent} + {term}" if text != "0" else term
     return text
 
 
 def _guard(workload: Computation, accesses: Sequence[Access]) -> str:
-    """The condition that accesses are inside their operands; empty where they always are."""
+    """Return the condition that accesses are inside their operands; empty if they always are."""
     conditions: list[str] = []
     for access in accesses:
         shape = workload.operand(access.operand).shape
-        for one, extent in zip(access.index, shape, strict=True):
-            low, high = one.bounds(workload.extents)
+        for index, extent in zip(access.index, shape, strict=True):
+            low, high = index.bounds(workload.extents)
             if low < 0:
-                conditions.append(f"{_index(one)} >= 0")
+                conditions.append(f"{_index(index)} >= 0")
             if high >= extent:
-                conditions.append(f"{_index(one)} < {extent}")
+                conditions.append(f"{_index(index)} < {extent}")
     return " && ".join(conditions)
 
 

@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAME = ""
-"""Of the library; its functions begin so."""
+"""Name of the library, with which its functions begin."""
 
 Array = NDArray[Any]
 
 _STORED = {"bfloat16": "uint16", "int7": "int8", "uint7": "uint8"}
-"""What an element is in memory, where numpy has no such type."""
+"""Types of elements in memory where numpy does not have the library's type."""
 
 _LINE = 64
+"""Alignment in bytes of memory that the library uses without a copy."""
 
 
 class LibraryError(Exception):
@@ -44,7 +45,7 @@ class _Described(ctypes.Structure):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor that is given: ``dtype`` as the library names it."""
+    """A tensor of the interface; the ``dtype`` is named as the library names it."""
 
     name: str
     dtype: str
@@ -52,11 +53,11 @@ class TensorInfo:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """numpy's type of the elements; of bfloat16 their bits."""
+        """Type of the elements in numpy; 16 bits for bfloat16."""
         return np.dtype(_STORED.get(self.dtype, self.dtype))
 
     def accepted(self, array: Any) -> Array:
-        """The array as the library reads it, copied where it is not contiguous or not aligned.
+        """Return the array, copied if it is not contiguous or not aligned.
 
         Raises :class:`LibraryError` for another type or shape: nothing is converted.
         """
@@ -76,7 +77,7 @@ class TensorInfo:
 
 
 def aligned(shape: Sequence[int], dtype: Any) -> Array:
-    """An array whose memory the library uses without a copy; not initialized."""
+    """Return an uninitialized array whose memory the library uses without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _LINE, np.uint8)
     start = -memory.ctypes.data % _LINE
@@ -84,14 +85,13 @@ def aligned(shape: Sequence[int], dtype: Any) -> Array:
 
 
 def path_of_file(path: Path) -> str:
-    """A spelling of an absolute path that only the file which is there now has.
+    """Return a spelling of an absolute path that is unique to the file that is there now.
 
-    The dynamic linker takes a path that it has loaded before for the library that it has loaded,
-    even where another file has replaced it since. Files differ in their numbers, which are kept as
-    long as they are mapped: the bits of the number stand in the path as components that change
-    nothing, ``/.`` and ``/``.
+    The dynamic linker reuses the library that it has loaded from a path before, even if another
+    file has replaced it. Files have different inode numbers as long as they are mapped: the bits of
+    the number are written into the path as components without effect, ``/.`` and ``/``.
 
-    Raises :class:`OSError` where there is no file.
+    Raises :class:`OSError` if there is no file.
     """
     status = path.stat()
     bits = f"{status.st_dev << 64 | status.st_ino:b}"
@@ -99,7 +99,24 @@ def path_of_file(path: Path) -> str:
 
 
 class Library:
-    """An open library, which runs one call at a time; a context manager."""
+    """An open library, which runs one call at a time; a context manager.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+        The shared library, by default beside this file.
+    name : str
+        Name of the library.
+    threads : int
+        Number of threads; 0 for the library's default.
+    weights_file : str or Path, optional
+        File of the weights, by default beside the library.
+
+    Raises
+    ------
+    LibraryError
+        For a library that cannot be opened.
+    """
 
     def __init__(
         self,
@@ -109,11 +126,7 @@ class Library:
         threads: int = 0,
         weights_file: str | Path | None = None,
     ) -> None:
-        """``path`` of the shared library, by default beside this file; ``threads``: 0 for the
-        library's default; ``weights_file``: by default beside the library.
 
-        Raises :class:`LibraryError` where it cannot be opened.
-        """
         self._handle = ctypes.c_void_p()
         self._name = name
         path = Path(path or Path(__file__).parent / f"lib{name}.so").resolve()
@@ -129,63 +142,63 @@ class Library:
         self._check(self._function("open")(threads, file, ctypes.byref(self._handle)))
 
     def pack(self, *weights: Any) -> None:
-        """Pack the weights, in the order of :attr:`weights`; they are copied."""
+        """Pack copies of the weights, in the order of :attr:`weights`."""
         arrays = self._accepted("weights", self.weights, weights)
         self._check(self._function("pack")(self._handle, _pointers(arrays)))
 
     def run(self, *inputs: Any, out: Sequence[Array] | None = None) -> tuple[Array, ...]:
-        """The outputs of one call. ``out``: arrays to write, of the outputs' types and shapes,
-        contiguous."""
+        """Run one call and return its outputs, written to the contiguous arrays ``out`` if they are
+        given."""
         return self._run("run", inputs, out)
 
     def run_steps(
         self, first: int, last: int, *inputs: Any, out: Sequence[Array] | None = None
     ) -> tuple[Array, ...]:
-        """The steps from ``first`` to ``last`` - 1 alone; ``out`` as of :meth:`run`, the same
-        arrays for all steps of a run: later ones may read what earlier ones wrote."""
+        """Run the steps from ``first`` to before ``last``; ``out`` has to be the same for all steps
+        of a call, since later ones may read the results of earlier ones."""
         return self._run("run_steps", inputs, out, before=(first, last))
 
     def run_timed(self, *inputs: Any) -> tuple[tuple[Array, ...], Array]:
-        """The outputs, and the nanoseconds of each step."""
+        """Run one call and return its outputs and the nanoseconds of each step."""
         times = np.zeros(len(self.steps))
         pointer = times.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
         return self._run("run_timed", inputs, None, pointer), times
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The names of the steps of a run."""
-        named = self._function("step_name")
-        return tuple(named(step).decode() for step in range(self._function("step_count")()))
+        """Names of the steps of a run."""
+        step_name = self._function("step_name")
+        return tuple(step_name(step).decode() for step in range(self._function("step_count")()))
 
     @property
     def threads(self) -> int:
-        """On how many threads it runs."""
+        """Number of threads."""
         return self._function("thread_count")(self._handle)
 
     @property
     def workspace_bytes(self) -> int:
-        """What a run writes between its steps."""
+        """Size in bytes of the memory that a run writes between its steps."""
         return self._function("workspace_size")()
 
     def tensor(self, name: str) -> Array:
-        """A copy of a buffer, flat, as the last steps left it.
+        """Return a flat copy of a buffer as the last steps left it.
 
-        Raises :class:`LibraryError` where there is none now: what a call is given, and its
-        results, are in the caller's memory.
+        Raises :class:`LibraryError` for an unknown name, and for inputs and outputs, which are in
+        the caller's memory.
         """
         self._require_open()
         dtype, elements = ctypes.c_char_p(), ctypes.c_int64()
-        found = self._function("tensor")(
+        address = self._function("tensor")(
             self._handle, name.encode(), ctypes.byref(dtype), ctypes.byref(elements)
         )
-        if not found or dtype.value is None:
+        if not address or dtype.value is None:
             raise LibraryError(f"the library {self._name} has no buffer {name} now")
         text = dtype.value.decode()
         kind = np.dtype(_STORED.get(text, text))
-        return np.frombuffer(ctypes.string_at(found, elements.value * kind.itemsize), kind).copy()
+        return np.frombuffer(ctypes.string_at(address, elements.value * kind.itemsize), kind).copy()
 
     def close(self) -> None:
-        """End the threads and free the memory; nothing may be called after it."""
+        """End the threads and free the memory; no other method may be called afterwards."""
         if self._handle:
             self._function("close")(self._handle)
             self._handle = ctypes.c_void_p()
@@ -204,7 +217,7 @@ class Library:
         function: str,
         inputs: Sequence[Any],
         out: Sequence[Array] | None,
-        *more: Any,
+        *trailing: Any,
         before: tuple[int, ...] = (),
     ) -> tuple[Array, ...]:
         arrays = self._accepted("inputs", self.inputs, inputs)
@@ -215,18 +228,18 @@ class Library:
         for info, array in zip(self.outputs, out, strict=True):
             if info.accepted(array).shape != array.shape or not array.flags.c_contiguous:
                 raise LibraryError(f"output {info.name} is not contiguous")
-        given = _pointers(arrays), _pointers(out), None
-        self._check(self._function(function)(self._handle, *before, *given, *more))
+        buffers = _pointers(arrays), _pointers(out), None
+        self._check(self._function(function)(self._handle, *before, *buffers, *trailing))
         return tuple(out)
 
     def _accepted(
-        self, what: str, infos: Sequence[TensorInfo], given: Sequence[Any]
+        self, role: str, infos: Sequence[TensorInfo], arrays: Sequence[Any]
     ) -> list[Array]:
         self._require_open()
-        if len(given) != len(infos):
+        if len(arrays) != len(infos):
             names = ", ".join(info.name for info in infos) or "none"
-            raise LibraryError(f"{len(given)} {what} are given, the library takes: {names}")
-        return [info.accepted(array) for info, array in zip(infos, given, strict=True)]
+            raise LibraryError(f"{len(arrays)} {role} are given, the library takes: {names}")
+        return [info.accepted(array) for info, array in zip(infos, arrays, strict=True)]
 
     def _require_open(self) -> None:
         if not self._handle:
@@ -237,19 +250,19 @@ class Library:
 
     def _described(self, kind: str) -> tuple[TensorInfo, ...]:
         count, get = self._function(f"{kind}_count")(), self._function(kind)
-        found: list[TensorInfo] = []
+        infos: list[TensorInfo] = []
         for number in range(count):
-            one = get(number).contents
-            shape = tuple(one.shape[axis] for axis in range(one.rank))
-            found.append(TensorInfo(one.name.decode(), one.dtype.decode(), shape))
-        return tuple(found)
+            tensor = get(number).contents
+            shape = tuple(tensor.shape[axis] for axis in range(tensor.rank))
+            infos.append(TensorInfo(tensor.name.decode(), tensor.dtype.decode(), shape))
+        return tuple(infos)
 
     def _check(self, status: int) -> None:
         if status == 0:
             return
         text = self._function("status_text")(status).decode()
-        said = self._function("kernel_message")(self._handle).decode() if self._handle else ""
-        raise LibraryError(f"{self._name}: {text}{f': {said}' if said else ''}")
+        detail = self._function("kernel_message")(self._handle).decode() if self._handle else ""
+        raise LibraryError(f"{self._name}: {text}{f': {detail}' if detail else ''}")
 
     def _declare(self) -> None:
         pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
@@ -283,5 +296,5 @@ class Library:
 
 
 def _pointers(arrays: Sequence[Array]) -> Any:
-    """A table of pointers; the arrays have to live as long."""
+    """Return a table of pointers, which is valid as long as the arrays live."""
     return (ctypes.c_void_p * max(1, len(arrays)))(*(array.ctypes.data for array in arrays))

@@ -1,4 +1,4 @@
-"""What a library holds: flat buffers, compiled kernels, and the calls that they are made in."""
+"""The program of a library: flat buffers, compiled kernels, and calls of kernels on buffers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cpembed.ir.dtypes import numpy_dtype, size_bytes
 
 
 class Role(Enum):
-    """Where the memory of a buffer comes from, and when it is written.
+    """Source of a buffer's memory, and time at which it is written.
 
-    ``INPUT`` and ``OUTPUT`` are given by the caller in each call, ``WEIGHTS`` once. ``CONSTANT``
-    is known when the library is built. ``PACKED`` is written by the calls that prepare, once, and
-    read by those that run. ``WORKSPACE`` is written before it is read in every run.
+    A caller passes ``INPUT`` and ``OUTPUT`` in each call and ``WEIGHTS`` once. ``CONSTANT`` is
+    known when the library is built. ``PACKED`` is written once, by the calls that prepare, and read
+    by those that run. ``WORKSPACE`` is written before it is read in every run.
     """
 
     INPUT = "input"
@@ -32,18 +32,31 @@ class Role(Enum):
     WORKSPACE = "workspace"
 
 
-GIVEN = (Role.INPUT, Role.OUTPUT, Role.WEIGHTS)
-"""Roles of what a caller gives."""
+CALLER_ROLES = (Role.INPUT, Role.OUTPUT, Role.WEIGHTS)
+"""Roles of buffers in the caller's memory."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Flat memory of ``elements`` of type ``dtype`` (bfloat16 lies in memory as its bits).
+    """Flat memory.
 
-    ``shape`` is that of the tensor that a caller gives. ``data`` are the elements of a constant.
-    ``fill``: a workspace that holds this value everywhere before the first run, such as the halo
-    of a padded image; its memory is its own. The order of a program's buffers numbers what is
-    given.
+    The order of a program's buffers numbers the tensors of a caller.
+
+    Attributes
+    ----------
+    dtype : str
+        Type of the elements; bfloat16 lies in memory as 16 bits.
+    elements : int
+        Number of elements.
+    role : Role
+        Source of the memory.
+    shape : tuple of int
+        Shape of the tensor that a caller passes.
+    data : array, optional
+        Elements of a constant.
+    fill : int or float, optional
+        Value that a workspace holds everywhere before the first run, such as the halo of a padded
+        image. Such a workspace shares its memory with no other buffer.
     """
 
     name: str
@@ -55,19 +68,16 @@ class Buffer:
     fill: int | float | None = None
 
     def __post_init__(self) -> None:
-        if self.role in GIVEN and math.prod(self.shape) != self.elements:
+        if self.role in CALLER_ROLES and math.prod(self.shape) != self.elements:
             raise InvariantError(f"{self.name}: {self.elements} elements are not {self.shape}")
         if (self.data is not None) != (self.role is Role.CONSTANT):
             raise InvariantError(f"{self.name}: a constant has data, and nothing else has")
         if self.fill is not None and self.role is not Role.WORKSPACE:
             raise InvariantError(f"{self.name}: a {self.role.value} is not filled")
-        if self.data is not None:
-            self._check(self.data)
-
-    def _check(self, data: NDArray[Any]) -> None:
-        if data.size != self.elements or data.dtype.itemsize != size_bytes(self.dtype):
-            found = f"{data.dtype} {data.shape}"
-            raise InvariantError(f"{self.name}: {found} is not {self.elements} of {self.dtype}")
+        data, size = self.data, size_bytes(self.dtype)
+        if data is not None and (data.size != self.elements or data.dtype.itemsize != size):
+            array = f"{data.dtype} {data.shape}"
+            raise InvariantError(f"{self.name}: {array} is not {self.elements} of {self.dtype}")
 
     @property
     def bytes(self) -> int:
@@ -75,19 +85,19 @@ class Buffer:
 
     @property
     def is_shared(self) -> bool:
-        """Whether its memory is that of other buffers, at other times of a run."""
+        """True if other buffers have the same memory at other times of a run."""
         return self.role is Role.WORKSPACE and self.fill is None
 
     @property
     def filling(self) -> bytes:
-        """An element of what it is filled with, as memory holds it."""
+        """Bytes of one element of the fill value; empty without one."""
         return b"" if self.fill is None else numpy_dtype(self.dtype).type(self.fill).tobytes()
 
 
 @dataclass(frozen=True)
 class CompiledObject:
-    """An object file with one kernel, the function ``__tvm_ffi_<symbol>``: what
-    :func:`~cpembed.codegen.runtime.compile_host_object` makes."""
+    """An object file with one kernel, the function ``__tvm_ffi_<symbol>``, such as
+    :func:`~cpembed.codegen.runtime.compile_host_object` compiles."""
 
     symbol: str
     contents: bytes = field(repr=False)
@@ -95,8 +105,8 @@ class CompiledObject:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel, by its symbol, on buffers, in the order of its parameters; ``label`` names the
-    call where time is reported."""
+    """A call of a kernel, named by its symbol, on buffers in the order of its parameters; reports
+    of time show the ``label``."""
 
     kernel: str
     arguments: tuple[str, ...]
@@ -109,13 +119,27 @@ _LONGEST_NAME = 60
 
 @dataclass(frozen=True)
 class Program:
-    """The calls of ``prepare``, once weights are there, and of ``run``, each time.
+    """Buffers, kernels and calls.
 
-    ``features`` are the CPU features that the kernels need, as /proc/cpuinfo spells them.
-    ``threads`` is how many run where a caller does not say; 0 for the cores of the process.
+    Attributes
+    ----------
+    kernels : mapping
+        Object files by symbol.
+    prepare : tuple of Call
+        Calls after the weights have been passed, once.
+    run : tuple of Call
+        Calls of every run.
+    features : tuple of str
+        CPU features that the kernels need, as /proc/cpuinfo spells them.
+    threads : int
+        Default number of threads; 0 for the cores of the process.
 
-    Raises :class:`InvariantError` where calls and buffers do not fit together, and
-    :class:`WorkloadError` for a name that is no identifier of C.
+    Raises
+    ------
+    InvariantError
+        For calls and buffers that do not fit together.
+    WorkloadError
+        For a name that is no identifier of C.
     """
 
     name: str
@@ -144,46 +168,43 @@ class Program:
     def by_name(self) -> dict[str, Buffer]:
         return {buffer.name: buffer for buffer in self.buffers}
 
-    def of(self, *roles: Role) -> tuple[Buffer, ...]:
-        """The buffers of some roles, in their order."""
-        return tuple(buffer for buffer in self.buffers if buffer.role in roles)
+    def with_role(self, role: Role) -> tuple[Buffer, ...]:
+        """The buffers of a role, in their order."""
+        return tuple(buffer for buffer in self.buffers if buffer.role is role)
 
     @cached_property
     def used(self) -> frozenset[str]:
-        """The names of buffers that calls take."""
+        """Names of the buffers that calls take."""
         calls = (*self.prepare, *self.run)
         return frozenset(name for call in calls for name in call.arguments)
 
     def lives(self) -> dict[str, tuple[int, int]]:
-        """Of each buffer that shares the workspace: the first and the last of the steps that take
-        it. One that preparation takes lives throughout."""
-        found = dict(spans(call.arguments for call in self.run))
-        prepared = {name for call in self.prepare for name in call.arguments}
-        whole = (0, len(self.run) - 1)
-        return {
-            buffer.name: whole if buffer.name in prepared else found[buffer.name]
-            for buffer in self.buffers
-            if buffer.is_shared and (buffer.name in found or buffer.name in prepared)
-        }
+        """First and last step that take each buffer of the shared workspace; a buffer that
+        preparation takes lives throughout."""
+        lives = dict(spans(call.arguments for call in self.run))
+        for call in self.prepare:
+            lives |= dict.fromkeys(call.arguments, (0, len(self.run) - 1))
+        shared = (buffer.name for buffer in self.buffers if buffer.is_shared)
+        return {name: lives[name] for name in shared if name in lives}
 
 
 def spans(steps: Iterable[Iterable[str]]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Of each name: the first and the last step that has it.
+    """First and last step of each name.
 
     >>> dict(spans([["a"], ["a", "b"], ["b"]]))
     {'a': (0, 1), 'b': (1, 2)}
     """
-    found: dict[str, tuple[int, int]] = {}
+    lives: dict[str, tuple[int, int]] = {}
     for number, names in enumerate(steps):
         for name in names:
-            found[name] = found.get(name, (number, number))[0], number
-    yield from found.items()
+            lives[name] = lives.get(name, (number, number))[0], number
+    yield from lives.items()
 
 
 def require_name(name: str) -> str:
-    """The name, which begins functions of C, files and a class of Python.
+    """Return the name of a library, which begins functions of C, files and a class of Python.
 
-    Raises :class:`WorkloadError` for another one.
+    Raises :class:`WorkloadError` for one that is no identifier.
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise WorkloadError(

@@ -1,4 +1,4 @@
-"""The C compiler, and what it links: a library of a program."""
+"""The C compiler, which links the library of a program."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cpembed.errors import LoweringError
-from cpembed.export.header import header
+from cpembed.export.layout import Layout
 from cpembed.export.program import Program
-from cpembed.export.tables import Layout, tables
+from cpembed.export.texts import NATIVE, header, tables
 from cpembed.host_compiler import compiler_command
-
-NATIVE = Path(__file__).parent / "native"
-"""The runtime, in C."""
 
 OPTIONS = (
     "-std=gnu11",
@@ -28,17 +25,22 @@ OPTIONS = (
 )
 
 COMPILER_VARIABLE = "CC"
-"""The command to use, with its options; by default the first of :data:`COMPILERS` on the path."""
+"""Environment variable with the command and its options; by default the first of :data:`COMPILERS`
+on the path."""
 
 COMPILERS = ("cc", "gcc", "clang")
 
+SOURCES = ("runtime.c", "processor.h", "threads.h")
+"""Sources of the runtime in :data:`~cpembed.export.texts.NATIVE`."""
+
 _LIMIT_SECONDS = 300
+"""Time limit of one call of the compiler."""
 
 
 def compiler() -> list[str]:
-    """The words of the command.
+    """Return the compiler's command, split at spaces.
 
-    Raises :class:`BackendUnavailable` where there is none.
+    Raises :class:`BackendUnavailable` without a compiler.
     """
     return compiler_command(COMPILER_VARIABLE, COMPILERS, "a library is linked by a C compiler")
 
@@ -46,12 +48,11 @@ def compiler() -> list[str]:
 def compile_c(arguments: Sequence[str], folder: Path) -> None:
     """Call the compiler in a folder.
 
-    Raises :class:`BackendUnavailable` where there is none, and :class:`LoweringError` with its
-    first error where it fails.
+    Raises :class:`BackendUnavailable` without one, and :class:`LoweringError` with its first error.
     """
     command = compiler()
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, *arguments],
             cwd=folder,
             capture_output=True,
@@ -62,46 +63,55 @@ def compile_c(arguments: Sequence[str], folder: Path) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LoweringError(f"{command[0]} cannot compile the library: {error}") from None
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        telling = [line for line in lines if "error" in line or "undefined" in line]
-        reason = (telling or lines or [f"exit code {done.returncode}"])[0]
+    if process.returncode != 0:
+        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line or "undefined" in line]
+        reason = (errors or lines or [f"exit code {process.returncode}"])[0]
         raise LoweringError(f"{command[0]} cannot link the library: {reason}")
 
 
-SOURCES = ("runtime.c", "processor.h", "threads.h")
-"""Of the runtime, in :data:`NATIVE`."""
-
-
 def parts(layout: Layout) -> dict[str, bytes]:
-    """What a library is made of, by file name: tables, kernels, and the constants."""
-    program = layout.program
-    name = program.name
-    found = {
+    """Return the files that a library is linked from: tables, kernels, and the constants."""
+    program, name = layout.program, layout.program.name
+    kernels = (kernel.contents for kernel in program.kernels.values())
+    constants = (
+        {f"{name}.weights": layout.blob.file()}
+        if layout.in_file
+        else {"constants.bin": layout.blob.contents}
+    )
+    return {
         "program.h": tables(layout).encode(),
         f"{name}.h": header(program, in_file=layout.in_file).encode(),
         "exports.map": f"{{ global: {name}_*; local: *; }};\n".encode(),
         **{source: (NATIVE / source).read_bytes() for source in SOURCES},
-        **dict(zip(objects(program), (k.contents for k in program.kernels.values()), strict=True)),
+        **dict(zip(objects(program), kernels, strict=True)),
+        **constants,
     }
-    if layout.in_file:
-        return found | {f"{name}.weights": layout.blob.file()}
-    return found | {"constants.bin": layout.blob.contents}
 
 
 def objects(program: Program) -> list[str]:
-    """The object files of the kernels."""
+    """Return the names of the kernels' object files."""
     return [f"kernel_{number}.o" for number in range(len(program.kernels))]
 
 
 def link_arguments(program: Program, options: Sequence[str] = ()) -> list[str]:
-    """What the C compiler is told in a folder of :func:`parts`."""
-    made = ["-I.", "runtime.c", *objects(program)]
-    return [*OPTIONS, *options, *made, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
+    """Return the compiler's arguments in a folder of :func:`parts`."""
+    sources = ["-I.", "runtime.c", *objects(program)]
+    return [*OPTIONS, *options, *sources, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
 
 
 def link(layout: Layout, folder: Path, options: Sequence[str] = ()) -> Path:
-    """The shared library in a folder, with its :func:`parts`."""
+    """Link the shared library in a folder.
+
+    Parameters
+    ----------
+    layout : Layout
+        The program with the places of its buffers.
+    folder : Path
+        Folder to which the :func:`parts` and the library are written.
+    options : sequence of str
+        Further options of the compiler.
+    """
     for file, contents in parts(layout).items():
         (folder / file).write_bytes(contents)
     compile_c(link_arguments(layout.program, options), folder)

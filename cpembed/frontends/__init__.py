@@ -1,5 +1,4 @@
-"""Models of other frameworks as graphs (:mod:`cpembed.graph`): one package a framework, and the
-choice among them by the file's name."""
+"""Models of other frameworks as graphs (:mod:`cpembed.graph`), one package a framework."""
 
 from __future__ import annotations
 
@@ -10,15 +9,23 @@ from cpembed.errors import ModelError
 from cpembed.graph.graph import Graph
 
 SUFFIXES = {".onnx": "an ONNX model", ".pt2": "a program of torch.export.save"}
-"""Of the files that are read, and what they hold."""
+"""Suffixes of the files that are read, with their contents."""
 
 
 def load_model(path: Path | str, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
-    """The network in a file.
+    """Read the network in a file; the suffix names the framework.
 
-    ``shapes``: of inputs by name, whose sizes the model leaves open.
+    Parameters
+    ----------
+    path : Path or str
+        The file.
+    shapes : mapping, optional
+        Shapes of inputs whose sizes an ONNX model leaves open, by the inputs' names.
 
-    Raises :class:`ModelError` for a file that is none of :data:`SUFFIXES` or is not understood.
+    Raises
+    ------
+    ModelError
+        For another suffix than :data:`SUFFIXES`, and for a file that cannot be read.
     """
     path = Path(path)
     match path.suffix.lower():
@@ -32,9 +39,9 @@ def load_model(path: Path | str, shapes: Mapping[str, Sequence[int]] | None = No
             if shapes:
                 raise ModelError(
                     f"{path}: shapes of inputs are given for ONNX models; an exported program has "
-                    "its own: export it with the shapes that are wanted"
+                    "fixed ones: export it again with the shapes that it should have"
                 )
             return load_exported(path)
         case suffix:
-            known = " or ".join(f"{ending} ({what})" for ending, what in SUFFIXES.items())
-            raise ModelError(f"{path}: the suffix {suffix!r} is no model's: name a file {known}")
+            names = " or ".join(f"{end} ({contents})" for end, contents in SUFFIXES.items())
+            raise ModelError(f"{path}: the suffix {suffix!r} is no model's: name a file {names}")

@@ -1,7 +1,7 @@
-"""A graph in the making: operators are added one by one, and what is constant is computed at once.
+"""A graph in the making: operators are added one by one, and constants are computed at once.
 
-Of a constant that is quantized (integers, then a :class:`Dequantize`) the integers are kept: it is
-no constant of floats. What moves its elements moves the integers.
+A quantized constant (integers followed by a :class:`Dequantize`) keeps its integers instead of
+becoming a constant of floats. Operators that move its elements move the integers.
 """
 
 from __future__ import annotations
@@ -29,20 +29,35 @@ from cpembed.graph.kinds.base import Array, axis_of
 from cpembed.ir.dtypes import numpy_dtype
 
 LARGEST_TENSOR = 1 << 31
-"""Elements."""
+"""Maximum number of elements of a tensor."""
 LARGEST_CONSTANT = 1 << 30
-"""Bytes of a constant that is computed: what is larger is left to be computed in every call."""
+"""Maximum size in bytes of a computed constant; a larger one is computed in every call."""
 _COMPUTED_BYTES, _COMPUTED_SHARE = 1 << 28, 4
-"""Computed constants have at most these bytes together, and so many times those of the model: a
-small file makes no large ones."""
-_MOST_PRODUCTS = 1 << 30
-"""Of numbers, of a product that is computed at once."""
+"""Maximum size in bytes of all computed constants, beyond this multiple of the model's own
+constants: a small file cannot make large ones."""
+_LARGEST_PRODUCT = 1 << 30
+"""Maximum number of multiplications of a product that is computed at once."""
 
 
 @dataclass
 class Builder:
-    """``types`` of all tensors so far, ``constants`` among them by their arrays; ``fresh``: those
-    named since a caller last emptied it, which nothing else knows yet."""
+    """A graph to which a front end adds operators.
+
+    Attributes
+    ----------
+    name : str
+        Name of the graph.
+    types : dict
+        Types of all tensors by name.
+    constants : dict
+        Arrays of the constants among them.
+    inputs : dict
+        Types of the network's inputs.
+    operators : list
+        The operators in their order.
+    fresh : set
+        Tensors named since a caller last emptied the set: nothing else refers to them yet.
+    """
 
     name: str
     types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
@@ -55,40 +70,38 @@ class Builder:
     )
     _dequantized: dict[str, Array] = field(default_factory=dict[str, Array])
     _empty: dict[str, Array] = field(default_factory=dict[str, Array])
-    _room: int = _COMPUTED_BYTES
+    _bytes_left: int = _COMPUTED_BYTES
 
-    def new_name(self, wanted: str) -> str:
-        """A name that no tensor has, of what is ``wanted``."""
-        name = unused_name(wanted, self.types)
+    def new_name(self, stem: str) -> str:
+        """Return ``stem``, with a number where a tensor has that name."""
+        name = unused_name(stem, self.types)
         self.fresh.add(name)
         return name
 
     def input(self, name: str, kind: TensorType) -> str:
-        """Add an input of the network; one without elements is a constant to what reads it."""
+        """Add an input of the network; one without elements is a constant to its readers."""
         _check_size(kind)
         if not kind.elements:
-            self._empty[name] = np.zeros(kind.shape, _dtype(kind.dtype))
+            self._empty[name] = _zeros(kind)
         self.inputs[name] = self.types[name] = kind
         return name
 
-    def constant(self, array: Array, wanted: str = "constant") -> str:
-        """The name of a new constant."""
-        self._room += _COMPUTED_SHARE * array.nbytes
-        return self._constant(array, wanted)
+    def constant(self, array: Array, stem: str = "constant") -> str:
+        """Add a constant and return its name."""
+        self._bytes_left += _COMPUTED_SHARE * array.nbytes
+        return self._constant(array, stem)
 
-    def _constant(self, array: Array, wanted: str) -> str:
-        name = self.new_name(wanted)
+    def _constant(self, array: Array, stem: str) -> str:
+        name = self.new_name(stem)
         self.constants[name] = array
         self.types[name] = TensorType.of(array)
         return name
 
     def value(self, tensor: str) -> Array | None:
-        """Of a constant, quantized or not; None for what is made anew in every call."""
+        """Return the elements of a constant, quantized or not; None for a computed tensor."""
         constant = self.constants.get(tensor, self._empty.get(tensor))
-        if constant is not None:
+        if constant is not None or tensor not in self._quantized:
             return constant
-        if tensor not in self._quantized:
-            return None
         if tensor not in self._dequantized:
             integers, kind = self._quantized[tensor]
             (self._dequantized[tensor],) = kind.evaluate([self.constants[integers]])
@@ -98,48 +111,64 @@ class Builder:
         return tensor in self.constants or tensor in self._quantized or tensor in self._empty
 
     def is_quantized(self, tensor: str) -> bool:
-        """Whether it is a constant of integers that is dequantized."""
+        """True if the tensor is a constant of integers that is dequantized."""
         return tensor in self._quantized
 
-    def add(self, kind: Kind, inputs: Sequence[str], name: str, wanted: str | None = None) -> str:
-        """The only output of an operator that stands at ``name`` in the model; as ``wanted`` the
-        tensor is named."""
-        (output,) = self.add_all(kind, inputs, name, wanted)
+    def add(self, kind: Kind, inputs: Sequence[str], name: str, stem: str | None = None) -> str:
+        """Add an operator with one output.
+
+        Parameters
+        ----------
+        kind : Kind
+            The computation.
+        inputs : sequence of str
+            Tensors that it reads.
+        name : str
+            Place of the operator in the model.
+        stem : str, optional
+            Name of the output, by default that of the operator; numbered where it is in use.
+        """
+        (output,) = self.add_all(kind, inputs, name, stem)
         return output
 
     def add_all(
-        self, kind: Kind, inputs: Sequence[str], name: str, wanted: str | None = None
+        self, kind: Kind, inputs: Sequence[str], name: str, stem: str | None = None
     ) -> tuple[str, ...]:
-        """The outputs of an operator: constants where all inputs are, and where they have no
-        elements, which are left out of a concatenation.
+        """Add an operator and return its outputs, computed at once if all inputs are constant.
 
-        Raises :class:`WorkloadError` for inputs that the kind does not take, and for results of
-        more than 2^31 elements.
+        Parameters
+        ----------
+        kind, inputs, name, stem
+            As for :meth:`add`.
+
+        Raises
+        ------
+        WorkloadError
+            For inputs that the kind does not take, and for a result of more than 2^31 elements.
         """
         types = kind.types([self.types[tensor] for tensor in inputs])
         for result in types:
             _check_size(result)
-        wanted = wanted or name
+        stem = stem or name
         if all(result.elements == 0 for result in types):
-            empty = (np.zeros(t.shape, _dtype(t.dtype)) for t in types)
-            return tuple(self.constant(array, wanted) for array in empty)
+            return tuple(self.constant(_zeros(result), stem) for result in types)
         if isinstance(kind, Concat):
             inputs = [tensor for tensor in inputs if self.types[tensor].elements]
             if len(inputs) == 1:
                 return (inputs[0],)
         if len(inputs) == 1 and inputs[0] in self._quantized:
-            moved = self._moved(kind, inputs[0], name, wanted)
+            moved = self._moved(kind, inputs[0], name, stem)
             if moved is not None:
                 return (moved,)
         quantizes = isinstance(kind, Dequantize) and inputs[0] in self.constants
         if not quantizes and self._folds(kind, inputs, types):
             values = [self.value(tensor) for tensor in inputs]
             results = kind.evaluate([value for value in values if value is not None])
-            self._room -= sum(result.nbytes for result in results)
-            return tuple(self._constant(result, wanted) for result in results)
+            self._bytes_left -= sum(result.nbytes for result in results)
+            return tuple(self._constant(result, stem) for result in results)
         outputs: list[str] = []
         for k, result in enumerate(types):
-            outputs.append(self.new_name(wanted if len(types) == 1 else f"{wanted}:{k}"))
+            outputs.append(self.new_name(stem if len(types) == 1 else f"{stem}:{k}"))
             self.types[outputs[-1]] = result
         self.operators.append(Operator(name, kind, tuple(inputs), tuple(outputs)))
         if isinstance(kind, Dequantize) and quantizes:
@@ -150,77 +179,65 @@ class Builder:
         if not all(map(self.is_constant, inputs)):
             return False
         size = sum(t.elements * np.dtype(t.dtype).itemsize for t in types)
-        slow = isinstance(kind, Product) and kind.computation.macs > _MOST_PRODUCTS
-        return size <= min(LARGEST_CONSTANT, self._room) and not slow
+        slow = isinstance(kind, Product) and kind.computation.macs > _LARGEST_PRODUCT
+        return size <= min(LARGEST_CONSTANT, self._bytes_left) and not slow
 
-    def _moved(self, kind: Kind, tensor: str, name: str, wanted: str) -> str | None:
-        """A quantized constant whose integers are moved instead; None where they cannot be."""
+    def _moved(self, kind: Kind, tensor: str, name: str, stem: str) -> str | None:
+        """Move the integers of a quantized constant; None where they cannot be moved."""
         integers, dequantize = self._quantized[tensor]
         shape = self.types[tensor].shape
-        one = len(dequantize.scale) == len(dequantize.zero_point) == 1
-        axis = 0
-        if not one:
-            axis = axis_of(dequantize.axis, len(shape))
-            match kind:
-                case Transpose(order):
-                    axis = order.index(axis)
-                case Reshape(other):
-                    found = reshaped_axis(shape, axis, other)
-                    if found is None:
-                        return None
-                    axis = found
-                case Slice(starts, stops, steps):
-                    if (starts[axis], stops[axis], steps[axis]) != (0, shape[axis], 1):
-                        return None
-                case _:
-                    return None
-        elif not isinstance(kind, Transpose | Reshape | Slice):
+        axis: int | None = 0
+        if not isinstance(kind, Transpose | Reshape | Slice):
             return None
-        moved = self.add(kind, [integers], name, f"{wanted}/integers")
-        return self.add(replace(dequantize, axis=axis), [moved], name, wanted)
+        if len(dequantize.scale) > 1 or len(dequantize.zero_point) > 1:
+            # The axis of the scales has to stay one axis, with all of its elements.
+            axis = axis_of(dequantize.axis, len(shape))
+            if isinstance(kind, Transpose):
+                axis = kind.order.index(axis)
+            elif isinstance(kind, Reshape):
+                axis = reshaped_axis(shape, axis, kind.shape)
+            elif (kind.starts[axis], kind.stops[axis], kind.steps[axis]) != (0, shape[axis], 1):
+                return None
+        if axis is None:
+            return None
+        moved = self.add(kind, [integers], name, f"{stem}/integers")
+        return self.add(replace(dequantize, axis=axis), [moved], name, stem)
 
-    def rename(self, tensor: str, wanted: str) -> str:
-        """The name that a tensor has now: ``wanted``, where it is fresh, nothing reads it yet, and
-        nothing has that name."""
+    def rename(self, tensor: str, name: str) -> str:
+        """Rename a tensor that is fresh and not read yet, unless the name is in use.
+
+        Returns
+        -------
+        str
+            The name of the tensor now.
+        """
         unread = tensor in self.constants or self._is_last(tensor)
-        if wanted in self.types or tensor not in self.fresh or not unread:
+        if name in self.types or tensor not in self.fresh or not unread:
             return tensor
-        self.types[wanted] = self.types.pop(tensor)
+        self.types[name] = self.types.pop(tensor)
         for table in (self.constants, self._quantized, self._dequantized):
             if tensor in table:
-                table[wanted] = table.pop(tensor)  # pyright: ignore[reportArgumentType]
+                table[name] = table.pop(tensor)  # pyright: ignore[reportArgumentType]
         if self._is_last(tensor):
             last = self.operators[-1]
-            outputs = tuple(wanted if name == tensor else name for name in last.outputs)
+            outputs = tuple(name if output == tensor else output for output in last.outputs)
             self.operators[-1] = replace(last, outputs=outputs)
-        return wanted
+        return name
 
     def _is_last(self, tensor: str) -> bool:
         return bool(self.operators) and tensor in self.operators[-1].outputs
 
     def graph(self, outputs: Mapping[str, str]) -> Graph:
-        """The graph whose outputs are the tensors that ``outputs`` names; of all operators those
-        that they need, with names that no two have."""
-        written = {name for operator in self.operators for name in operator.outputs}
-        new: dict[str, str] = {}
-        for wanted, given in outputs.items():
-            tensor = given
-            if tensor == wanted:
-                continue
-            if tensor not in written or tensor in new or tensor in outputs:
-                # It has another name already, which it keeps.
-                copy = self.new_name(f"{wanted}/copy")
-                self.types[copy] = kind = self.types[tensor]
-                self.operators.append(Operator(wanted, Reshape(kind.shape), (tensor,), (copy,)))
-                tensor = copy
-            new[tensor] = wanted
-        taken = {*new.values()}
-        for name in [name for name in self.types if name in taken and outputs[name] != name]:
-            # A tensor within the network gives the name up.
-            if name not in new:
-                new[name] = self.new_name(f"{name}/inner")
-        final = {name: old for old, name in new.items()}
-        needed = needed_operators(self.operators, [final.get(wanted, wanted) for wanted in outputs])
+        """Return the graph of some tensors, with the operators that they need.
+
+        Parameters
+        ----------
+        outputs : mapping
+            Tensors by the names that they have as outputs of the network.
+        """
+        new = self._output_names(outputs)
+        old = {name: tensor for tensor, name in new.items()}
+        needed = needed_operators(self.operators, [old.get(name, name) for name in outputs])
         operators = [
             replace(
                 operator,
@@ -236,25 +253,60 @@ class Builder:
             dict(self.inputs),
             tuple(outputs),
             {name: array for name, array in constants.items() if name in read},
-            tuple(_named_apart(operators)),
+            tuple(_with_distinct_names(operators)),
         )
 
+    def _output_names(self, outputs: Mapping[str, str]) -> dict[str, str]:
+        """Return the new names of tensors such that each output has its own."""
+        written = {name for operator in self.operators for name in operator.outputs}
+        new: dict[str, str] = {}
+        for name, tensor in outputs.items():
+            if tensor == name:
+                continue
+            if tensor in written and tensor not in new and tensor not in outputs:
+                new[tensor] = name
+            else:
+                # The tensor keeps the name that it has, and a copy gets this one.
+                copy = self.new_name(f"{name}/copy")
+                self.types[copy] = kind = self.types[tensor]
+                self.operators.append(Operator(name, Reshape(kind.shape), (tensor,), (copy,)))
+                new[copy] = name
+        renamed = {*new.values()}
+        for name in [name for name in self.types if name in renamed and outputs[name] != name]:
+            # A tensor within the network gives the name up.
+            if name not in new:
+                new[name] = self.new_name(f"{name}/inner")
+        return new
 
-def reshaped_axis(shape: Sequence[int], axis: int, other: Sequence[int]) -> int | None:
-    """Where an axis is after a reshape; None where it does not stay one axis.
+
+def reshaped_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> int | None:
+    """Return the number of an axis after a reshape.
 
     >>> reshaped_axis((6, 4, 5), 0, (6, 20)), reshaped_axis((6, 4), 0, (2, 3, 4))
     (0, None)
+
+    Parameters
+    ----------
+    shape, new_shape : sequence of int
+        Shapes before and after.
+    axis : int
+        The axis before.
+
+    Returns
+    -------
+    int or None
+        None where the axis is split or merged.
     """
     before, size = math.prod(shape[:axis]), shape[axis]
-    for k, extent in enumerate(other):
-        if extent == size and math.prod(other[:k]) == before:
+    for k, extent in enumerate(new_shape):
+        if extent == size and math.prod(new_shape[:k]) == before:
             return k
     return None
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    return numpy_dtype(name) if name == "bfloat16" else np.dtype(name)
+def _zeros(kind: TensorType) -> np.ndarray[Any, Any]:
+    dtype = numpy_dtype(kind.dtype) if kind.dtype == "bfloat16" else np.dtype(kind.dtype)
+    return np.zeros(kind.shape, dtype)
 
 
 def _check_size(kind: TensorType) -> None:
@@ -262,9 +314,9 @@ def _check_size(kind: TensorType) -> None:
         raise WorkloadError(f"a tensor {kind} has more than 2^31 elements: use smaller sizes")
 
 
-def _named_apart(operators: Iterable[Operator]) -> Iterable[Operator]:
-    """The operators, a number added to a name that an earlier one has."""
-    seen: dict[str, int] = {}
+def _with_distinct_names(operators: Iterable[Operator]) -> Iterable[Operator]:
+    """Number the operators whose name an earlier one has."""
+    counts: dict[str, int] = {}
     for operator in operators:
-        count = seen[operator.name] = seen.get(operator.name, 0) + 1
+        count = counts[operator.name] = counts.get(operator.name, 0) + 1
         yield operator if count == 1 else replace(operator, name=f"{operator.name}#{count}")

@@ -1,21 +1,25 @@
-"""What every front end writes a model's operators with: kinds that are added to a graph in the
-making, and those that are used so often that they have a method."""
+"""The interface through which front ends add the operators of a model to a graph in the making."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from cpembed.errors import WorkloadError
 from cpembed.frontends.builder import Builder
-from cpembed.frontends.expressions import X, apply, truncated
+from cpembed.frontends.expressions import X, Y, add, differ, less, mul, truncated, where
 from cpembed.graph.kinds import (
+    Concat,
     Elementwise,
     Expand,
+    Gather,
     Kind,
+    Pad,
     Reshape,
     Scalar,
     Slice,
@@ -25,28 +29,36 @@ from cpembed.graph.kinds import (
 from cpembed.graph.kinds.base import Array
 
 Scaling = dict[str, Callable[[Array, Array], str]]
-"""By the result of a product with constant weights: the same product with its channels times a
-vector, plus a vector."""
+"""Rewriters of products with constant weights, by the product's result: each emits the product
+again with its channels scaled by one vector and shifted by another."""
+
+
+_LARGEST_WRAP = 1 << 20
+"""Maximum number of elements of circular padding, each of which has an index in a constant."""
 
 
 @dataclass(frozen=True)
 class Emitter(ABC):
-    """One operator of a model, as the functions that write it in kinds see it. ``builder``: of the
-    graph; ``scaling``: what operators leave for a batch normalization that follows."""
+    """One operator of a model while it is written in kinds of the graph; ``scaling`` holds the
+    products that a later batch normalization may absorb."""
 
     builder: Builder
     scaling: Scaling
 
     @abstractmethod
     def emit_all(self, kind: Kind, *inputs: str) -> tuple[str, ...]:
-        """The tensors that a new operator computes."""
+        """Add an operator and return the tensors that it computes."""
 
     @abstractmethod
     def tensor(self, value: Array | Sequence[Any] | float, dtype: str | None = None) -> str:
-        """A new constant."""
+        """Add a constant."""
+
+    @abstractmethod
+    def reject(self, reason: str) -> NoReturn:
+        """Raise :class:`ModelError`; the reason says what is wrong and the remedy."""
 
     def emit(self, kind: Kind, *inputs: str) -> str:
-        """The only tensor that a new operator computes."""
+        """Add an operator of one result."""
         (output,) = self.emit_all(kind, *inputs)
         return output
 
@@ -60,7 +72,8 @@ class Emitter(ABC):
         return self.builder.types[tensor].dtype
 
     def elementwise(self, expression: Scalar, *inputs: str, dtype: str | None = None) -> str:
-        """An expression of inputs; the result has the type of the first where none is named."""
+        """Add an expression of inputs that broadcast; the result has the type of the first by
+        default."""
         return self.emit(Elementwise(expression, dtype or self.dtype(inputs[0])), *inputs)
 
     def reshaped(self, tensor: str, shape: Sequence[int]) -> str:
@@ -76,7 +89,7 @@ class Emitter(ABC):
         return tensor if shape == self.shape(tensor) else self.emit(Expand(shape), tensor)
 
     def part(self, tensor: str, axis: int, start: int, stop: int, step: int = 1) -> str:
-        """Of one axis the elements from ``start`` to before ``stop``."""
+        """Slice one axis to the indices from ``start`` to before ``stop``."""
         shape = self.shape(tensor)
         if (start, stop, step) == (0, shape[axis], 1):
             return tensor
@@ -85,21 +98,172 @@ class Emitter(ABC):
         return self.emit(Slice(tuple(starts), tuple(stops), tuple(steps)), tensor)
 
     def cast(self, tensor: str, dtype: str) -> str:
-        """To another element type; floats to integers towards zero."""
-        have = self.dtype(tensor)
-        if have == dtype:
+        """Convert to another element type; floats become integers by truncation."""
+        current = self.dtype(tensor)
+        if current == dtype:
             return tensor
         if dtype == "bool":
-            expression = apply("not", apply("equal", X, 0))
+            expression = differ(X, 0)
         else:
-            expression = truncated(X) if is_float(have) and not is_float(dtype) else X
+            expression = truncated(X) if is_float(current) and not is_float(dtype) else X
         return self.elementwise(expression, tensor, dtype=dtype)
 
     def channels(self, vector: str, rank: int) -> str:
-        """A vector of an element a channel, of shape [c, 1 …], which broadcasts over images of
-        ``rank`` axes, [n, c, …]."""
+        """Reshape a vector [c] to [c, 1, …], which broadcasts over images [n, c, …] of ``rank``
+        axes."""
         (size,) = self.shape(vector) or (1,)
         return self.reshaped(vector, (size, *(1,) * (rank - 2)))
+
+    def padded(
+        self,
+        x: str,
+        before: Sequence[int],
+        after: Sequence[int],
+        mode: str = "constant",
+        value: float = 0,
+    ) -> str:
+        """Pad a tensor, or crop it where a width is negative.
+
+        Parameters
+        ----------
+        x : str
+            The tensor.
+        before, after : sequence of int
+            Number of elements at both ends of each axis.
+        mode : str
+            A mode of :class:`Pad`, or ``wrap`` for the elements at the other end.
+        value : float
+            Value of the padding in the mode ``constant``.
+
+        Raises
+        ------
+        WorkloadError
+            For a reflection of more elements than there are, and for padding of no elements.
+        """
+        for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+            x = self.part(x, axis, max(0, -low), self.shape(x)[axis] - max(0, -high))
+        before, after = (tuple(max(0, n) for n in widths) for widths in (before, after))
+        if not any((*before, *after)):
+            return x
+        sizes = self.shape(x)
+        widths = list(zip(sizes, before, after, strict=True))
+        if mode != "constant" and any((b or a) and not size for size, b, a in widths):
+            raise WorkloadError(f"{mode} padding of {self.type_of(x)}, which has no elements")
+        if mode == "wrap":
+            return self._wrapped(x, before, after)
+        if mode == "reflect" and any(max(b, a) >= size for size, b, a in widths if b or a):
+            raise WorkloadError(f"a reflection of more than {list(sizes)} has")
+        if self.dtype(x).startswith(("int", "uint", "bool")):
+            value = int(value)
+        return self.emit(Pad(before, after, value, mode), x)
+
+    def _wrapped(self, x: str, before: Sequence[int], after: Sequence[int]) -> str:
+        if max((*before, *after)) > _LARGEST_WRAP:
+            raise WorkloadError("padding is below a million")
+        for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+            if low or high:
+                size = self.shape(x)[axis]
+                x = self.emit(Gather(axis), x, self.tensor(np.arange(-low, size + high) % size))
+        return x
+
+    def repeated(self, x: str, counts: Sequence[int]) -> str:
+        """Repeat the axes as ``numpy.tile`` does; the counts are aligned with the last axes."""
+        shape = self.shape(x)
+        rank = max(len(counts), len(shape))
+        shape = (*(1,) * (rank - len(shape)), *shape)
+        counts = (*(1,) * (rank - len(counts)), *counts)
+        x = self.reshaped(x, [size for extent in shape for size in (1, extent)])
+        x = self.expanded(x, [size for pair in zip(counts, shape, strict=True) for size in pair])
+        return self.reshaped(x, [count * size for count, size in zip(counts, shape, strict=True)])
+
+    def joined(self, tensors: Sequence[str], axis: int) -> str:
+        """Concatenate tensors along an axis; a single one is returned as it is."""
+        return tensors[0] if len(tensors) == 1 else self.emit(Concat(axis), *tensors)
+
+    def blocks_to_pixels(self, x: str, block: int, *, blocks_first: bool = False) -> str:
+        """Rearrange channels into blocks of pixels.
+
+        Parameters
+        ----------
+        x : str
+            Tensor [*lead, c * block², h, w].
+        block : int
+            Pixels of a block along both image axes.
+        blocks_first : bool
+            Whether the channels are ordered by their pixel of the block first.
+
+        Returns
+        -------
+        str
+            Tensor [*lead, c, h * block, w * block].
+        """
+        *lead, c, h, w = self.shape(x)
+        n, c = len(lead), c // block**2
+        if blocks_first:
+            parts, order = (block, block, c, h, w), (n + 2, n + 3, n, n + 4, n + 1)
+        else:
+            parts, order = (c, block, block, h, w), (n, n + 3, n + 1, n + 4, n + 2)
+        x = self.transposed(self.reshaped(x, (*lead, *parts)), (*range(n), *order))
+        return self.reshaped(x, (*lead, c, h * block, w * block))
+
+    def pixels_to_blocks(self, x: str, block: int, *, blocks_first: bool = False) -> str:
+        """Rearrange blocks of pixels into channels: the inverse of :meth:`blocks_to_pixels`."""
+        *lead, c, h, w = self.shape(x)
+        n = len(lead)
+        order = (n + 2, n + 4, n, n + 1, n + 3) if blocks_first else (n, n + 2, n + 4, n + 1, n + 3)
+        x = self.reshaped(x, (*lead, c, h // block, block, w // block, block))
+        x = self.transposed(x, (*range(n), *order))
+        return self.reshaped(x, (*lead, c * block**2, h // block, w // block))
+
+    def check_indices(self, index: str, size: int) -> None:
+        """Check constant indices of an axis of ``size`` elements, negative ones counted from the
+        end; raises :class:`WorkloadError` for one beyond it.
+
+        Raises
+        ------
+        WorkloadError
+            For an index beyond the axis.
+        """
+        value = self.builder.value(index)
+        if value is not None and value.size and not -size <= value.min() <= value.max() < size:
+            raise WorkloadError(f"indices from {value.min()} to {value.max()} of an axis of {size}")
+
+    def from_front(self, index: str, size: int) -> str:
+        """Convert indices of an axis of ``size`` elements to int64 and count negative ones from the
+        front."""
+        index64 = self.cast(index, "int64")
+        return self.elementwise(where(less(X, 0), add(X, size), X), index64)
+
+    def flat_gather(self, x: str, places: str) -> str:
+        """Gather elements by their numbers in row-major order; the result has the shape of
+        ``places``."""
+        return self.emit(Gather(0), self.reshaped(x, (math.prod(self.shape(x)),)), places)
+
+    def gathered_elements(self, x: str, index: str, axis: int) -> str:
+        """Gather along one axis as ``numpy.take_along_axis`` does.
+
+        Raises
+        ------
+        WorkloadError
+            For indices of another rank or beyond the axis.
+        """
+        shape, index_shape = self.shape(x), self.shape(index)
+        if len(index_shape) != len(shape):
+            raise WorkloadError(f"indices {list(index_shape)} of a tensor {list(shape)}")
+        self.check_indices(index, shape[axis])
+        steps = row_major_steps(shape)
+        rest = np.zeros(index_shape, np.int64)
+        for k, places in enumerate(np.indices(index_shape, sparse=True)):
+            if k != axis:
+                rest += places * steps[k]
+        index = self.from_front(index, shape[axis])
+        places = self.elementwise(add(mul(X, steps[axis]), Y), index, self.tensor(rest))
+        return self.flat_gather(x, places)
+
+
+def row_major_steps(shape: Sequence[int]) -> list[int]:
+    """Return the distance of neighbours along each axis, in elements."""
+    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
 
 
 def is_float(dtype: str) -> bool:

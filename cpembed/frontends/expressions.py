@@ -1,5 +1,5 @@
-"""Scalar expressions that front ends share: the functions of neural networks, in the operations of
-:mod:`cpembed.graph.kinds.elementwise`.
+"""Scalar expressions of neural networks, written in the operations of
+:mod:`cpembed.graph.kinds.elementwise` and shared by the front ends.
 
 >>> str(relu(X))
 "Apply(operation='max', arguments=(Input(number=0), Number(value=0)))"
@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cpembed.graph.kinds import Apply, Input, Number, Scalar
 
@@ -20,41 +20,27 @@ SELU_ALPHA, SELU_GAMMA = 1.6732632423543772, 1.0507009873554805
 
 
 def number(value: Scalar | float | int) -> Scalar:
+    """Wrap a number of Python; return an expression unchanged."""
     return Number(value) if isinstance(value, float | int) else value
 
 
 def apply(operation: str, *arguments: Scalar | float | int) -> Scalar:
-    """An operation of expressions and numbers."""
+    """Apply a named operation to expressions and numbers."""
     return Apply(operation, tuple(number(argument) for argument in arguments))
 
 
-def partial(operation: str) -> Callable[[Scalar, Scalar], Scalar]:
-    """An operation of two arguments as a function of them."""
-    return lambda a, b: apply(operation, a, b)
+def function(operation: str) -> Callable[..., Scalar]:
+    """Return :func:`apply` with the operation bound."""
+    return lambda *arguments: apply(operation, *arguments)
 
 
-def add(a: Scalar | float, b: Scalar | float) -> Scalar:
-    return apply("add", a, b)
+add, sub, mul, div = map(function, ("add", "sub", "mul", "div"))
+less, equal, where = map(function, ("less", "equal", "where"))
 
 
-def sub(a: Scalar | float, b: Scalar | float) -> Scalar:
-    return apply("sub", a, b)
-
-
-def mul(a: Scalar | float, b: Scalar | float) -> Scalar:
-    return apply("mul", a, b)
-
-
-def div(a: Scalar | float, b: Scalar | float) -> Scalar:
-    return apply("div", a, b)
-
-
-def where(condition: Scalar, a: Scalar | float, b: Scalar | float) -> Scalar:
-    return apply("where", condition, a, b)
-
-
-def less(a: Scalar | float, b: Scalar | float) -> Scalar:
-    return apply("less", a, b)
+def differ(a: Scalar | float, b: Scalar | float) -> Scalar:
+    """Return ``a != b``, which is true of NaN and itself."""
+    return apply("not", equal(a, b))
 
 
 def relu(x: Scalar) -> Scalar:
@@ -62,7 +48,15 @@ def relu(x: Scalar) -> Scalar:
 
 
 def clip(x: Scalar, low: float | int | None, high: float | int | None) -> Scalar:
-    """Limited on the sides that are given; where they cross, to ``high``."""
+    """Limit a value to a range.
+
+    Parameters
+    ----------
+    x : Scalar
+        The value.
+    low, high : float, int or None
+        The ends of the range, None for an open end. Where they cross, the result is ``high``.
+    """
     bounded = x if low is None else apply("max", x, low)
     return bounded if high is None else apply("min", bounded, high)
 
@@ -72,7 +66,7 @@ def leaky_relu(x: Scalar, slope: Scalar | float) -> Scalar:
 
 
 def truncated(x: Scalar) -> Scalar:
-    """Towards zero."""
+    """Round towards zero."""
     return where(less(x, 0), apply("ceil", x), apply("floor", x))
 
 
@@ -81,17 +75,17 @@ def sign(x: Scalar) -> Scalar:
 
 
 def exp_minus_one(x: Scalar) -> Scalar:
-    """``exp(x) - 1``, near 0 without the difference of two numbers near 1."""
+    """Return ``exp(x) - 1``, which near 0 avoids the difference of two numbers near 1."""
     half = apply("tanh", mul(x, 0.5))
     near = div(mul(half, 2.0), sub(1.0, half))
     return where(less(apply("abs", x), 1.0), near, sub(apply("exp", x), 1.0))
 
 
 def log_one_plus(x: Scalar) -> Scalar:
-    """``log(1 + x)``, near 0 with what the rounding of ``1 + x`` lost (Kahan)."""
+    """Return ``log(1 + x)``, corrected near 0 for the rounding error of ``1 + x`` (Kahan)."""
     plus = add(x, 1.0)
     near = div(mul(apply("log", plus), x), sub(plus, 1.0))
-    near = where(apply("equal", plus, 1.0), x, near)
+    near = where(equal(plus, 1.0), x, near)
     return where(less(apply("abs", x), 1.0), near, apply("log", plus))
 
 
@@ -100,15 +94,32 @@ def elu(x: Scalar, alpha: float = 1.0) -> Scalar:
 
 
 def selu(x: Scalar, alpha: float = SELU_ALPHA, gamma: float = SELU_GAMMA) -> Scalar:
+    """Return ELU times a factor.
+
+    Parameters
+    ----------
+    x : Scalar
+        The value.
+    alpha, gamma : float
+        The slope of the exponential and the factor, by default those of Klambauer et al.
+    """
     return mul(elu(x, alpha), gamma)
 
 
 def celu(x: Scalar, alpha: float = 1.0) -> Scalar:
-    grown = mul(exp_minus_one(div(x, alpha)), alpha)
-    return where(less(x, 0), grown, x)
+    return where(less(x, 0), mul(exp_minus_one(div(x, alpha)), alpha), x)
 
 
 def hard_sigmoid(x: Scalar, alpha: float = 0.2, beta: float = 0.5) -> Scalar:
+    """Return a line limited to the range from 0 to 1.
+
+    Parameters
+    ----------
+    x : Scalar
+        The value.
+    alpha, beta : float
+        The slope and the height at 0 of the line.
+    """
     return clip(add(mul(x, alpha), beta), 0.0, 1.0)
 
 
@@ -117,12 +128,12 @@ def hard_swish(x: Scalar) -> Scalar:
 
 
 def silu(x: Scalar, alpha: float = 1.0) -> Scalar:
-    """``x * sigmoid(alpha * x)``, also called swish."""
+    """Return ``x * sigmoid(alpha * x)``, also called swish."""
     return mul(x, apply("sigmoid", x if alpha == 1.0 else mul(x, alpha)))
 
 
 def softplus(x: Scalar) -> Scalar:
-    """``log(1 + exp(x))``, of which no step overflows."""
+    """Return ``log(1 + exp(x))`` without overflow in any step."""
     return add(relu(x), log_one_plus(apply("exp", apply("neg", apply("abs", x)))))
 
 
@@ -135,12 +146,19 @@ def softsign(x: Scalar) -> Scalar:
 
 
 def gelu(x: Scalar) -> Scalar:
-    half = mul(x, 0.5)
-    return mul(half, add(apply("erf", mul(x, math.sqrt(0.5))), 1.0))
+    return mul(mul(x, 0.5), add(apply("erf", mul(x, math.sqrt(0.5))), 1.0))
 
 
 def gelu_tanh(x: Scalar) -> Scalar:
-    """The approximation of Hendrycks and Gimpel 2016."""
+    """Return the approximation of GELU by Hendrycks and Gimpel 2016."""
     cube = mul(mul(mul(x, x), x), 0.044715)
     inner = mul(add(x, cube), math.sqrt(2 / math.pi))
     return mul(mul(x, 0.5), add(apply("tanh", inner), 1.0))
+
+
+SMALL_POWERS: Mapping[float, Callable[[Scalar], Scalar]] = {
+    1: lambda x: x,
+    2: lambda x: mul(x, x),
+    3: lambda x: mul(mul(x, x), x),
+}
+"""Powers that are written as products, by their exponents."""

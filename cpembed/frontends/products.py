@@ -1,7 +1,7 @@
-"""Products as front ends write them: computations of convolutions and of products of matrices.
+"""Computations of convolutions and of matrix products, from the shapes that frameworks give.
 
-Weights are the second operand. As frameworks store them, ``[filters, channels of a group, taps]``,
-they are a reshape of that operand, and images and results are reshapes of the others.
+Weights are the second operand: a reshape of the framework's ``[filters, channels of a group,
+taps]``. Images and results are reshapes of the other operands.
 
 >>> padding = {"before": (0, 0), "after": (1, 1)}
 >>> c = convolution((1, 4, 8, 8), (6, 2, 3, 3), strides=(2, 2), groups=2, **padding)
@@ -29,7 +29,7 @@ from cpembed.ir.parser import parse_computation
 from cpembed.workloads.convolutions import ImageAxis, spread_operand
 
 _AXES = {1: (("q", "s"),), 2: (("p", "r"), ("q", "s")), 3: (("o", "t"), ("p", "r"), ("q", "s"))}
-"""By the number of an image's axes: of each, the iterator of the output and that of the filter."""
+"""Iterators of the output and of the filter for each image axis, by the number of image axes."""
 
 Dtypes = tuple[str, str]
 """Element types of both operands."""
@@ -38,14 +38,14 @@ FLOATS: Dtypes = ("float32", "float32")
 
 @dataclass(frozen=True)
 class Form:
-    """A computation, and the ``shape`` of its result: a reshape of the computation's output."""
+    """A computation and the ``shape`` of its result, a reshape of the computation's output."""
 
     computation: Computation
     shape: tuple[int, ...]
 
     @property
     def product(self) -> Product:
-        """The kind of such an operator, without an epilogue."""
+        """The kind of an operator with this computation, without an epilogue."""
         return Product(self.computation, self.shape)
 
 
@@ -61,13 +61,29 @@ def convolution(
     dtypes: Dtypes = FLOATS,
     varying: bool = False,
 ) -> Form:
-    """A convolution of one to three image axes.
+    """Return a convolution of one to three image axes.
 
-    ``image``: [n, channels, sizes]; ``weights``: [filters, channels of a group, taps]; the others
-    have an element for each image axis, ``before`` and ``after`` being the padding. ``varying``:
-    the weights are no constant.
+    Parameters
+    ----------
+    image : sequence of int
+        Shape [n, channels, sizes].
+    weights : sequence of int
+        Shape [filters, channels of a group, taps].
+    strides, dilations : sequence of int
+        Step of the window and distance of its taps, one an image axis; dilations are 1 by default.
+    before, after : sequence of int
+        Padding, one an image axis.
+    groups : int
+        Number of groups of channels.
+    dtypes : tuple of str
+        Element types of image and weights, float32 by default.
+    varying : bool
+        Whether the weights are no constant.
 
-    Raises :class:`WorkloadError` for sizes that do not fit each other.
+    Raises
+    ------
+    WorkloadError
+        For sizes that do not fit each other.
     """
     dilations = dilations or (1,) * len(strides)
     _check_convolution(image, weights, groups, weights[0])
@@ -91,32 +107,49 @@ def transposed_convolution(
     dtypes: Dtypes = FLOATS,
     varying: bool = False,
 ) -> Form:
-    """A transposed convolution, whose first operand is the *spread* image: with ``stride - 1``
-    zeros between its pixels (:func:`spread_shape`).
+    """Return a transposed convolution, whose first operand is the *spread* image: with
+    ``stride - 1`` zeros between its pixels (:func:`spread_shape`).
 
-    ``image``: before it is spread; ``weights``: [channels, filters of a group, taps]; ``before``
-    and ``after``: what is cut off the result's edges.
+    Parameters
+    ----------
+    image : sequence of int
+        Shape of the image before it is spread, [n, channels, sizes].
+    weights : sequence of int
+        Shape [channels, filters of a group, taps].
+    strides, dilations : sequence of int
+        Zeros between pixels plus 1, and distance of taps; dilations are 1 by default.
+    before, after : sequence of int
+        Pixels cropped from the result, one an image axis.
+    output_padding : sequence of int, optional
+        Pixels added after the result, 0 by default.
+    groups, dtypes, varying
+        As for :func:`convolution`.
+
+    Raises
+    ------
+    WorkloadError
+        For sizes that do not fit each other.
     """
     dilations = dilations or (1,) * len(strides)
-    beyond = output_padding or (0,) * len(strides)
+    output_padding = output_padding or (0,) * len(strides)
     filters = weights[1] * groups
     _check_convolution(image, [weights[0], weights[0] // groups], groups, filters)
     if image[1] != weights[0]:
         raise WorkloadError(f"an image of {image[1]} channels under a filter of {weights[0]}")
     axes: list[ImageAxis] = []
-    for size, taps, low, high, stride, dilation, more in zip(
-        image[2:], weights[2:], before, after, strides, dilations, beyond, strict=True
+    for size, taps, low, high, stride, dilation, extra in zip(
+        image[2:], weights[2:], before, after, strides, dilations, output_padding, strict=True
     ):
         reach = dilation * (taps - 1)
         spread = stride * (size - 1) + 1
         axes.append(
-            ImageAxis(spread, taps, reach - low, reach - high + more, 1, dilation, True, stride)
+            ImageAxis(spread, taps, reach - low, reach - high + extra, 1, dilation, True, stride)
         )
     return _convolution(image, weights, axes, groups, filters, dtypes, varying)
 
 
 def spread_shape(image: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a spread image."""
+    """Return the shape of a spread image."""
     sizes = (stride * (size - 1) + 1 for size, stride in zip(image[2:], strides, strict=True))
     return (*image[:2], *sizes)
 
@@ -136,8 +169,17 @@ def _check_convolution(
 
 @dataclass(frozen=True)
 class _Channels:
-    """The axes of a convolution that are none of the image, with their extents, and which of them
-    index the result, the image and the filter."""
+    """Axes of a convolution besides those of the image.
+
+    Attributes
+    ----------
+    family : str
+        Name of the workload without its number of image axes.
+    extents : dict
+        Extents by the axes' letters.
+    result, image, filter : str
+        Letters that index each operand.
+    """
 
     family: str
     extents: dict[str, int]
@@ -146,16 +188,18 @@ class _Channels:
     filter: str
 
     @classmethod
-    def of(cls, images: int, groups: int, channels: int, filters: int, turned: bool) -> _Channels:
+    def grouped(
+        cls, images: int, groups: int, channels: int, filters: int, is_transposed: bool
+    ) -> _Channels:
         """``channels`` and ``filters`` are those of a group."""
-        if groups > 1 and channels == 1 and not turned:
+        if groups > 1 and channels == 1 and not is_transposed:
             m = "m" if filters > 1 else ""
             extents = {"n": images, "c": groups, **({"m": filters} if m else {})}
             return cls("depthwise", extents, f"nc{m}", "nc", f"c{m}")
         g = "g" if groups > 1 else ""
         extents = {"n": images, **({"g": groups} if g else {}), "k": filters, "c": channels}
-        order = "ck" if turned else "kc"
-        family = "transposed_conv" if turned else "conv"
+        order = "ck" if is_transposed else "kc"
+        family = "transposed_conv" if is_transposed else "conv"
         return cls(family, extents, f"n{g}k", f"n{g}c", f"{g}{order}")
 
 
@@ -168,9 +212,11 @@ def _convolution(
     dtypes: Dtypes,
     varying: bool,
 ) -> Form:
-    """The statement of a convolution, whose ``axes`` say what each image axis is read at."""
+    """Write the statement of a convolution; ``axes`` give the index of each image axis."""
     is_transposed = axes[0].flipped
-    channels = _Channels.of(image[0], groups, image[1] // groups, filters // groups, is_transposed)
+    channels = _Channels.grouped(
+        image[0], groups, image[1] // groups, filters // groups, is_transposed
+    )
     result, read, taps = [*channels.result], [*channels.image], [*channels.filter]
     extents = {name: channels.extents[name] for name in channels.result}
     reduced = {name: size for name, size in channels.extents.items() if name not in extents}
@@ -185,7 +231,7 @@ def _convolution(
         read.append(axis.index(output, tap))
         taps.append(f"{axis.taps - 1} - {tap}" if axis.flipped else tap)
         sizes.append(axis.extent)
-    apart = [*(1 for _ in channels.image), *(axis.pixel_step for axis in axes)]
+    pixel_steps = [*(1 for _ in channels.image), *(axis.pixel_step for axis in axes)]
     family = channels.family
     computation = parse_computation(
         f"O[{', '.join(result)}] += I[{', '.join(read)}] * W[{', '.join(taps)}]",
@@ -197,7 +243,7 @@ def _convolution(
         varying=("W",) if varying else (),
     )
     if is_transposed:
-        computation = spread_operand(computation, "I", apart)
+        computation = spread_operand(computation, "I", pixel_steps)
     return Form(computation, (image[0], filters, *(axis.output_extent for axis in axes)))
 
 
@@ -214,13 +260,27 @@ def matrix_product(
     dtypes: Dtypes = FLOATS,
     varying: bool = False,
 ) -> Form:
-    """``numpy.matmul`` of two shapes; ``transposed``: of the second, the last two axes exchanged.
+    """Return ``numpy.matmul`` of two shapes.
 
-    A second factor that is one matrix makes a ``gemm`` of all rows of the first; several make a
-    ``batched_gemm``, whose axes of products are those that both have, and are b, or b0, b1 … where
-    one of the factors is broadcast along some.
+    If the second factor is a single matrix, the computation is a ``gemm`` of all rows of the first.
+    Otherwise it is a ``batched_gemm`` with the batch axis b, or b0, b1 … where a factor is
+    broadcast along some of them.
 
-    Raises :class:`WorkloadError` for shapes that do not fit.
+    Parameters
+    ----------
+    first, second : sequence of int
+        Shapes of the factors.
+    transposed : bool
+        Whether the last two axes of the second are exchanged.
+    dtypes : tuple of str
+        Element types of the factors, float32 by default.
+    varying : bool
+        Whether the second factor is no constant.
+
+    Raises
+    ------
+    WorkloadError
+        For shapes that do not fit each other.
     """
     a, b = list(first), list(second)
     if not a or not b:
@@ -254,11 +314,11 @@ def matrix_product(
 def _batch_axes(
     first: Sequence[int], second: Sequence[int], batch: Sequence[int]
 ) -> tuple[dict[str, int], list[str], list[str]]:
-    """Axes of the products side by side with their extents; those of each factor."""
+    """Return the batch axes with their extents, and those that index each factor."""
     padded = [[1] * (len(batch) - len(s)) + list(s) for s in (first, second)]
     if padded[0] == padded[1]:
         return {"b": math.prod(batch)}, ["b"], ["b"]
-    # Neighbours along which both factors behave alike are one axis.
+    # Neighbouring axes along which the same factors are broadcast are one axis.
     runs: list[tuple[tuple[bool, bool], int]] = []
     for x, y, size in zip(*padded, batch, strict=True):
         present = (x == size, y == size)
@@ -270,8 +330,11 @@ def _batch_axes(
             runs.append((present, size))
     names = [f"b{k}" for k in range(len(runs))] if len(runs) > 1 else ["b"]
     axes = {name: size for name, (_, size) in zip(names, runs, strict=True)}
-    of = [[name for name, (p, _) in zip(names, runs, strict=True) if p[side]] for side in (0, 1)]
-    return axes, of[0], of[1]
+    a, b = (
+        [name for name, (present, _) in zip(names, runs, strict=True) if present[side]]
+        for side in (0, 1)
+    )
+    return axes, a, b
 
 
 def _product(

@@ -1,1 +1,1 @@
-"""Networks as graphs of operators, of which the products are computations (:mod:`cpembed.ir`)."""
+"""Networks as graphs of operators; the products among them are computations (:mod:`cpembed.ir`)."""

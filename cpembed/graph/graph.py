@@ -1,4 +1,4 @@
-"""A network: tensors by name, and operators in an order in which each follows what it reads."""
+"""Graph of a network: named tensors, and operators in topological order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """``outputs = kind(inputs)``, all tensors by their names; ``name`` says where it stands in the
-    model, in the model's own words."""
+    """One step of a network, ``outputs = kind(inputs)``; ``name`` is the model's name for it."""
 
     name: str
     kind: Kind
@@ -34,10 +33,21 @@ class Operator:
 
 @dataclass(frozen=True)
 class Graph:
-    """``inputs`` and ``outputs`` of the network, by tensor; ``types`` of the inputs; ``constants``:
-    tensors that are the same in every call.
+    """Network as a value: each operator follows those whose outputs it reads.
 
-    Raises :class:`InvariantError` for a tensor that is written twice or read before it is written.
+    Attributes
+    ----------
+    inputs : mapping from str to TensorType
+        Type of each input of the network.
+    outputs : tuple of str
+        Tensors that the network returns.
+    constants : mapping from str to ndarray
+        Tensors with the same elements in every call.
+
+    Raises
+    ------
+    InvariantError
+        If a tensor is written twice or read before it is written.
     """
 
     name: str
@@ -47,48 +57,47 @@ class Graph:
     operators: tuple[Operator, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {*self.inputs, *self.constants}
+        available = {*self.inputs, *self.constants}
         for operator in self.operators:
             for name in operator.inputs:
-                if name not in known:
+                if name not in available:
                     raise InvariantError(f"{self.name}: {operator.name} reads {name} too early")
             for name in operator.outputs:
-                if name in known:
+                if name in available:
                     raise InvariantError(f"{self.name}: {operator.name} writes {name} again")
-                known.add(name)
+                available.add(name)
         for name in self.outputs:
-            if name not in known:
+            if name not in available:
                 raise InvariantError(f"{self.name}: nothing writes the output {name}")
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
-        """The type of every tensor.
+        """Type of every tensor.
 
-        Raises :class:`WorkloadError`, which names the operator, where a kind refuses its inputs.
-        """
-        found = dict(self.inputs)
-        found |= {name: TensorType.of(array) for name, array in self.constants.items()}
+        Raises :class:`WorkloadError`, which names the operator, if a kind rejects its inputs."""
+        types = dict(self.inputs)
+        types |= {name: TensorType.of(array) for name, array in self.constants.items()}
         for operator in self.operators:
             try:
-                results = operator.kind.types([found[name] for name in operator.inputs])
+                results = operator.kind.types([types[name] for name in operator.inputs])
             except WorkloadError as error:
                 raise WorkloadError(f"{self.name}: {operator.name}: {error}") from error
-            found |= zip(operator.outputs, results, strict=True)
-        return found
+            types |= zip(operator.outputs, results, strict=True)
+        return types
 
     @cached_property
     def producers(self) -> dict[str, Operator]:
-        """The operator that writes a tensor."""
+        """Operator that writes each tensor."""
         return {name: operator for operator in self.operators for name in operator.outputs}
 
     @cached_property
     def readers(self) -> dict[str, tuple[Operator, ...]]:
-        """The operators that read a tensor, each once; empty for one that nothing reads."""
-        found: dict[str, list[Operator]] = {name: [] for name in self.types}
+        """Operators that read each tensor, each listed once."""
+        readers: dict[str, list[Operator]] = {name: [] for name in self.types}
         for operator in self.operators:
             for name in dict.fromkeys(operator.inputs):
-                found[name].append(operator)
-        return {name: tuple(operators) for name, operators in found.items()}
+                readers[name].append(operator)
+        return {name: tuple(operators) for name, operators in readers.items()}
 
     def is_constant(self, name: str) -> bool:
         return name in self.constants
@@ -96,35 +105,47 @@ class Graph:
     def with_operators(
         self, operators: Iterable[Operator], constants: Mapping[str, Array] | None = None
     ) -> Graph:
-        """Other operators, and further constants; of all constants those that are read."""
+        """Return the graph with other operators and further constants; unread constants are
+        dropped."""
         operators = tuple(operators)
         needed = {name for operator in operators for name in operator.inputs} | {*self.outputs}
-        everything = {**self.constants, **(constants or {})}
-        kept = {name: array for name, array in everything.items() if name in needed}
-        return replace(self, operators=operators, constants=kept)
+        available = {**self.constants, **(constants or {})}
+        read = {name: array for name, array in available.items() if name in needed}
+        return replace(self, operators=operators, constants=read)
 
 
-def unused_name(wanted: str, taken: Container[str], mark: str = "#") -> str:
-    """The wanted name, or where that is taken the first one with a number after it.
+def unused_name(preferred: str, used: Container[str], mark: str = "#") -> str:
+    """Return ``preferred``, numbered if it is in use.
 
+    Parameters
+    ----------
+    preferred : str
+        Name to start from.
+    used : container of str
+        Names that are not available.
+    mark : str, default "#"
+        Text between the name and its number.
+
+    Examples
+    --------
     >>> unused_name("x", {"x", "x#2"})
     'x#3'
     """
-    name, number = wanted, 1
-    while name in taken:
+    name, number = preferred, 1
+    while name in used:
         number += 1
-        name = f"{wanted}{mark}{number}"
+        name = f"{preferred}{mark}{number}"
     return name
 
 
 def needed_operators(operators: Sequence[Operator], outputs: Iterable[str]) -> tuple[Operator, ...]:
-    """Those that outputs depend on, in their order."""
-    wanted, kept = {*outputs}, list[Operator]()
+    """Return the operators that some outputs depend on, in their order."""
+    needed, selected = {*outputs}, list[Operator]()
     for operator in reversed(operators):
-        if wanted.intersection(operator.outputs):
-            wanted.update(operator.inputs)
-            kept.append(operator)
-    return tuple(reversed(kept))
+        if needed.intersection(operator.outputs):
+            needed.update(operator.inputs)
+            selected.append(operator)
+    return tuple(reversed(selected))
 
 
 def evaluate(
@@ -132,10 +153,20 @@ def evaluate(
     inputs: Mapping[str, Array],
     keep: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Array]:
-    """Every tensor of a network on given inputs, by each kind's own definition: the reference that
-    kernels are compared with. ``keep``: of which tensors the array is returned.
+    """Compute every tensor of a network in numpy: the reference for compiled kernels.
 
-    Raises :class:`WorkloadError` for an input that is missing or of another type.
+    Parameters
+    ----------
+    graph : Graph
+    inputs : mapping from str to ndarray
+        Array of each input, with exactly the network's types.
+    keep : callable, default all tensors
+        Predicate on tensor names: arrays that are returned besides the outputs.
+
+    Raises
+    ------
+    WorkloadError
+        If an input is missing or has another type.
     """
     check_inputs(graph, inputs)
     values: dict[str, Array] = {**graph.constants, **inputs}
@@ -150,14 +181,14 @@ def evaluate(
 
 
 def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:
-    """Raise :class:`WorkloadError` where arrays are not the inputs of a network."""
+    """Raise :class:`WorkloadError` unless the arrays are exactly the inputs of a network."""
     for name, kind in graph.inputs.items():
         if name not in inputs:
             raise WorkloadError(f"{graph.name}: input {name} ({kind}) is missing")
-        found = TensorType.of(inputs[name])
-        if found != kind:
-            raise WorkloadError(f"{graph.name}: input {name} is {found}, the network has {kind}")
+        actual = TensorType.of(inputs[name])
+        if actual != kind:
+            raise WorkloadError(f"{graph.name}: input {name} is {actual}, the network has {kind}")
     unknown = [name for name in inputs if name not in graph.inputs]
     if unknown:
-        known = ", ".join(graph.inputs)
-        raise WorkloadError(f"{graph.name} has no input {unknown[0]}: its inputs are {known}")
+        expected = ", ".join(graph.inputs)
+        raise WorkloadError(f"{graph.name} has no input {unknown[0]}: its inputs are {expected}")

@@ -9,17 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 from cpembed.driver import matching
 from cpembed.driver.named import hardware_spec
-from cpembed.errors import BackendUnavailable, CpembedError
+from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
+from cpembed.frontends import load_model
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.network.kernel_cache import Progress, silent
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
-from cpembed.network.products import Progress, silent
 from cpembed.network.program import NetworkProgram, network_program
-from cpembed.network.verification import in_memory, typed
 from cpembed.targets.registry import missing_for
 
 
@@ -55,6 +57,27 @@ class RunningNetwork:
     def __init__(self, compiled: CompiledNetwork, library: OpenLibrary) -> None:
         self.compiled = compiled
         self.library = library
+        self.scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
+        """Compute the outputs of inputs that are given in the model's order or by name.
+
+        Returns
+        -------
+        array or dict of str to array
+            The output of a network that has one, else the outputs by name.
+
+        Raises
+        ------
+        WorkloadError
+            If the inputs are not the network's.
+        """
+        names = list(self.compiled.graph.inputs)
+        if len(arrays) > len(names):
+            raise WorkloadError(f"{len(arrays)} inputs: the network takes {', '.join(names)}")
+        outputs = self.run({**dict(zip(names, arrays, strict=False)), **named})
+        (*others, last) = outputs.values()
+        return outputs if others else last
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name.
@@ -162,10 +185,62 @@ def library_name(text: str) -> str:
     return name if name[0].isalpha() else f"n{name}"
 
 
-def compile_graph(
-    graph: Graph, target: str | HardwareSpec, threads: int | None = None
+def compile_model(
+    model: str | Path | Graph,
+    target: str | HardwareSpec,
+    *,
+    folder: Path | None = None,
+    threads: int = 0,
 ) -> RunningNetwork:
-    """A graph as something that runs here, its library in a temporary folder."""
-    folder = Path(tempfile.mkdtemp(prefix="cpembed-"))
-    compiled = compile_network(graph, target, folder)
-    return compiled.open(threads or 0)
+    """Compile a network and load it: the result is called with arrays.
+
+    Parameters
+    ----------
+    model : str, Path or Graph
+        File of an ONNX model or an exported PyTorch program, or what
+        :func:`~cpembed.frontends.load_model` read from one.
+    target : str or HardwareSpec
+        Target by name, file or value, whose kernels run on this machine.
+    folder : Path, optional
+        Folder for the library; by default a temporary one.
+    threads : int
+        Number of threads; 0 for as many as the process has for kernels.
+
+    Returns
+    -------
+    RunningNetwork
+        ``network(x)`` computes the outputs.
+
+    Raises
+    ------
+    ModelError
+        If the file is not understood.
+    BackendUnavailable, LoweringError
+        As :func:`compile_network` does.
+    """
+    graph = model if isinstance(model, Graph) else load_model(model)
+    if folder is not None:
+        return compile_network(graph, target, folder).open(threads)
+    scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
+    network = compile_network(graph, target, Path(scratch.name)).open(threads)
+    # The folder is removed with the network that was loaded from it.
+    network.scratch = scratch
+    return network
+
+
+def in_memory(array: Array) -> Array:
+    """Elements as a library takes them: :func:`typed` backwards."""
+    if array.dtype == np.bool_:
+        return array.view(np.uint8)
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def typed(array: Array, dtype: str) -> Array:
+    """Of memory, the elements that it stands for."""
+    if dtype == "bool":
+        return array.astype(np.bool_)
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return array.view(ml_dtypes.bfloat16)
+    return array

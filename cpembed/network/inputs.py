@@ -15,6 +15,8 @@ import numpy as np
 from cpembed.errors import WorkloadError
 from cpembed.files import make_folder, open_regular, write_whole
 from cpembed.graph.graph import Array, Graph, check_inputs
+from cpembed.graph.kinds import Gather
+from cpembed.runtime.measurement.special import with_special_values
 
 LARGEST_FILE = 1 << 32
 """Bytes of a file of inputs."""
@@ -103,4 +105,46 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
             file, number = f"{short}-{number}", number + 1
         taken.add(file.lower())
         found[name] = file
+    return found
+
+
+def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
+    """Inputs of a network: floats normally distributed, integers over what a byte holds."""
+    random = np.random.default_rng(seed)
+    found: dict[str, Array] = {}
+    for name, kind in graph.inputs.items():
+        if kind.dtype.startswith("float"):
+            found[name] = random.normal(size=kind.shape).astype(kind.dtype)
+        elif kind.dtype == "bool":
+            found[name] = random.integers(0, 2, kind.shape).astype(np.bool_)
+        else:
+            limits = np.iinfo(kind.dtype)
+            low, high = max(limits.min, -128), min(limits.max, 255)
+            low = 0 if limits.bits > 8 else low
+            found[name] = random.integers(low, high, kind.shape, kind.dtype, endpoint=True)
+    return found
+
+
+def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
+    """The inputs with special values among them
+    (:func:`~cpembed.runtime.measurement.special.with_special_values`). Booleans, single elements,
+    and integers by which a gather finds elements are the same arrays."""
+    generator = np.random.default_rng(seed)
+    indices = _read_as_indices(graph)
+    return {
+        name: array
+        if name in indices or array.size < 2 or array.dtype == np.bool_
+        else with_special_values(array, generator)
+        for name, array in inputs.items()
+    }
+
+
+def _read_as_indices(graph: Graph) -> set[str]:
+    """Tensors from which the indices of a gather are computed."""
+    found: set[str] = set()
+    for operator in reversed(graph.operators):
+        if isinstance(operator.kind, Gather):
+            found.add(operator.inputs[1])
+        if found.intersection(operator.outputs):
+            found.update(operator.inputs)
     return found

@@ -31,11 +31,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from cpembed.display import Displayed
 from cpembed.driver.across import Figure, Line, line
 from cpembed.driver.matching import Match, match_in_worker, prepared_for
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
@@ -164,8 +165,8 @@ class TargetMatch:
         }
 
 
-@dataclass(frozen=True)
-class MatchResult:
+@dataclass(frozen=True, repr=False)
+class MatchResult(Displayed):
     """A network on each target, in the order asked; ``operators`` are those of the model."""
 
     network: str

@@ -2,22 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.codegen.runtime import thread_count
 from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment import Assignment, assign
-from cpembed.network.cache import Cache, default_folder
-from cpembed.network.comparison import by_policy
+from cpembed.network.assignment.policies import by_policy
+from cpembed.network.candidate_layouts import Layouts
+from cpembed.network.costs import Measuring
+from cpembed.network.kernel_cache import Cache, Progress, cores, default_folder, silent
 from cpembed.network.layout import Layout
-from cpembed.network.measuring import Measuring
-from cpembed.network.options import Execution, Ways
-from cpembed.network.products import Products, Progress, cores, silent
-from cpembed.network.splitting import without_residuals
-from cpembed.network.tensors import Layouts
+from cpembed.network.layout_problem import Execution, Ways
+from cpembed.network.product_kernels import Products
+
+
+def without_residuals(graph: Graph, names: Collection[str]) -> Graph:
+    """The graph in which these operators, by name, store what they make of their own sums, and
+    another operator adds the residual: equal bit for bit, since that is rounded in between either
+    way, or stored as floats where it is not."""
+    operators: list[Operator] = []
+    tensors = set(graph.types)
+    for operator in graph.operators:
+        if operator.name not in names:
+            operators.append(operator)
+            continue
+        name = f"{operator.output} before the residual"
+        while name in tensors:
+            name += "'"
+        tensors.add(name)
+        operators += _split(operator, name)
+    return graph.with_operators(operators)
+
+
+def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
+    kind = operator.kind
+    assert isinstance(kind, Product)
+    assert kind.epilogue is not None
+    assert kind.epilogue.residual is not None
+    epilogue, residual = kind.epilogue, kind.epilogue.residual
+    alone = replace(epilogue, residual=None)
+    if not residual.rounds:
+        alone = Epilogue("float32", epilogue.scale, epilogue.bias, epilogue.relu)
+    added = Elementwise(_sum(epilogue, residual), kind.dtype, "float32")
+    return (
+        replace(
+            operator,
+            kind=kind.with_epilogue(alone),
+            inputs=operator.inputs[:-1],
+            outputs=(between,),
+        ),
+        Operator(
+            f"{operator.name} residual", added, (between, operator.inputs[-1]), operator.outputs
+        ),
+    )
+
+
+def _sum(epilogue: Epilogue, residual: Residual) -> Scalar:
+    """What :meth:`~cpembed.codegen.epilogue.Epilogue.apply` does with a residual, the second input,
+    and the stored value, the first."""
+    own, other = Input(0), Input(1)
+    if epilogue.dtype == "float32":
+        total = Apply("add", (own, other))
+        return Apply("max", (total, Number(0.0))) if residual.relu else total
+    moved = Apply("sub", (own, Number(epilogue.zero_point))) if residual.rounds else own
+    scaled = Apply("mul", (Apply("sub", (other, Number(residual.zero_point))),
+                           Number(residual.scale)))  # fmt: skip
+    total = Apply("fma", (moved, Number(residual.own_scale), scaled))
+    low, high = epilogue.residual_range
+    limited = Apply("max", (Apply("min", (Apply("round", (total,)), Number(high))), Number(low)))
+    return Apply("add", (limited, Number(residual.stored_zero_point)))
+
 
 CHANNELS_LAST = "channels_last"
 

@@ -16,17 +16,15 @@ from cpembed.export.program import Buffer, Call, Program, Role
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
 from cpembed.ir.computation import Computation
-from cpembed.network.cache import Cache, digest_of
-from cpembed.network.laid_out import laid_out
-from cpembed.network.layer import recorded
+from cpembed.network.candidate_layouts import residual_of
+from cpembed.network.kernel_cache import Cache, Progress, compiled, digest_of, features, symbol_of
 from cpembed.network.layout import Layout
-from cpembed.network.objects import compiled, features, symbol_of
+from cpembed.network.layout_problem import ports_of
 from cpembed.network.operators import Placed, conversion_plan, generated_plan
-from cpembed.network.operators.placed import memory_of, stored
-from cpembed.network.options import ports_of
+from cpembed.network.operators.values import memory_of, stored
+from cpembed.network.physical_product import laid_out
 from cpembed.network.plan import NetworkPlan
-from cpembed.network.products import Progress
-from cpembed.network.tensors import residual_of
+from cpembed.network.product_kernels import recorded
 
 Array = NDArray[Any]
 

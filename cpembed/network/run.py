@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.graph.graph import Array, Graph, check_inputs
-from cpembed.graph.kinds import Gather, Product
+from cpembed.graph.graph import Array, check_inputs
+from cpembed.graph.kinds import Product
 from cpembed.network.build import CompiledNetwork, RunningNetwork
-from cpembed.network.products import Progress
+from cpembed.network.inputs import special_inputs
+from cpembed.network.kernel_cache import Progress
 from cpembed.network.verification import Judged, judge_network
 from cpembed.runtime import worker
-from cpembed.runtime.measurement.special import with_special_values
 from cpembed.steps import step
 
 ROUNDS, COLD_ROUNDS = 30, 5
@@ -154,45 +154,3 @@ def _seconds(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
-
-
-def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
-    """Inputs of a network: floats normally distributed, integers over what a byte holds."""
-    random = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
-    for name, kind in graph.inputs.items():
-        if kind.dtype.startswith("float"):
-            found[name] = random.normal(size=kind.shape).astype(kind.dtype)
-        elif kind.dtype == "bool":
-            found[name] = random.integers(0, 2, kind.shape).astype(np.bool_)
-        else:
-            limits = np.iinfo(kind.dtype)
-            low, high = max(limits.min, -128), min(limits.max, 255)
-            low = 0 if limits.bits > 8 else low
-            found[name] = random.integers(low, high, kind.shape, kind.dtype, endpoint=True)
-    return found
-
-
-def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
-    """The inputs with special values among them
-    (:func:`~cpembed.runtime.measurement.special.with_special_values`). Booleans, single elements,
-    and integers by which a gather finds elements are the same arrays."""
-    generator = np.random.default_rng(seed)
-    indices = _read_as_indices(graph)
-    return {
-        name: array
-        if name in indices or array.size < 2 or array.dtype == np.bool_
-        else with_special_values(array, generator)
-        for name, array in inputs.items()
-    }
-
-
-def _read_as_indices(graph: Graph) -> set[str]:
-    """Tensors from which the indices of a gather are computed."""
-    found: set[str] = set()
-    for operator in reversed(graph.operators):
-        if isinstance(operator.kind, Gather):
-            found.add(operator.inputs[1])
-        if found.intersection(operator.outputs):
-            found.update(operator.inputs)
-    return found

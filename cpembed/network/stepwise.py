@@ -18,23 +18,24 @@ from numpy.typing import NDArray
 from cpembed.codegen.epilogue import channel_numbers
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Plan, Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Plan, Request, Selection
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
-from cpembed.network.document import utilisation
-from cpembed.network.laid_out import laid_out
+from cpembed.network.candidate_layouts import is_convolution, padding_of
+from cpembed.network.kernel_cache import Progress
 from cpembed.network.layout import Layout
-from cpembed.network.products import Progress
-from cpembed.network.tensors import is_convolution, padding_of
+from cpembed.network.physical_product import laid_out
+from cpembed.network.product_kernels import utilisation
 from cpembed.network.verification import Judged, difference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import provenance
+from cpembed.targets import capabilities
 from cpembed.targets.base import Target
+from cpembed.targets.capabilities import exact_epilogue
 from cpembed.targets.choice import built_first
 from cpembed.targets.registry import open_target
 
@@ -162,7 +163,7 @@ class _ProductStep:
             amount,
             chosen.choice.estimated,
             chosen.plan.target.unit,
-            None if chosen.instead is None else f"not on {self.target.spec.name}",
+            None if chosen.substitution is None else f"not on {self.target.spec.name}",
             "sums, stored anew by the host" if self.kind.epilogue is not None else "sums",
         )
         return step, self._stored(sums, given)
@@ -181,7 +182,7 @@ class _ProductStep:
         return laid_out(kind, layout, output).computation, padded
 
     def _choose(self, workload: Computation) -> Selection | str:
-        exact = self.target.exact(workload)
+        exact = exact_epilogue(self.target, workload)
         asked = Request(
             workload,
             self.target.spec,
@@ -231,7 +232,7 @@ def _executed(
     latency = None if timing.latency_us is None else timing.latency_us.median
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
-        target.save(artifact, save)
+        capabilities.save(target, artifact, save)
     amount = timing.cycles if target.unit == "cycles" else latency
     return execution.outputs[0], amount, choice.candidate.identifier
 

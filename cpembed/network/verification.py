@@ -24,6 +24,7 @@ from cpembed.graph.kinds import (
     Softmax,
 )
 from cpembed.ir.dtypes import is_integer
+from cpembed.network.build import in_memory, typed
 from cpembed.network.layout import Layout
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.program import NetworkProgram
@@ -100,24 +101,6 @@ class _Reader:
 
 def _row_major(flat: Array, layout: Layout) -> Array:
     return layout.elements_of(flat[: layout.elements])
-
-
-def in_memory(array: Array) -> Array:
-    """Elements as a library takes them: :func:`typed` backwards."""
-    if array.dtype == np.bool_:
-        return array.view(np.uint8)
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-
-
-def typed(array: Array, dtype: str) -> Array:
-    """Of memory, the elements that it stands for."""
-    if dtype == "bool":
-        return array.astype(np.bool_)
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return array.view(ml_dtypes.bfloat16)
-    return array
 
 
 def _judge(graph: Graph, operator: Operator, values: Mapping[str, Array]) -> Judged:

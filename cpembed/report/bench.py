@@ -1,74 +1,73 @@
-"""The tables of ``cpembed bench``."""
+"""Tables of ``cpembed bench``: layers, the comparison with baselines, the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
-
+from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.driver.bench import Bench
+from cpembed.driver.bench_baselines import BaselineRow
 from cpembed.driver.bench_rows import BenchRow, RunRow, SolvedRow
 from cpembed.driver.bench_summary import RATIOS_OVER_BOUNDS
-from cpembed.report.bench_baselines import comparisons, summary_lines
-from cpembed.report.blocks import bullets, header, heading, table
+from cpembed.report.messages import layer_numbers
+from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.wording import duration, plural
 
-_SOLVED = ("#>", "layer", "strict", "model+solve s>", "best", "used>")
-_RAN = ("verified", "latency us>", "p10>", "packing us>", "unpacking us>", "GOPS>")
-_PEAK = "of peak>"
-"""Only where the machine is calibrated."""
-_SIMULATED = (
+_SEARCH_COLUMNS = ("#>", "layer", "strict", "model+solve s>", "best", "used>")
+_RUN_COLUMNS = ("verified", "latency us>", "p10>", "packing us>", "unpacking us>", "GOPS>")
+_PEAK_COLUMN = "of peak>"
+"""Column that only a calibrated machine has."""
+_SIMULATED_COLUMNS = (
     *("verified", "simulated cycles>", "simulated us>", "GOPS>", "GEMM busy>"),
     *("of the least>", "packing us>", "unpacking us>"),
 )
-_FOLDED = 40
-"""Reasons and errors fold, so that a few long ones do not push the other columns apart."""
+_REASON_WIDTH = 40
+"""Maximum width of reasons and errors: a few long ones do not push the other columns apart."""
 
-_WIDE = 160
+_BASELINE_COLUMNS = (
+    *("#>", "primitive us>", "call us>", "ours us>", "with packing>"),
+    *("primitive/ours>", "with packing>", "call/ours>", "with packing>", "chosen"),
+)
 
-_LISTED = 12
-"""Layer numbers that are listed before the rest is only counted."""
+_RATIOS = {
+    "primitive_ratio": "its primitive over ours",
+    "primitive_ratio_with_packing": "its primitive over ours, our packing included",
+    "call_ratio": "its call over ours",
+    "call_ratio_with_packing": "its call over ours, our packing included",
+}
 
 
-def report(bench: Bench) -> Iterator[RenderableType]:
-    """One row a layer, then what they come to."""
-    yield _Layers(bench)
-    yield from comparisons(bench.finished())
+def report(bench: Bench) -> Iterator[Block]:
+    """Yield a row for each layer, the comparisons with baselines, and the summary."""
+    rows = bench.finished()
+    yield _layers(rows, ran=bench.maker.backend is not None)
+    yield from _baselines(rows)
     yield from _summary(bench)
 
 
-class _Layers:
-    """The rows: one table where the lines are long enough, else the searches, then the runs."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.rows = bench.finished()
-        self.ran = bench.maker.backend is not None
-        self.simulated = any(
-            row.run is not None and row.run.cycles is not None for row in self.rows
-        )
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns, ran = (_SIMULATED, _ran_simulated) if self.simulated else (_RAN, _ran)
-        if any(row.run is not None and row.run.peak_share is not None for row in self.rows):
-            columns = (*columns, _PEAK)
-        if not self.ran:
-            yield self._table(_SOLVED, _solved)
-        elif options.max_width >= _WIDE:
-            yield self._table((*_SOLVED, *columns), lambda row: [*_solved(row), *ran(row)])
-        else:
-            yield self._table(_SOLVED, _solved)
-            yield self._table((_SOLVED[0], *columns), lambda row: [str(row.index), *ran(row)])
-
-    def _table(self, columns: Sequence[str], cells: Callable[[BenchRow], list[str]]) -> Table:
-        result = table(columns, map(cells, self.rows))
-        for column in result.columns:
-            column.max_width = _FOLDED if column.header in ("strict", "best", "verified") else None
-        return result
+def _layers(rows: Sequence[BenchRow], *, ran: bool) -> Table:
+    is_simulated = any(row.run is not None and row.run.cycles is not None for row in rows)
+    has_peak = any(row.run is not None and row.run.peak_share is not None for row in rows)
+    columns, run_cells = _RUN_COLUMNS, _run_cells
+    if is_simulated:
+        columns, run_cells = _SIMULATED_COLUMNS, _simulated_cells
+    if has_peak:
+        columns = (*columns, _PEAK_COLUMN)
+    if not ran:
+        columns = ()
+    cells = ([*_search_cells(row), *(run_cells(row) if ran else ())] for row in rows)
+    count = len(_SEARCH_COLUMNS) + len(columns)
+    return Table(
+        (*_SEARCH_COLUMNS, *columns),
+        # A layer that failed has no cells after its error.
+        ([*row, *[""] * (count - len(row))] for row in cells),
+        dict.fromkeys(("strict", "best", "verified"), _REASON_WIDTH),
+        breaks=(len(_SEARCH_COLUMNS),),
+    )
 
 
-def _solved(row: BenchRow) -> list[str]:
+def _search_cells(row: BenchRow) -> list[str]:
     strict, best = row.strict, row.best
     used = "" if best is None or best.embedding is None else f"{best.embedding.utilisation:.1%}"
     seconds = "" if strict is None else f"{strict.seconds.model + strict.seconds.solve:.3f}"
@@ -76,33 +75,32 @@ def _solved(row: BenchRow) -> list[str]:
     return [str(row.index), label, _mapping(strict), seconds, _mapping(best), used]
 
 
-def _mapping(found: SolvedRow | None) -> str:
-    """The mapping, or why there is none."""
-    if found is None:
+def _mapping(solved: SolvedRow | None) -> str:
+    """Return the mapping, or why there is none."""
+    if solved is None:
         return ""
-    if found.embedding is not None:
-        return found.embedding.mapping
-    return found.status if found.reason is None else f"no: {found.reason.text}"
+    if solved.embedding is not None:
+        return solved.embedding.mapping
+    return solved.status if solved.reason is None else f"no: {solved.reason.text}"
 
 
 def _verified(row: BenchRow) -> str:
-    """Whether and by what, or why not."""
+    """Return whether the run is verified and on which back end, or why not."""
     if row.error is not None:
         return f"{'WRONG' if row.failed_verification else row.error.type}: {row.error.message}"
     run = row.run
     if run is None:
         return "not run"
-    by = run.backend if run.instead is None else f"{run.backend}, instead: {run.instead}"
-    verified = f"yes ({by})" if run.verified else "NO"
+    backend = run.backend if run.instead is None else f"{run.backend}, instead: {run.instead}"
+    verified = f"yes ({backend})" if run.verified else "NO"
     verified += "; padding spreads NaN" if run.spreads_nan else ""
     return verified + (", noisy" if run.noisy else "") + "".join(f"; {why}" for why in run.missing)
 
 
-def _ran_simulated(row: BenchRow) -> list[str]:
+def _simulated_cells(row: BenchRow) -> list[str]:
     run = row.run
     if run is None or run.cycles is None:
         return [_verified(row)]
-    own = run.own
     formats = {
         "simulated_gops": "{:.1f}",
         "gemm_utilisation": "{:.1%}",
@@ -112,111 +110,183 @@ def _ran_simulated(row: BenchRow) -> list[str]:
         _verified(row),
         f"{run.cycles:,}",
         f"{run.simulated_us:,.1f}",
-        *(form.format(own[name]) if name in own else "" for name, form in formats.items()),
-        *_moves(run),
+        *(form.format(run.own[key]) if key in run.own else "" for key, form in formats.items()),
+        *_packing_cells(run),
     ]
 
 
-def _ran(row: BenchRow) -> list[str]:
+def _run_cells(row: BenchRow) -> list[str]:
     run = row.run
     if run is None:
         return [_verified(row)]
     return [
         _verified(row),
-        *_latency(run),
-        *_moves(run),
-        *([f"{run.gops:.1f}"] if run.gops is not None else []),
-        *([f"{run.peak_share:.1%}"] if run.peak_share is not None else []),
+        *_latency_cells(run),
+        *_packing_cells(run),
+        "" if run.gops is None else f"{run.gops:.1f}",
+        *([] if run.peak_share is None else [f"{run.peak_share:.1%}"]),
     ]
 
 
-def _moves(run: RunRow) -> list[str]:
-    """Packing and unpacking; empty cells where they were not timed."""
+def _packing_cells(run: RunRow) -> list[str]:
+    """Return the times of packing and unpacking; empty cells where they were not timed."""
     return ["" if us is None else f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)]
 
 
-def _latency(run: RunRow) -> list[str]:
-    """Median and p10."""
+def _latency_cells(run: RunRow) -> list[str]:
+    """Return the median and p10."""
     if run.latency_us is not None:
         return [f"{us:.1f}" for us in (run.latency_us.median, run.latency_us.p10)]
     if run.generic_latency_us is None:
         return ["", ""]
-    # Portable code's time is not the instruction's.
+    # Parentheses: portable code's time is not the instruction's.
     return [f"({us:.1f})" for us in (run.generic_latency_us.median, run.generic_latency_us.p10)]
 
 
-def _summary(bench: Bench) -> Iterator[RenderableType]:
+# -- baselines ------------------------------------------------------------------------------------
+
+
+def _baselines(rows: Sequence[BenchRow]) -> Iterator[Block]:
+    """Yield a table for each baseline."""
+    names = dict.fromkeys(name for row in rows if row.run for name in row.run.baselines)
+    for name in names:
+        yield Heading(f"Compared with {name} (a ratio above 1: ours is faster)")
+        yield Table(
+            _BASELINE_COLUMNS,
+            [
+                [str(row.index), *_baseline_cells(row.run.baselines[name])]
+                for row in rows
+                if row.run is not None and name in row.run.baselines
+            ],
+            {"chosen": _REASON_WIDTH},
+        )
+
+
+def _baseline_cells(row: BaselineRow) -> list[str]:
+    if row.missing is not None:
+        return [""] * (len(_BASELINE_COLUMNS) - 2) + [f"not compared: {row.missing}"]
+    times = (row.primitive_us, row.call_us, row.ours_us, row.ours_with_packing_us)
+    ratios = (
+        row.primitive_ratio,
+        row.primitive_ratio_with_packing,
+        row.call_ratio,
+        row.call_ratio_with_packing,
+    )
+    implementations = " ".join(row.implementations)
+    chosen = f"{implementations} ({row.form})" if implementations and row.form else ""
+    return [
+        *(_median(us, ".1f") for us in times),
+        *(_median(ratio, ".2f") for ratio in ratios),
+        (chosen or implementations or row.form or "") + (", noisy" if row.noisy else ""),
+    ]
+
+
+def _median(times: Quantiles | None, form: str) -> str:
+    return "" if times is None else format(times.median, form)
+
+
+def _baseline_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the rows of the summary's ``baselines``."""
+    rows: list[tuple[str, str]] = []
+    for name, summary in summaries.items():
+        parts = [f"{plural(summary['compared'], 'layer')} compared"]
+        if summary["noisy"]:
+            parts.append(f"{len(summary['noisy'])} disturbed and left out")
+        left_out = sum(len(group["layers"]) for group in summary["not_compared"])
+        if left_out:
+            parts.append(f"{left_out} not compared")
+        rows.append((f"against {name}", "; ".join(parts)))
+        rows += [("", _ratio(text, summary[key])) for key, text in _RATIOS.items() if summary[key]]
+    return rows
+
+
+def _ratio(text: str, ratio: Mapping[str, Any]) -> str:
+    not_slower = f"ours is not slower in {ratio['ours_not_slower']} of {ratio['layers']}"
+    return (
+        f"{text}: x{ratio['geometric_mean']:.2f} in the geometric mean, "
+        f"worst x{ratio['worst']:.2f} (layer {ratio['worst_layer']}), {not_slower}"
+    )
+
+
+# -- summary --------------------------------------------------------------------------------------
+
+
+def _summary(bench: Bench) -> Iterator[Block]:
     summary = bench.summary()
     rows = [(f"{bench.suite} on {bench.maker.spec.name}", plural(summary["layers"], "layer"))]
     if bench.maker.epilogue is not None:
-        rows.append(("stored", str(bench.maker.epilogue)))
-    for name in ("strict", "best"):
-        found = summary[name]
-        if found["constraints"] is not None:
-            rows.append((found["constraints"], _searches(found, summary["layers"])))
+        rows.append(("epilogue", str(bench.maker.epilogue)))
+    searches = [summary[name] for name in ("strict", "best")]
+    rows += [
+        (search["constraints"], _search_text(search, summary["layers"]))
+        for search in searches
+        if search["constraints"] is not None
+    ]
     if bench.maker.backend is not None:
-        rows += _runs(summary["run"])
+        rows += _run_rows(summary["run"])
     if bench.missing:
         rows.append(("not run", "; ".join(bench.missing)))
-    yield header(rows)
-    for name in ("strict", "best"):
-        if summary[name]["reasons"]:
+    yield Header(rows)
+    for search in searches:
+        if search["reasons"]:
             yield ""
-            yield heading(f"Not embedded under {summary[name]['constraints']}")
-            yield bullets(_reason(group) for group in summary[name]["reasons"])
+            yield Heading(f"Not embedded under {search['constraints']}")
+            yield Bullets(map(_reason_text, search["reasons"]))
     if summary["errors"]:
         yield ""
-        yield heading("Errors")
-        yield bullets(f"layer {e['index']}: {e['type']}: {e['message']}" for e in summary["errors"])
+        yield Heading("Errors")
+        yield Bullets(f"layer {e['index']}: {e['type']}: {e['message']}" for e in summary["errors"])
 
 
-def _searches(found: dict[str, Any], layers: int) -> str:
-    seconds = found["seconds"]
+def _search_text(search: Mapping[str, Any], layers: int) -> str:
+    seconds = search["seconds"]
     longest = f"longest {seconds['max'] * 1e3:.0f} ms (layer {seconds['max_layer']})"
     parts = [
-        f"{found['embedded']}/{layers} embedded",
+        f"{search['embedded']}/{layers} embedded",
         f"model+solve median {seconds['median'] * 1e3:.0f} ms, {longest}",
     ]
-    if found["mean_utilisation"] is not None:
-        parts.append(f"mean utilisation {found['mean_utilisation']:.1%}")
+    if search["mean_utilisation"] is not None:
+        parts.append(f"mean utilisation {search['mean_utilisation']:.1%}")
     return "; ".join(parts)
 
 
-def _runs(run: dict[str, Any]) -> list[tuple[str, str]]:
+def _run_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     backends = ", ".join(f"{count} {name}" for name, count in run["backends"].items())
-    words = f"{run['verified']}" + (f" ({backends})" if backends else "")
+    verified = f"{run['verified']}" + (f" ({backends})" if backends else "")
     if run["failed_verification"]:
-        words += f"; WRONG: layers {_numbers(run['failed_verification'])}"
-    rows = [("verified", words)]
+        verified += f"; WRONG: layers {layer_numbers(run['failed_verification'])}"
+    rows = [("verified", verified)]
     if run["gops_geometric_mean"] is not None:
         mean, packing = run["gops_geometric_mean"], run["gops_with_packing_geometric_mean"]
-        words = f"{mean:.1f} GOPS on packed operands; {packing:.1f} GOPS with packing of the data"
-        rows.append(("geometric mean", f"{words} and unpacking (weights packed ahead)"))
+        rates = f"{mean:.1f} GOPS on packed operands; {packing:.1f} GOPS with packing of the data"
+        rows.append(("geometric mean", f"{rates} and unpacking (weights packed ahead)"))
     if run["total_us"] is not None:
-        each, packed = (duration(run[name]) for name in ("total_us", "total_with_packing_us"))
+        kernels, packed = (duration(run[key]) for key in ("total_us", "total_with_packing_us"))
         layers = plural(run["timed_layers"], "layer")
-        rows.append(("in all", f"{each}; {packed} with packing and unpacking ({layers}, by count)"))
+        total = f"{kernels}; {packed} with packing and unpacking ({layers}, by count)"
+        rows.append(("total", total))
     if run["simulated"] is not None:
-        rows += _simulations(run["simulated"])
-    rows += summary_lines(run["baselines"])
+        rows += _simulation_rows(run["simulated"])
+    rows += _baseline_rows(run["baselines"])
     if run["noisy"]:
-        disturbed = f"{plural(len(run['noisy']), 'layer')} ({_numbers(run['noisy'])})"
+        disturbed = f"{plural(len(run['noisy']), 'layer')} ({layer_numbers(run['noisy'])})"
         rows.append(("noisy", f"{disturbed}: other work on the machine disturbed the times"))
     return rows
 
 
-def _simulations(found: dict[str, Any]) -> list[tuple[str, str]]:
-    cycles, layers = f"{found['total_cycles']:,} cycles", plural(found["layers"], "layer")
-    rows = [("simulated", f"{cycles}, {duration(found['total_us'])} ({layers}, by count)")]
-    if found["gops_geometric_mean"] is not None:
-        rate = f"{found['gops_geometric_mean']:.1f} GOPS on packed operands"
+def _simulation_rows(simulated: Mapping[str, Any]) -> list[tuple[str, str]]:
+    cycles, layers = f"{simulated['total_cycles']:,} cycles", plural(simulated["layers"], "layer")
+    rows = [("simulated", f"{cycles}, {duration(simulated['total_us'])} ({layers}, by count)")]
+    if simulated["gops_geometric_mean"] is not None:
+        rate = f"{simulated['gops_geometric_mean']:.1f} GOPS on packed operands"
         rows.append(("geometric mean", rate))
-    if not all(f"{name}_max" in found for name in RATIOS_OVER_BOUNDS):
+    if not all(f"{name}_max" in simulated for name in RATIOS_OVER_BOUNDS):
         return rows
-    ratio, worst = (found[f"lower_bound_ratio_{name}"] for name in ("geometric_mean", "max"))
-    where = f"layer {found['lower_bound_ratio_max_layer']}"
-    busy, most = (found[f"busiest_module_ratio_{name}"] for name in ("geometric_mean", "max"))
-    least = f"x{ratio:.3f} in the geometric mean, at most x{worst:.3f} ({where})"
+    keys = ("geometric_mean", "max")
+    ratio, worst = (simulated[f"lower_bound_ratio_{key}"] for key in keys)
+    busy, most = (simulated[f"busiest_module_ratio_{key}"] for key in keys)
+    layer = f"layer {simulated['lower_bound_ratio_max_layer']}"
+    least = f"x{ratio:.3f} in the geometric mean, at most x{worst:.3f} ({layer})"
     rows.append(("cycles over the least", f"{least}; the least is what GEMM or DMA alone takes"))
     if (busy, most) != (ratio, worst):
         both = f"x{busy:.3f}, at most x{most:.3f}"
@@ -224,12 +294,6 @@ def _simulations(found: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _reason(group: dict[str, Any]) -> str:
+def _reason_text(group: Mapping[str, Any]) -> str:
     layers = group["layers"]
-    return f"{plural(len(layers), 'layer')} ({_numbers(layers)}): for example {group['text']}"
-
-
-def _numbers(layers: list[int]) -> str:
-    listed = ", ".join(map(str, layers[:_LISTED]))
-    more = len(layers) - _LISTED
-    return listed + (f" and {more} more" if more > 0 else "")
+    return f"{plural(len(layers), 'layer')} ({layer_numbers(layers)}): for example {group['text']}"

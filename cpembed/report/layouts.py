@@ -1,15 +1,12 @@
-"""The report of ``cpembed layouts``."""
+"""Report of ``cpembed layouts``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import RenderableType
-
+from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult
-from cpembed.report import words
-from cpembed.report.across import percent
-from cpembed.report.blocks import bullets, header, heading, table
+from cpembed.report.messages import mapping_text, percent
 from cpembed.wording import data_size, duration
 
 _COLUMNS = (
@@ -18,13 +15,13 @@ _COLUMNS = (
 )
 
 
-def report(result: LayoutsResult) -> Iterator[RenderableType]:
-    """One row a layout, the best one marked, and why it is the best."""
-    yield table(_COLUMNS, (_row(row, result) for row in result.rows))
+def report(result: LayoutsResult) -> Iterator[Block]:
+    """Yield a row for each layout, the best one marked, and why it is the best."""
+    yield Table(_COLUMNS, (_row(row, result) for row in result.rows), keys=2)
     yield ""
     rows = [("workload", f"{result.workload} on {result.target}"), ("why", result.why)]
-    how = _how(result)
-    yield header([*rows, ("times", how)] if how else rows)
+    origin = _origin(result)
+    yield Header([*rows, ("times", origin)] if origin else rows)
     noisy = [row.name for row in result.rows if row.times is not None and row.times.noisy]
     if noisy:
         yield f"noisy: other work on the machine disturbed {', '.join(noisy)}; measure again"
@@ -32,8 +29,8 @@ def report(result: LayoutsResult) -> Iterator[RenderableType]:
     failed += [f"{name}: {why}" for name, why in result.refused.items()]
     if failed:
         yield ""
-        yield heading("Not compared")
-        yield bullets(failed)
+        yield Heading("Not compared")
+        yield Bullets(failed)
     yield ""
     yield (
         "moved: bytes that packing and unpacking read and write, weights included; contiguous: "
@@ -44,37 +41,33 @@ def report(result: LayoutsResult) -> Iterator[RenderableType]:
 def _row(row: LayoutRow, result: LayoutsResult) -> tuple[str, ...]:
     mark = "best" if row is result.best else "same" if row in result.as_fast else ""
     name = row.name if row.on in (None, result.target) else f"{row.name} ({row.on})"
-    mapping = "" if row.embedding is None else words.mapping(row.embedding)
-    rest = (
+    cells = (
         percent(row.utilisation),
         "" if row.moved_bytes is None else data_size(row.moved_bytes),
         "" if row.run_bytes is None else f"{row.run_bytes:.3g} B",
-        mapping,
+        "" if row.embedding is None else mapping_text(row.embedding),
     )
     times = row.times
     if times is None:
-        return mark, name, "", "", "", "", *rest
+        return mark, name, "", "", "", "", *cells
+    packing, unpacking = _text(times.packing), _text(times.unpacking)
     if times.packing is None and times.moving is not None:
-        # The model knows both together.
-        moves = (f"{_text(times.moving)} both", "")
-    else:
-        moves = (_text(times.packing), _text(times.unpacking))
-    return mark, name, _text(times.total), _text(times.contraction), *moves, *rest
+        # The machine model estimates packing and unpacking as one sum.
+        packing, unpacking = f"{_text(times.moving)} both", ""
+    return mark, name, _text(times.total), _text(times.contraction), packing, unpacking, *cells
 
 
 def _text(us: float | None) -> str:
     return "" if us is None else duration(us)
 
 
-def _how(result: LayoutsResult) -> str:
-    """How the times came about, and what is not in them."""
-    kinds = dict.fromkeys(
+def _origin(result: LayoutsResult) -> str:
+    """Return how the times were determined, and what they leave out."""
+    origins = dict.fromkeys(
         row.times.provenance.value if row.times.machine is None
-        # Of a simulated machine too, packing is estimated for the described one.
-        else f"{row.times.provenance.value} for {row.times.machine} as it is described"
+        # Packing of a simulated machine is estimated too, for the described one.
+        else f"{row.times.provenance.value} for the described {row.times.machine}"
         for row in result.rows
         if row.times is not None
     )  # fmt: skip
-    if not kinds:
-        return ""
-    return f"{', '.join(kinds)}; weights are packed ahead and not counted"
+    return f"{', '.join(origins)}; weights are packed ahead and not counted" if origins else ""

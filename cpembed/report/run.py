@@ -1,156 +1,244 @@
-"""The report of ``cpembed run``."""
+"""Reports of ``cpembed run`` and ``cpembed build``: a kernel, why it was selected, and its
+times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import RenderableType
-
 from cpembed import wording
+from cpembed.blocks import Block, Header
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.plan import Compared, Substitution
-from cpembed.driver.request import AnyTarget
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult
 from cpembed.provenance import Provenance
-from cpembed.report import words
-from cpembed.report.blocks import header
-from cpembed.report.methods import asked_rows, error_words
-from cpembed.report.solve import found, searched
+from cpembed.report import messages
+from cpembed.report.solve import Row, request_rows, search_text, solver_rows
 from cpembed.runtime.measurement.runner import NOISE, Quantiles, Timing
 from cpembed.runtime.tuning.plain import figure
 from cpembed.targets.choice import Choice, ModelChoice
 
-_Row = tuple[str, str]
+_EXACT = "bit for bit equal to the reference"
 
 
-def report(result: RunResult, *, verbose: bool = False) -> Iterator[RenderableType]:
-    """What ran and what was found; ``verbose`` with the solver's effort."""
-    rows = _problem(result)
-    rows += [("found", found(result.solved)), *searched(result.solved)] if verbose else []
-    rows += instead(result.instead)
+def report(result: RunResult, *, verbose: bool = False) -> Iterator[Block]:
+    """Yield what ran, its verification and its times; ``verbose`` adds the solver's effort."""
+    rows = _request_rows(result)
+    rows += [("found", search_text(result.solved)), *solver_rows(result.solved)] if verbose else []
+    rows += substitution_rows(result.substitution)
     rows.append(("back end", f"{result.backend}, {result.provenance}"))
     if result.is_native:
-        rows += schedule(result.target, result.solved, result.choice, result.method)
+        rows += schedule_rows(result.target, result.solved, result.choice, result.method)
+    # A target with rows of its own prints the epilogue among them.
     if result.epilogue is not None and not result.details.rows():
-        rows.append(("stored", str(result.epilogue)))
-    rows.append(("verified", _verified(result)))
-    yield header([*rows, *_times(result), *_expected(result)])
+        rows.append(("epilogue", str(result.epilogue)))
+    rows.append(("verified", _verification_text(result)))
+    yield Header([*rows, *_time_rows(result), *_expectation_rows(result)])
 
 
-def _problem(result: RunResult) -> list[_Row]:
+def build_report(result: BuildResult) -> Iterator[Block]:
+    """Yield what was built, how it was verified, and the files."""
+    selection, candidate, method = result.selection, result.choice.candidate, result.method
+    compared = None if method is None else Compared(method, {method.method.name: method.estimated})
+    rows = request_rows(result.workload, selection.solved, compared)
+    rows += substitution_rows(selection.substitution)
+    rows.append(("embedding", messages.mapping_text(candidate.embedding)))
+    if selection.plan.native:
+        rows += schedule_rows(selection.plan.target, selection.solved, result.choice, compared)
+    else:
+        rows.append(("portable", "; ".join(result.missing) or "as requested"))
+    if selection.plan.epilogue is not None:
+        rows.append(("epilogue", str(selection.plan.epilogue)))
+    rows += _library_rows(result)
+    rows.append(("written", f"{result.folder}: {', '.join(result.files)}"))
+    yield Header(rows)
+
+
+def _library_rows(result: BuildResult) -> list[Row]:
+    """Return how the library was verified on this machine, and the time of a call."""
+    if result.verification is None:
+        return [("verified", "no: this processor lacks what the library needs")]
+    accuracy = _EXACT
+    if result.verification.tolerance:
+        within = "rounding of the reference" if result.method is None else "its error bound"
+        accuracy = f"largest error {result.verification.max_error:.3g}, within {within}"
+    accuracy += f" (random data, {result.verification.data})"
+    if not result.linked:
+        provenance = result.selection.plan.target.provenance
+        link = "; `make` links the library on its machine" if "Makefile" in result.files else ""
+        return [("verified", f"yes, {provenance}, {accuracy}{link}")]
+    rows = [("verified", f"yes, {accuracy}")]
+    if result.call_us is not None:
+        median = wording.duration(result.call_us.median)
+        rows.append(("a call", f"{median}, from the inputs' layouts to the output's"))
+    return rows
+
+
+def _request_rows(result: RunResult) -> list[Row]:
     solved, candidate = result.solved, result.candidate
     embedding = candidate.embedding
-    rank = words.place(candidate.rank, candidate.constraints, solved.constraints.name)
-    rank += "" if result.choice.tuned is None else ", tuned"
-    kept = candidate.program.in_place
-    place = f"; {' and '.join(kept)} {wording.verb(len(kept), 'stay')} in place" if kept else ""
+    rank = messages.rank_text(candidate.rank, candidate.constraints, solved.constraints.name)
+    tuned = "" if result.choice.tuned is None else ", tuned"
+    names = candidate.program.in_place
+    in_place = ""
+    if names:
+        in_place = f"; {' and '.join(names)} {wording.verb(len(names), 'stay')} in place"
+    notation = messages.special_notation(embedding)
     return [
-        *asked_rows(result.workload, solved, result.method),
-        ("embedding", f"{rank}, {candidate.identifier}{place}"),
-        ("", words.mapping(embedding)),
-        *([("", words.unusual(embedding))] if words.unusual(embedding) else []),
+        *request_rows(result.workload, solved, result.method),
+        ("embedding", f"{rank}{tuned}, {candidate.identifier}{in_place}"),
+        ("", messages.mapping_text(embedding)),
+        *([("", notation)] if notation else []),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
     ]
 
 
-def instead(why: Substitution | None) -> list[_Row]:
-    """That an alternative target runs the workload."""
-    if why is None:
+def substitution_rows(substitution: Substitution | None) -> list[Row]:
+    """Return the row on an alternative target that runs the workload; none if there is none."""
+    if substitution is None:
         return []
-    search = why.solved
+    search = substitution.solved
     reason = f"which cannot be embedded: proven under {search.constraints.name}"
-    if why.asked is not None:
-        used = search.embeddings[0].overheads.utilisation
-        slower = f"{figure(why.asked, why.unit)} by estimate"
-        reason = f"of which {used:.1%} would be useful: {slower}, packing and unpacking included"
-    elif search.embeddings:
-        used = search.embeddings[0].overheads.utilisation
-        reason = f"of which {used:.1%} would be useful, and which does not execute here"
+    if search.embeddings:
+        used = f"of which {search.embeddings[0].overheads.utilisation:.1%} would be useful"
+        reason = f"{used}, and which does not execute here"
+        if substitution.requested_cost is not None:
+            slower = f"{figure(substitution.requested_cost, substitution.unit)} by estimate"
+            reason = f"{used}: {slower}, packing and unpacking included"
     return [("instead of", f"{search.target.name}, {reason}")]
 
 
-def schedule(
+def schedule_rows(
     target: AnyTarget, solved: SolveResult, choice: Choice, method: Compared | None = None
-) -> list[_Row]:
-    """The schedule, and why this embedding: of the workload, or of a method's product."""
-    described = target.schedule_text(choice.candidate.embedding, choice.schedule)
+) -> list[Row]:
+    """Return the rows on a kernel's schedule and on why this embedding was selected.
+
+    Parameters
+    ----------
+    target
+        Target of the kernel.
+    solved
+        Search for the workload, or for the product of a method.
+    choice
+        Selected candidate with its schedule.
+    method
+        Methods that were compared, if the workload is a convolution that has several.
+    """
+    schedule = target.schedule_text(choice.candidate.embedding, choice.schedule)
     if choice.tuned is not None:
         trials = wording.plural(choice.tuned.trials, "trial")
-        return [("schedule", f"the best of {trials}: {described}")]
-    rows = [("schedule", f"untuned: {described}")]
+        return [("schedule", f"the best of {trials}: {schedule}")]
+    rows = [("schedule", f"untuned: {schedule}")]
     if choice.model is not None and choice.scored is not None:
         first = solved.embeddings[0] if solved.embeddings else None
-        rows.append(("chosen", _why(target, choice.model, choice.scored.cost, first, method)))
+        is_product = method is not None and method.rewritten is not None
+        included = ", packing and unpacking included" if target.unit == "us" else ""
+        if is_product:
+            included = " for a product, without the parts around it"
+        time = f"{figure(choice.scored.cost, target.unit)} by estimate{included}"
+        rows.append(("chosen", time + _comparison(target, choice.model, choice.scored.cost, first)))
     return rows
 
 
-def _why(
-    target: AnyTarget,
-    model: ModelChoice,
-    cost: float,
-    first: RankedCandidate | None,
-    method: Compared | None,
+def _comparison(
+    target: AnyTarget, model: ModelChoice, cost: float, first: RankedCandidate | None
 ) -> str:
-    """``first`` is the candidate with the least overheads."""
-    included = ", packing and unpacking included" if target.unit == "us" else ""
-    if method is not None and method.rewritten is not None:
-        included = " for a product, without the parts around it"
-    times = f"{figure(cost, target.unit)} by estimate{included}"
+    """Return how an estimate compares with the others, and with the candidate of rank 1.
+
+    Parameters
+    ----------
+    target
+        Target of the estimates.
+    model
+        Estimates of all candidates.
+    cost
+        Estimate of the selected candidate, in the target's unit.
+    first
+        Candidate with the least overheads.
+    """
     if model.considered == 1:
-        return times
-    among = f"{times}: {_place(target, model, cost)}"
+        return ""
+    estimated = f"the {wording.plural(len(model.estimates), 'candidate')} that were estimated"
+    least = figure(model.least, target.unit)
+    if cost <= model.least:
+        among = f": the fastest of {estimated}"
+    elif cost <= target.policy.tie_ratio * model.least:
+        among = f": of {estimated}, estimates cannot tell it from the fastest, {least}"
+    else:
+        among = f": of {estimated}, the fastest, {least}, was rejected"
     if first is None:
         return among
-    refusal = model.why_refused(first)
-    if refusal is not None:
-        return f"{among} (rank 1 is refused: {refusal})"
-    estimated = model.of(first)
-    if estimated is None or estimated == model.estimates[0]:
+    reason = model.why_refused(first)
+    if reason is not None:
+        return f"{among} (rank 1 is rejected: {reason})"
+    estimate = model.of(first)
+    if estimate is None or estimate == model.estimates[0]:
         return among
-    return f"{among} (rank 1: {figure(estimated.cost, target.unit)})"
+    return f"{among} (rank 1: {figure(estimate.cost, target.unit)})"
 
 
-def _place(target: AnyTarget, model: ModelChoice, cost: float) -> str:
-    """Where an estimate stands among all of them."""
-    those = f"the {wording.plural(len(model.estimates), 'candidate')} that were estimated"
-    if cost <= model.least:
-        return f"the fastest of {those}"
-    least = figure(model.least, target.unit)
-    if cost <= target.equal * model.least:
-        return f"of {those}, estimates cannot tell it from the fastest, {least}"
-    return f"of {those}, the fastest, {least}, could not be taken"
-
-
-def _verified(result: RunResult) -> str:
+def _verification_text(result: RunResult) -> str:
     check = result.verification
     if result.error is not None:
-        return f"yes, {error_words(result.error)} (data of seed {result.seed})"
-    if check.tolerance == 0:
-        accuracy = "bit for bit equal to the reference"
-    else:
+        return f"yes, {_error_text(result.error)} (data of seed {result.seed})"
+    accuracy = _EXACT
+    if check.tolerance:
         accuracy = f"largest error {check.max_error:.3g}, within rounding of the reference"
     return f"yes, {accuracy} (data of seed {result.seed}, {check.data})"
 
 
-def _times(result: RunResult) -> list[_Row]:
+def _error_text(error: MethodError) -> str:
+    """Return how far the result of a method is from the convolution in float64."""
+    share = error.largest / error.output if error.output else 0.0
+    return (
+        f"largest error {error.largest:.3g} against float64, {share:.1e} of the largest output; "
+        f"the bound of its tiles is {error.bound:.3g}"
+    )
+
+
+def _time_rows(result: RunResult) -> list[Row]:
     times = result.timing
     rows = result.details.rows()
     if not result.is_native:
         rows.append(("missing", "; ".join(result.missing)))
     if times.latency_us is None:
-        rows.append(("latency", f"none: {times.provenance}, the numbers only"))
-        return rows
-    latency = _quantiles(times.latency_us)
+        return [*rows, ("latency", f"none: {times.provenance}, the numbers only")]
+    latency = _quantiles_text(times.latency_us)
     if not result.is_native:
         rows.append(("portable", f"{latency}, not the instruction's time"))
     elif times.provenance is Provenance.MEASURED:
         rows.append(("latency", f"{latency}, {times.gops:.1f} GOPS"))
-    return [*rows, *_packing(times), *_noise(noisy=times.noisy)]
+    rows += _packing_rows(times)
+    if times.noisy:
+        disturbed = "other work on the machine disturbed the times"
+        rows.append(("noisy", f"{disturbed}: p90 above {NOISE} times p10"))
+    return rows
 
 
-def _expected(result: RunResult) -> list[_Row]:
-    """That the model was far off, and why that may be."""
+def _packing_rows(times: Timing) -> list[Row]:
+    if times.packing_us is None or times.unpacking_us is None:
+        return []
+    parts = [
+        f"{wording.duration(times.packing_us)}, unpacking {wording.duration(times.unpacking_us)}"
+    ]
+    if times.whole_us is not None and times.packing_us + times.unpacking_us > 0:
+        total = wording.duration(times.whole_us.median)
+        parts.append(f"{total} with the contraction, in one call")
+    if times.packed_ahead:
+        parts.append(f"{', '.join(times.packed_ahead)} packed ahead")
+    if times.provenance is not Provenance.MEASURED:
+        parts.append("measured on this machine")
+    return [("packing", "; ".join(parts))]
+
+
+def _quantiles_text(times: Quantiles) -> str:
+    median, p10, p90 = map(wording.duration, (times.median, times.p10, times.p90))
+    return f"{median} (p10 {p10}, p90 {p90})"
+
+
+def _expectation_rows(result: RunResult) -> list[Row]:
+    """Return the row on an estimate that was far off, with possible reasons."""
     expected = result.expectation
     if expected is None or not expected.is_off:
         return []
@@ -159,28 +247,6 @@ def _expected(result: RunResult) -> list[_Row]:
     )
     ratio = expected.ratio
     off = f"{ratio:.1f} times as long as" if ratio > 1 else f"1/{1 / ratio:.1f} of"
-    what = "packing and unpacking included, " if expected.unit == "us" else ""
-    said = f"{measured}, {what}{off} the {estimated} by estimate"
-    return [("unexpected", f"{said}; perhaps {'; or '.join(expected.reasons)}")]
-
-
-def _noise(*, noisy: bool) -> list[_Row]:
-    disturbed = "other work on the machine disturbed the times"
-    return [("noisy", f"{disturbed}: p90 above {NOISE} times p10")] if noisy else []
-
-
-def _quantiles(times: Quantiles) -> str:
-    median, p10, p90 = map(wording.duration, (times.median, times.p10, times.p90))
-    return f"{median} (p10 {p10}, p90 {p90})"
-
-
-def _packing(times: Timing) -> list[_Row]:
-    if times.packing_us is None or times.unpacking_us is None:
-        return []
-    here = "" if times.provenance is Provenance.MEASURED else "; measured on this machine"
-    ahead = f"; {', '.join(times.packed_ahead)} packed ahead" if times.packed_ahead else ""
-    whole = ""
-    if times.whole_us is not None and times.packing_us + times.unpacking_us > 0:
-        whole = f"; {wording.duration(times.whole_us.median)} with the contraction, in one call"
-    apart = f"unpacking {wording.duration(times.unpacking_us)}"
-    return [("packing", f"{wording.duration(times.packing_us)}, {apart}{whole}{ahead}{here}")]
+    included = "packing and unpacking included, " if expected.unit == "us" else ""
+    text = f"{measured}, {included}{off} the {estimated} by estimate"
+    return [("unexpected", f"{text}; perhaps {'; or '.join(expected.reasons)}")]

@@ -1,17 +1,18 @@
-"""The tables of ``cpembed solve``."""
+"""Tables of ``cpembed solve``, and the header rows on a request that other reports share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
+from rich.cells import cell_len
 
 from cpembed import wording
-from cpembed.cost.pareto import objectives
-from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.pareto import ParetoResult
+from cpembed.blocks import Block, Bullets, Header, Heading, Table
+from cpembed.cost.ranking import RankedCandidate, objectives
+from cpembed.driver.plan import Compared
 from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import ParetoResult
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
@@ -19,25 +20,28 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.machine import Layouts
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
-from cpembed.report import words
-from cpembed.report.blocks import bullets, header, heading
-from cpembed.report.candidates import CandidateTable
+from cpembed.report import messages
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
     from cpembed.cost.machine.estimate import Estimate
     from cpembed.driver.estimate import EstimateResult
+
+Row = tuple[str, str]
+
+NO_AXIS_MAPS = "the solutions are not axis maps: add hyper_rectangle to the constraint set"
 
 _COLUMNS = ("used>", "MACs>", "data>", "packed", "moved>")
 _PARETO_COLUMNS = ("used>", "MACs>", "moved>", "footprint>", "packed")
 _ESTIMATE_COLUMNS = ("used>", "time>", "packing>", "bound by", "packed")
-_AS_IT_COMES = ("used>", "time>", "bound by")
-"""Of a machine whose transfers take operands as they come."""
-
-NO_AXIS_MAPS = "the solutions are not axis maps: add hyper_rectangle to the constraint set"
+_UNPACKED_ESTIMATE_COLUMNS = ("used>", "time>", "bound by")
+"""Columns for a machine whose transfers read operands in their original layouts."""
 
 
-def report(result: SolveResult, *, verbose: bool = False) -> Iterator[RenderableType]:
-    """Header, then the candidates, or why there are none; ``verbose`` with the solver's effort."""
+def report(result: SolveResult, *, verbose: bool = False) -> Iterator[Block]:
+    """Yield the header, then the candidates, or why there are none; ``verbose`` adds the solver's
+    effort."""
     yield _header(result, verbose)
     if result.embeddings:
         yield ""
@@ -45,44 +49,40 @@ def report(result: SolveResult, *, verbose: bool = False) -> Iterator[Renderable
         yield from _notes(result)
     if result.conflict is not None:
         yield ""
-        yield from conflict(result.conflict)
+        yield from _conflict(result.conflict)
     if result.count and not result.embeddings:
         yield ""
-        yield heading("No program can be derived from what was found")
-        yield bullets(dict.fromkeys(result.not_derivable) or [NO_AXIS_MAPS])
+        yield Heading("No program can be derived from these embeddings")
+        yield Bullets(dict.fromkeys(result.not_derivable) or [NO_AXIS_MAPS])
 
 
-def pareto_report(result: ParetoResult, *, verbose: bool = False) -> Iterator[RenderableType]:
-    """Header, then the candidates that no other one beats in every respect."""
+def pareto_report(result: ParetoResult, *, verbose: bool = False) -> Iterator[Block]:
+    """Yield the header, then the candidates that no other one dominates."""
     solved, members = result.solved, result.candidates
     count = f"{wording.plural(len(members), 'candidate')} of {_derivable(solved):,}"
-    stopped = (
-        ", of those that were searched"
-        if solved.unsearched
-        else ", of those found before the limit"
-    )
-    extent = "" if solved.complete else stopped
-    said = f"{count} in MACs, bytes moved and footprint{extent}"
-    yield _header(solved, verbose, ("not dominated", said))
+    stopped = "the searched ones" if solved.unsearched else "those found before the limit"
+    extent = "" if solved.complete else f", among {stopped}"
+    front = f"{count} in MACs, bytes moved and footprint{extent}"
+    yield _header(solved, verbose, ("not dominated", front))
     yield ""
     yield _candidates(_PARETO_COLUMNS, members)
     yield ""
     yield from _left_out(solved)
-    yield words.legend(item.candidate.embedding for item in members)
+    yield messages.legend(item.candidate.embedding for item in members)
     yield (
         "rank: among all candidates, by score; `cpembed explain --rank` shows one\n"
         "used: share of the instruction's MACs that is useful; MACs: relative to the workload's\n"
         "footprint: bytes of all operands in the layouts needed\n"
-        "packed: operands that packing moves, and its bytes; the others are used in place"
+        "packed: operands that packing copies, and its bytes; the others are used in place"
     )
 
 
-def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterator[RenderableType]:
-    """Header, the machine, and the candidates with their times."""
+def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterator[Block]:
+    """Yield the header, the machine, and the candidates with their estimated times."""
     solved, machine = result.solved, result.machine
     order = "ranked by overheads"
     if result.ranked_by == "estimate":
-        order = f"the fastest of {words.plural(result.considered, 'candidate')}"
+        order = f"the fastest of {wording.plural(result.considered, 'candidate')}"
     yield _header(
         solved,
         verbose,
@@ -91,181 +91,271 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
         *_tilings(result),
     )
     yield ""
+    is_unpacked = machine.layouts is Layouts.ORIGINAL
     rows = [
-        (item, _estimate_row(item, estimated, machine.layouts))
-        for item, estimated in zip(solved.embeddings, result.estimates, strict=True)
+        (item, _estimate_row(item, estimate, is_unpacked=is_unpacked))
+        for item, estimate in zip(solved.embeddings, result.estimates, strict=True)
     ]
-    as_it_comes = machine.layouts is Layouts.ORIGINAL
-    yield CandidateTable(_AS_IT_COMES if as_it_comes else _ESTIMATE_COLUMNS, rows)
+    yield CandidateTable(_UNPACKED_ESTIMATE_COLUMNS if is_unpacked else _ESTIMATE_COLUMNS, rows)
     yield ""
-    reasons = dict.fromkeys(found for found in result.estimates if isinstance(found, str))
+    reasons = dict.fromkeys(reason for reason in result.estimates if isinstance(reason, str))
     if reasons:
-        yield "without a time:"
-        yield bullets(reasons)
+        yield "no estimate:"
+        yield Bullets(reasons)
     yield from _left_out(solved)
-    yield words.legend(item.candidate.embedding for item in solved.embeddings)
+    yield messages.legend(item.candidate.embedding for item in solved.embeddings)
     yield "rank: by overheads; used: share of the instruction's MACs that is useful"
-    if as_it_comes:
-        yield "nothing is packed: transfers fetch boxes of the operands as they come"
+    if is_unpacked:
+        yield "nothing is packed: transfers fetch boxes of the operands in their original layouts"
         return
     yield (
         "time: with packing and unpacking, which packing shows alone; weights are packed ahead\n"
-        "packed: operands that packing moves; the others are used in place"
+        "packed: operands that packing copies; the others are used in place"
     )
 
 
-def _tilings(result: EstimateResult) -> Iterator[tuple[str, str]]:
-    """Of which candidates the time is not proven to be that of the fastest tiling."""
+def _tilings(result: EstimateResult) -> Iterator[Row]:
+    """Yield the row that says whether each time is proven to be that of the fastest tiling."""
     pairs = zip(result.solved.embeddings, result.estimates, strict=True)
-    times = [(item.rank, found) for item, found in pairs if not isinstance(found, str)]
-    sampled = [rank for rank, found in times if not found.exact]
-    if not times:
+    estimates = [(item.rank, found) for item, found in pairs if not isinstance(found, str)]
+    sampled = [rank for rank, estimate in estimates if not estimate.exact]
+    if not estimates:
         return
     if not sampled:
         yield "tilings", "the fastest of all by the model"
         return
-    of = "" if len(sampled) == len(times) else f" (rank {', '.join(map(str, sampled))})"
-    yield "tilings", f"the fastest of those compared; others may be faster{of}"
+    ranks = "" if len(sampled) == len(estimates) else f" (rank {', '.join(map(str, sampled))})"
+    yield "tilings", f"the fastest of those compared; others may be faster{ranks}"
 
 
-def _header(result: SolveResult, verbose: bool, *more: tuple[str, str]) -> RenderableType:
-    effort = searched(result) if verbose else ()
-    return header([*problem_rows(result), ("found", found(result)), *effort, *more])
+# -- rows of the header ---------------------------------------------------------------------------
 
 
-def problem_rows(result: SolveResult) -> list[tuple[str, str]]:
-    """What was asked, and under which set it was searched."""
-    sets = [("constraints", set_words(result))]
-    if result.exchanged and result.embeddings:
-        sets.append(("factors", f"exchanged, as nothing fits in their order: {_roles(result)}"))
-    return [*given_rows(result.workload, result.target), *sets]
+def _header(result: SolveResult, verbose: bool, *more: Row) -> Header:
+    effort = solver_rows(result) if verbose else ()
+    return Header([*problem_rows(result), ("found", search_text(result)), *effort, *more])
 
 
-def set_words(result: SolveResult) -> str:
-    """The set; where it wastes the instruction, how much of it this set and another use."""
-    other = result.wider or result.narrower
-    if other is None:
+def request_rows(workload: Computation, solved: SolveResult, method: Compared | None) -> list[Row]:
+    """Return the rows on a request whose convolution may be computed by a method.
+
+    Parameters
+    ----------
+    workload
+        The requested workload.
+    solved
+        Search for the workload, or for the product that the method makes of it.
+    method
+        Methods that were compared; None if there was no choice.
+    """
+    if workload == solved.workload:
+        return [*problem_rows(solved), *method_rows(method)]
+    return [
+        *workload_rows(workload, solved.target),
+        *method_rows(method),
+        ("constraints", constraints_text(solved)),
+    ]
+
+
+def problem_rows(result: SolveResult) -> list[Row]:
+    """Return the rows on the workload, the target and the constraint set that was searched."""
+    rows = [*workload_rows(result.workload, result.target)]
+    rows.append(("constraints", constraints_text(result)))
+    if result.commuted and result.embeddings:
+        roles = _commuted_text(result)
+        rows.append(("operands", f"commuted, since none fits in the given order: {roles}"))
+    return rows
+
+
+def workload_rows(workload: Computation, target: HardwareSpec) -> list[Row]:
+    """Return the rows on a workload and a target: statements, extents, element types."""
+    instruction = target.instruction
+    axes = "  ".join(f"{axis.name} {axis.describe_allowed()}" for axis in instruction.axes)
+    return [
+        (workload.name, str(workload)),
+        ("sizes", wording.sizes(workload.extents)),
+        ("", f"{wording.count(workload.macs)} MACs   {messages.dtypes_text(workload)}"),
+        (target.name, str(instruction.computation)),
+        ("", f"{axes}   {messages.dtypes_text(instruction.computation)}"),
+    ]
+
+
+def constraints_text(result: SolveResult) -> str:
+    """Return the constraint set; if it wastes the instruction, with what another set achieves."""
+    preset = result.wider or result.narrower
+    if preset is None:
         return result.constraints.name
-    used = f"{other.utilisation:.1%}"
-    no_more = other is result.wider and other.utilisation <= result.utilisation
-    if result.embeddings and no_more and other.proven:
-        return f"{result.constraints.name}; {other.constraints} gives nothing better"
-    if not other.searched:
-        more = f"--constraints {other.constraints} might use up to {used}"
-    elif other.utilisation:
-        best = "the best" if other.proven else "the best that was found"
-        more = f"{best} under {other.constraints} {used}"
-    elif other.proven:
-        more = f"nothing fits under {other.constraints}"
+    used = f"{preset.utilisation:.1%}"
+    no_more = preset is result.wider and preset.utilisation <= result.utilisation
+    if result.embeddings and no_more and preset.proven:
+        return f"{result.constraints.name}; {preset.constraints} gives nothing better"
+    if not preset.searched:
+        more = f"--constraints {preset.constraints} might use up to {used}"
+    elif preset.utilisation:
+        best = "the best" if preset.proven else "the best that was found"
+        more = f"{best} under {preset.constraints} {used}"
+    elif preset.proven:
+        more = f"nothing fits under {preset.constraints}"
     else:
-        more = f"{other.constraints} was not searched to the end"
+        more = f"the search under {preset.constraints} did not end"
     if not result.embeddings:
         return f"{result.constraints.name}; {more}"
     best = f"whose best uses {result.utilisation:.1%} of the instruction"
     return f"{result.constraints.name}, {best}; {more}"
 
 
-def _roles(result: SolveResult) -> str:
-    """``A of avx512_vnni is B, B is A``"""
+def _commuted_text(result: SolveResult) -> str:
+    """Return ``A of avx512_vnni is B, B is A``."""
     instruction = result.target.instruction
     roles = result.embeddings[0].candidate.embedding.operands
-    inputs = [operand.name for operand in instruction.in_ports.computation.inputs]
-    first, *others = [f"{ours} {{}}is {roles[ours]}" for ours in inputs]
-    listed = [first.format(f"of {instruction.name} "), *(o.format("") for o in others)]
-    return ", ".join(listed)
+    first, *rest = [operand.name for operand in instruction.in_ports.computation.inputs]
+    listed = [f"{first} of {instruction.name} is {roles[first]}"]
+    return ", ".join([*listed, *(f"{role} is {roles[role]}" for role in rest)])
 
 
-def given_rows(workload: Computation, target: HardwareSpec) -> list[tuple[str, str]]:
-    """A workload and a target."""
-    instruction = target.instruction
-    axes = "  ".join(f"{axis.name} {axis.describe_allowed()}" for axis in instruction.axes)
-    return [
-        (workload.name, str(workload)),
-        ("sizes", wording.sizes(workload.extents)),
-        ("", f"{wording.count(workload.macs)} MACs   {words.dtypes(workload)}"),
-        (target.name, str(instruction.computation)),
-        ("", f"{axes}   {words.dtypes(instruction.computation)}"),
-    ]
-
-
-def found(result: SolveResult) -> str:
-    """``3 embeddings in 2 families, all there are; 0.12 s``."""
-    took = f"{result.total_seconds:.2f} s"
+def search_text(result: SolveResult) -> str:
+    """Return what the search found: ``3 embeddings in 2 families, the complete set; 0.12 s``."""
+    seconds = f"{result.total_seconds:.2f} s"
     if result.status is Status.INFEASIBLE:
-        return f"nothing: proven infeasible; {took}"
+        return f"none: proven infeasible; {seconds}"
     left_out = f"not searched: {'; '.join(result.unsearched)}"
     if result.status is Status.UNKNOWN and result.unsearched:
-        return f"nothing, which is no proof; {left_out}; {took}"
+        return f"none, which is not proven; {left_out}; {seconds}"
     if result.status is Status.UNKNOWN:
-        return f"nothing that is proven: the search was stopped by its {result.stopped_by}; {took}"
-    many = wording.plural(result.count, "embedding")
+        return f"none, which is not proven: stopped by the {result.stopped_by}; {seconds}"
+    number = wording.plural(result.count, "embedding")
     families = wording.plural(result.families, "family", "families")
     extent = f"stopped by the {result.stopped_by}, there may be more"
-    extent = "all there are" if result.complete else extent
+    if result.complete:
+        extent = "the complete set"
     if result.unsearched:
         extent = f"there may be more; {left_out}"
     if result.top_proven and not result.complete:
         extent += " but none better than these"
     if not result.complete and result.constraints.get("fixed_origin") is None:
-        extent += "; the set lacks fixed_origin, so that each place of a tile is another embedding"
-    return f"{many} in {families}, {extent}; {took}"
+        extent += "; without fixed_origin each place of a tile is another embedding"
+    return f"{number} in {families}, {extent}; {seconds}"
 
 
-def searched(result: SolveResult) -> Iterator[tuple[str, str]]:
-    """The solver's status and times, then ``scalar model, k,c of 5 assets: 2,378 branches, 137
-    conflicts of 9,120 and 310``: which asset of which model had the answer, and its effort, of that
-    of all assets together."""
+def solver_rows(result: SolveResult) -> Iterator[Row]:
+    """Yield the solver's status and times, then which configuration of the portfolio answered and
+    its effort: ``scalar model, k,c of 5 configurations: 2,378 branches, 137 conflicts of 9,120 and
+    310``."""
     effort, seconds = result.search, result.seconds
-    took = f"{seconds.model:.2f} s of building the model, {seconds.solve:.2f} s of searching"
-    yield "solver", f"{result.status.value}; {took}"
+    times = f"{seconds.model:.2f} s to build the model, {seconds.solve:.2f} s to search"
+    yield "solver", f"{result.status.value}; {times}"
     if not effort.assets:
         return
     model = "digit model" if effort.formulation is Formulation.DIGITS else "scalar model"
-    assets = {asset.name: asset.statistics for asset in effort.assets}
-    if len(assets) == 1:
-        spent = f"{model}: {_spent(effort.total)}"
+    portfolio = {asset.name: asset.statistics for asset in effort.assets}
+    total = effort.total
+    if len(portfolio) == 1:
+        spent = f"{model}: {_effort_text(total)}"
     elif effort.winner is None:
-        spent = f"{model}, {len(assets)} assets: {_spent(effort.total)}"
+        spent = f"{model}, {len(portfolio)} configurations: {_effort_text(total)}"
     else:
-        total = effort.total
-        own = _spent(assets[effort.winner])
-        everything = f"{total.branches:,} and {total.conflicts:,}"
-        spent = f"{model}, {effort.winner} of {len(assets)} assets: {own} of {everything}"
+        winner = _effort_text(portfolio[effort.winner])
+        sums = f"{total.branches:,} and {total.conflicts:,}"
+        spent = f"{model}, {effort.winner} of {len(portfolio)} configurations: {winner} of {sums}"
     yield "searched", spent
 
 
-def _spent(statistics: SearchStatistics) -> str:
+def _effort_text(statistics: SearchStatistics) -> str:
     branches = wording.plural(statistics.branches, "branch", "branches")
     return f"{branches}, {wording.plural(statistics.conflicts, 'conflict')}"
 
 
-def conflict(reason: Conflict) -> Iterator[RenderableType]:
-    """The constraints that exclude every embedding, in words, and what would make room."""
-    yield heading("Why nothing fits")
-    yield bullets(reason.words)
-    if len(reason.constraints) > 1:
-        yield f"  no embedding satisfies all of these constraints: {', '.join(reason.constraints)}"
-    elif reason.constraints:
-        yield f"  this constraint alone excludes every embedding: {reason.constraints[0]}"
-    if reason.relaxations:
-        yield ""
-        yield heading("What would fit")
-        yield bullets(reason.relaxations)
+def method_rows(compared: Compared | None) -> list[Row]:
+    """Return the rows on a convolution's method and the estimates by which it was selected."""
+    if compared is None:
+        return []
+    rewritten, estimates = compared.rewritten, compared.estimates
+    name = compared.name
+    if rewritten is not None:
+        share = rewritten.method.relative_multiplications
+        name += f", {share:.3g} times the multiplications of the convolution"
+    rows = [("method", name)]
+    if len(estimates) > 1:
+        listed = ", ".join(f"{each} {wording.duration(us)}" for each, us in estimates.items())
+        is_least = estimates[compared.name] == min(estimates.values())
+        # Estimates within the model's error do not rank methods; the preferred one is kept then.
+        place = "the fastest by estimate"
+        if not is_least:
+            place = "estimates cannot tell it from the fastest"
+        rows.append(("", f"{place}: {listed}"))
+    rows += [("", f"not compared: {each}: {why}") for each, why in compared.refused.items()]
+    if rewritten is not None:
+        plan = rewritten.plan
+        times = f", {wording.plural(plan.count, 'time')}, each over a part of the tiles"
+        sizes = " ".join(f"{axis} {extent}" for axis, extent in plan.product.extents.items())
+        rows.append(("product", f"{plan.product}"))
+        rows.append(("", f"{sizes}{times if plan.count > 1 else ''}"))
+    return rows
+
+
+# -- candidates -----------------------------------------------------------------------------------
+
+
+class CandidateTable:
+    """Table with a row for each candidate: rank, mapping, some cells, identifier.
+
+    On short lines the identifiers are left out (commands take ranks, and ``--json`` has them), then
+    a mapping is broken between instruction axes.
+
+    Parameters
+    ----------
+    columns
+        Names of the cells between mapping and identifier.
+    rows
+        Candidates with their cells.
+    """
+
+    def __init__(
+        self, columns: Sequence[str], rows: Sequence[tuple[RankedCandidate, Sequence[str]]]
+    ) -> None:
+        self._embeddings = [item.candidate.embedding for item, _ in rows]
+        self._columns = ["rank>", *columns, "id"]
+        self._rows = [
+            [str(item.rank), *cells, item.candidate.embedding.identifier()] for item, cells in rows
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        widest = max(cell_len(messages.mapping_text(e)) for e in self._embeddings)
+        narrowest = max(cell_len(text) for e in self._embeddings for text in messages.axis_texts(e))
+        last = len(self._columns)
+        if widest > self._mapping_width(last, width):
+            last -= 1
+        room = max(self._mapping_width(last, width), narrowest)
+        rank, *names = self._columns[:last]
+        yield Table(
+            [rank, "mapping", *names],
+            [
+                [row[0], messages.mapping_text(embedding, room), *row[1:last]]
+                for row, embedding in zip(self._rows, self._embeddings, strict=True)
+            ],
+        )
+
+    def _mapping_width(self, last: int, width: int) -> int:
+        """Return the width that the first ``last`` columns leave to the mapping."""
+        for position, name in enumerate(self._columns[:last]):
+            cells = (cell_len(row[position]) for row in self._rows)
+            width -= max(len(name.removesuffix(">")), *cells) + 2
+        return width
 
 
 def _estimate_row(
-    item: RankedCandidate, estimated: Estimate | str, layouts: Layouts
+    item: RankedCandidate, estimate: Estimate | str, *, is_unpacked: bool
 ) -> tuple[str, ...]:
+    """Return the cells of a candidate; ``estimate`` is the reason if it has none."""
     used, packed = f"{item.overheads.utilisation:.1%}", _packed(item)
-    if layouts is Layouts.ORIGINAL:
-        if isinstance(estimated, str):
-            return used, "-", "-"
-        return used, wording.duration(estimated.total_us), estimated.bound
-    if isinstance(estimated, str):
-        return used, "-", "-", "-", packed
-    packing = sum(estimated.packing_us.values())
-    moving = wording.duration(packing) if packing else "-"
-    return used, wording.duration(estimated.total_us), moving, estimated.bound, packed
+    if isinstance(estimate, str):
+        return (used, "-", "-") if is_unpacked else (used, "-", "-", "-", packed)
+    time = wording.duration(estimate.total_us)
+    if is_unpacked:
+        return used, time, estimate.bound
+    packing = sum(estimate.packing_us.values())
+    return used, time, wording.duration(packing) if packing else "-", estimate.bound, packed
 
 
 def _packed(item: RankedCandidate) -> str:
@@ -274,16 +364,16 @@ def _packed(item: RankedCandidate) -> str:
     return " ".join(names) or "-"
 
 
-def _moved(item: RankedCandidate) -> str:
-    moved = item.overheads.packing_bytes
-    return wording.data_size(moved) if moved else "-"
+def _packing_bytes(item: RankedCandidate) -> str:
+    copied = item.overheads.packing_bytes
+    return wording.data_size(copied) if copied else "-"
 
 
 _CELLS: dict[str, Callable[[RankedCandidate], str]] = {
     "used>": lambda item: f"{item.overheads.utilisation:.1%}",
     "MACs>": lambda item: wording.ratio(item.overheads.mac_overhead),
     "data>": lambda item: wording.ratio(item.overheads.data_overhead),
-    "moved>": _moved,
+    "moved>": _packing_bytes,
     "footprint>": lambda item: wording.data_size(objectives(item).footprint_bytes),
     "packed": _packed,
 }
@@ -296,28 +386,43 @@ def _candidates(columns: Sequence[str], items: Sequence[RankedCandidate]) -> Can
 
 
 def _derivable(result: SolveResult) -> int:
-    """Embeddings that have a program, as far as programs were derived."""
+    """Return the number of embeddings that have a program, as far as programs were derived."""
     return result.count - result.irregular - len(result.not_derivable)
 
 
-def _notes(result: SolveResult) -> Iterator[RenderableType]:
+def _notes(result: SolveResult) -> Iterator[Block]:
     yield ""
     more = _derivable(result) - len(result.embeddings)
     if more > 0:
         yield f"{wording.plural(more, 'more candidate')}; --all prints them"
     yield from _left_out(result)
-    yield words.legend(item.candidate.embedding for item in result.embeddings)
+    yield messages.legend(item.candidate.embedding for item in result.embeddings)
     yield (
         "used: share of the instruction's MACs that is useful\n"
         "MACs, data: relative to the workload's own\n"
-        "packed: operands that packing moves, and its bytes; the others are used in place"
+        "packed: operands that packing copies, and its bytes; the others are used in place"
     )
 
 
-def _left_out(result: SolveResult) -> Iterator[RenderableType]:
+def _left_out(result: SolveResult) -> Iterator[Block]:
     if result.irregular:
         yield f"{wording.plural(result.irregular, 'embedding')} left out: {NO_AXIS_MAPS}"
     if result.not_derivable:
         number = len(result.not_derivable)
         yield f"{wording.plural(number, 'embedding')} left out, no program can be derived:"
-        yield bullets(dict.fromkeys(result.not_derivable))
+        yield Bullets(dict.fromkeys(result.not_derivable))
+
+
+def _conflict(conflict: Conflict) -> Iterator[Block]:
+    """Yield the constraints that exclude every embedding, explained, and what would make room."""
+    yield Heading("Why nothing fits")
+    yield Bullets(conflict.words)
+    if len(conflict.constraints) > 1:
+        listed = ", ".join(conflict.constraints)
+        yield f"  no embedding satisfies all of these constraints: {listed}"
+    elif conflict.constraints:
+        yield f"  this constraint alone excludes every embedding: {conflict.constraints[0]}"
+    if conflict.relaxations:
+        yield ""
+        yield Heading("What would fit")
+        yield Bullets(conflict.relaxations)

@@ -1,56 +1,53 @@
-"""The reports of ``cpembed tune``."""
+"""Reports of ``cpembed tune``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
-
 from cpembed import wording
+from cpembed.blocks import Block, Header, Table
 from cpembed.driver.tune import TuneResult
 from cpembed.embedding.embedding import Embedding
-from cpembed.report import words
-from cpembed.report.blocks import header, table
-from cpembed.report.solve import given_rows
+from cpembed.report import messages
+from cpembed.report.solve import Row, workload_rows
 from cpembed.runtime.tuning.database import Stored, Trial
+from cpembed.targets.tuner import require_tuner
 
-_Row = tuple[str, str]
 
-
-def report(result: TuneResult) -> Iterator[RenderableType]:
-    target, best = result.target, result.best
-    kept = f"{wording.plural(result.kept, 'trial')} in {result.database}"
-    candidate = Embedding.from_json(best.embedding)
-    yield header(
+def report(result: TuneResult) -> Iterator[Block]:
+    """Yield what was tuned, and the best trial against the untuned program."""
+    tuner, best = require_tuner(result.target), result.best
+    form = result.about.get("form")
+    yield Header(
         [
-            *given_rows(result.workload, target.spec),
+            *workload_rows(result.workload, tuner.spec),
             ("constraints", result.constraints),
-            *(("result", result.about[name]) for name in ("form",) if name in result.about),
-            ("tried", _tried(result)),
-            *target.tuning_rows(best, result.untuned),
-            *_embedding(best, candidate),
-            ("schedule", target.trial_text(best)),
-            ("kept", kept),
+            *([] if form is None else [("result", form)]),
+            ("tried", _trials_text(result)),
+            *tuner.rows(best, result.untuned),
+            *_embedding_rows(best),
+            ("schedule", tuner.schedule_text(best)),
+            ("kept", f"{wording.plural(result.kept, 'trial')} in {result.database}"),
         ]
     )
 
 
-def standing(best: Trial | None) -> str:
-    """The best so far, while tuning."""
+def progress_text(best: Trial | None) -> str:
+    """Return the best result so far, while tuning."""
     return "no program yet" if best is None else best.standing()
 
 
-def stored_report(files: Sequence[Stored[Any]]) -> Iterator[RenderableType]:
-    """A line for each file of the database."""
+def records_report(files: Sequence[Stored[Any]]) -> Iterator[Block]:
+    """Yield a row for each file of the database."""
     columns = ("workload", "target", "constraints", "trials>", "best", "embedding")
-    yield table(columns, map(_row, files))
+    yield Table(columns, map(_row, files))
     if not all(file.is_current for file in files):
         yield "old: measured by another version of the package, or on another machine; not used"
 
 
-def stored_json(files: Sequence[Stored[Any]]) -> dict[str, Any]:
-    """The document of ``tune --show --json``."""
+def records_json(files: Sequence[Stored[Any]]) -> dict[str, Any]:
+    """Return the document of ``tune --show --json``."""
     return {
         "files": [
             {
@@ -67,29 +64,34 @@ def stored_json(files: Sequence[Stored[Any]]) -> dict[str, Any]:
 
 def _row(file: Stored[Any]) -> list[str]:
     key, best = file.key, file.best
-    named = f"{key['workload']['expression']}  {wording.sizes(key['workload']['extents'])}"
-    cells = [named, key["target"], key["constraints"], f"{file.count:,}"]
+    workload = f"{key['workload']['expression']}  {wording.sizes(key['workload']['extents'])}"
+    cells = [workload, key["target"], key["constraints"], f"{file.count:,}"]
     if best is None:
-        return [*cells, words.NOTHING, words.NOTHING]
+        return [*cells, messages.EMPTY, messages.EMPTY]
     old = "" if file.is_current else "old: "
-    mapping = words.mapping(Embedding.from_json(best.embedding))
     standing = best.standing(key.get("objective")).removeprefix("best ")
+    mapping = messages.mapping_text(Embedding.from_json(best.embedding))
     return [*cells, f"{old}{standing}", mapping]
 
 
-def _tried(result: TuneResult) -> str:
-    tried = f"{len(result.trials)} schedules of {wording.plural(result.candidates, 'embedding')}"
-    stopped = "; stopped by --timeout" if result.stopped else ""
-    refused = result.about.get("not_expressed", 0)
-    embeddings = wording.plural(refused, "embedding")
-    left_out = f"; {embeddings} left out that the instruction cannot execute" if refused else ""
-    return f"{tried}, {result.measured} new, {result.seconds:.1f} s{stopped}{left_out}"
+def _trials_text(result: TuneResult) -> str:
+    embeddings = wording.plural(result.candidates, "embedding")
+    schedules = f"{len(result.trials)} schedules of {embeddings}"
+    parts = [f"{schedules}, {result.measured} new, {result.seconds:.1f} s"]
+    if result.stopped:
+        parts.append("stopped by --timeout")
+    rejected = result.about.get("not_expressed", 0)
+    if rejected:
+        number = wording.plural(rejected, "embedding")
+        parts.append(f"{number} rejected: the target's kernels cannot express them")
+    return "; ".join(parts)
 
 
-def _embedding(best: Trial, embedding: Embedding) -> list[_Row]:
-    read = words.unusual(embedding)
+def _embedding_rows(best: Trial) -> list[Row]:
+    embedding = Embedding.from_json(best.embedding)
+    notation = messages.special_notation(embedding)
     return [
         ("embedding", f"rank {best.rank} of {best.constraints}, {best.identifier}"),
-        ("", words.mapping(embedding)),
-        *([("", read)] if read else []),
+        ("", messages.mapping_text(embedding)),
+        *([("", notation)] if notation else []),
     ]

@@ -16,6 +16,7 @@ from cpembed.runtime.tuning.records import TunedChoice
 from cpembed.runtime.tuning.space import Scored
 from cpembed.steps import step
 from cpembed.targets.base import Target
+from cpembed.targets.capabilities import require_candidate
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class ModelChoice:
 
     @property
     def least(self) -> float:
-        """The least estimate; what is first may have a little more (``Target.equal``)."""
+        """The least estimate; what is first may have a little more (``ChoicePolicy.tie_ratio``)."""
         return min(item.cost for item in self.estimates)
 
     @property
@@ -112,7 +113,7 @@ def compared(
             refused.append((ranked.candidate.identifier, str(error)))
     if found:
         least = min(item.cost for item in found)
-        first = next(item for item in found if item.cost <= target.equal * least)
+        first = next(item for item in found if item.cost <= target.policy.tie_ratio * least)
         rest = [item for item in found if item is not first]
         found = [first, *sorted(rest, key=lambda item: item.cost)]
     return ModelChoice(tuple(found), tuple(refused))
@@ -153,7 +154,7 @@ def built_first(
     failed: list[LoweringError] = []
     for choice in options:
         candidate = choice.candidate.candidate
-        target.require(candidate)
+        require_candidate(target, candidate)
         doing = f"building a kernel of {target.spec.name}"
         try:
             with step(doing, candidate.program.workload.macs):

@@ -8,12 +8,16 @@ discard the point, the best *choices* of software are *evaluated*.
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from cpembed.errors import SpecError
+from cpembed.hw.schema import close_match, one_of
 from cpembed.ir.computation import Computation
+from cpembed.plugins import load_plugin, plugin_names
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.environment import source_digest
 from cpembed.runtime.tuning.database import module_digest
@@ -146,3 +150,32 @@ class Family(ABC):
     @abstractmethod
     def specification(self, point: Point) -> str:
         """The machine as a TOML target, with what it was made of."""
+
+
+BUILT_IN = {
+    "core": "cpembed.exploration.cores.family:CoreFamily",
+    "vta": "cpembed.targets.vta.family:VtaFamily",
+}
+
+GROUP: Literal["cpembed.families"] = "cpembed.families"
+
+
+def open_family(name: str) -> Family:
+    """Raises :class:`SpecError` for a name that nothing has, and where a distribution's class
+    cannot be loaded or is none."""
+    if name in BUILT_IN:
+        module, _, kind = BUILT_IN[name].partition(":")
+        built_in: type[Family] = getattr(importlib.import_module(module), kind)
+        return built_in()
+    plugin = load_plugin(GROUP, name)
+    if plugin is None:
+        known = (*BUILT_IN, *plugin_names(GROUP))
+        raise SpecError(
+            f"unknown family {name!r}{close_match(name, known)}; allowed: {one_of(known)}"
+        )
+    found: Any = plugin.value
+    if not (isinstance(found, type) and issubclass(found, Family)):
+        raise plugin.error(
+            "is no class derived from cpembed.targets.family.Family; have it repaired"
+        )
+    return found()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -16,7 +16,7 @@ from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.recorded import RecordedCalls
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.transform.methods.rewritten import M, Rewritten, V
+from cpembed.transform.methods.convolution import M, Rewritten, V
 from cpembed.transform.program import DerivedProgram
 
 Array = NDArray[Any]
@@ -82,3 +82,18 @@ class Methods(ABC):
         Raises :class:`~cpembed.errors.LoweringError` where the product's kernel does not take its
         operands as the other parts leave them.
         """
+
+
+@runtime_checkable
+class RunsMethods(Protocol):
+    """Runs convolutions by im2col or Winograd."""
+
+    @property
+    def methods(self) -> Methods | None:
+        """Parts around the product; None if this machine cannot run them."""
+        ...
+
+
+def methods_of(target: Any) -> Methods | None:
+    """Return the parts around products on a target; None if it runs no methods."""
+    return target.methods if isinstance(target, RunsMethods) else None

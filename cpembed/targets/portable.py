@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpembed.codegen.compiled import CompiledKernel, Processor
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.codegen.recorded import Recorder
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing, measure
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Execution, Target
-from cpembed.targets.cpu.build import portable_kernel
+from cpembed.targets.capabilities import Linkable
+from cpembed.targets.cpu.lowering import portable_kernel
 from cpembed.transform.program import DerivedProgram
 
 PORTABLE = "generic"
@@ -32,7 +33,7 @@ class _OneSchedule(Space[None]):
         return Scored(0.0, schedule)
 
 
-class PortableTarget(Target[_Program, None, CompiledKernel]):
+class PortableTarget(Target[_Program, None, CompiledKernel], Linkable):
     """The derived program in plain loops."""
 
     def missing(self) -> tuple[str, ...]:
@@ -47,9 +48,6 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
     def build(self, lowered: _Program, schedule: None) -> CompiledKernel:
         return portable_kernel(*lowered)
 
-    links = True
-    has_tensorir = True
-
     def planned(
         self, lowered: _Program, schedule: None, processor: Processor | None = None
     ) -> CompiledKernel:
@@ -61,12 +59,9 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
     def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
         return measure(artifact, inputs, rounds=_ROUNDS)
 
-    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         name = f"{self.spec.name} with the {PORTABLE} back end"
         return storing.epilogue(name, workload.output.dtype)
 
     def executed_by(self, artifact: CompiledKernel) -> str:
         return PORTABLE
-
-    def untunable(self) -> str | None:
-        return "portable code has one schedule: nothing to tune"

@@ -12,6 +12,7 @@ from cpembed.plugins import load_plugin, plugin_names
 from cpembed.runtime.tuning.database import Stored, default_directory, stored
 from cpembed.targets.base import Target
 from cpembed.targets.known import BUILT_IN, GROUP
+from cpembed.targets.tuner import tuner_class
 
 
 def target_class(backend: str) -> type[Target[Any, Any, Any]] | None:
@@ -74,7 +75,8 @@ def stored_tunings(folder: Path | None = None) -> list[Stored[Any]]:
         Folder of the database; by default the user's. What ``run`` uses of a file is
         :attr:`~cpembed.runtime.tuning.database.Stored.is_current`.
     """
-    kinds = {target.trial.kind: target.trial for target in all_targets().values()}
+    trials = (tuner_class(target).trial for target in all_targets().values())
+    kinds = {trial.kind: trial for trial in trials}
     files = [
         file for kind in kinds.values() for file in stored(folder or default_directory(), kind)
     ]

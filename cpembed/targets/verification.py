@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,8 @@ from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.special import with_special_values
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import step
-
-if TYPE_CHECKING:
-    from cpembed.targets.base import Target
+from cpembed.targets.base import Target
+from cpembed.targets.capabilities import epilogue_vectors, judge
 
 
 def verified(
@@ -30,13 +29,13 @@ def verified(
     """The worst of what an artifact computes on random data of a seed, and on the same with special
     values, beside the reference, and the random data; in the worker."""
     inputs = random_inputs(workload, seed)
-    vectors = target.vectors(Expected(workload, inputs), epilogue, seed)
+    vectors = epilogue_vectors(target, Expected(workload, inputs), epilogue, seed)
 
     def judged(data: Mapping[str, NDArray[Any]]) -> list[Verification]:
         expected = Expected(workload, data)
         with step(f"running the {target.executed_by(artifact)} kernel", workload.macs):
             execution = target.execute(artifact, {**data, **vectors})
-        return [target.judge(expected, epilogue, vectors, found) for found in execution.outputs]
+        return [judge(target, expected, epilogue, vectors, output) for output in execution.outputs]
 
     finite = epilogue is not None and is_integer(epilogue.dtype)
     return worst_judged(workload, inputs, seed, judged, finite=finite), inputs | vectors

@@ -169,7 +169,7 @@ def _directive(module: str, *, level: int, heading: bool) -> str:
 
 def command_pages() -> Iterator[tuple[str, str]]:
     """A page for each command of the command line, with the commands of a group below it."""
-    from cpembed.cli.commands import cli
+    from cpembed.cli import cli
 
     context = click.Context(cli, info_name=PACKAGE)
     for name in cli.list_commands(context):

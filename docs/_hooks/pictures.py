@@ -12,10 +12,9 @@ from html import escape
 from pathlib import Path
 
 from cpembed import explain, workload
-from cpembed.driver.explain import Explanation
-from cpembed.report.drawing.axes import draw_axes
-from cpembed.report.drawing.canvas import DEFINITIONS, LINE, STYLE, Canvas
-from cpembed.report.drawing.layouts import draw_layouts
+from cpembed.driver.result import Explanation
+from cpembed.report.canvas import DEFINITIONS, LINE, STYLE, Canvas
+from cpembed.report.drawing import draw_axes, draw_layouts
 
 DOCS = Path(__file__).parents[1]
 

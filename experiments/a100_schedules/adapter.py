@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from cpembed.targets.cuda.gpu import Gpu
-from cpembed.targets.cuda.model import KernelWork, Phase, product_cycles
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from experiments.a100_schedules.addresses import ELEMENT, LANES, LINE, Access, access
 from experiments.a100_schedules.copies import packed_copy, packing_copy
 from experiments.a100_schedules.others import other_works, usual_works
@@ -78,8 +77,8 @@ def work_of(row: Schedule, gpu: Gpu) -> KernelWork:
     """
     product = product_work(row, gpu)
     if row.other is None:
-        return replace(product, others=usual_works(row.layer, row.mapping, row.inline, gpu))
-    return replace(product, others=other_works(row, row.other, gpu))
+        return replace(product, auxiliary=usual_works(row.layer, row.mapping, row.inline, gpu))
+    return replace(product, auxiliary=other_works(row, row.other, gpu))
 
 
 def product_work(row: Schedule, gpu: Gpu) -> KernelWork:

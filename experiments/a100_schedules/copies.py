@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cpembed.targets.cuda.gpu import Gpu
-from cpembed.targets.cuda.model import Phase
+from cpembed.targets.cuda.model import Gpu, Phase
 from experiments.a100_schedules.addresses import ELEMENT, LANES, LINE, SECTOR, Access, sides
 from experiments.a100_schedules.schedules import DEPTH, ROWS, Schedule
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from cpembed.targets.cuda.gpu import Gpu
-from cpembed.targets.cuda.model import KernelWork, Phase, estimate
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate
 from experiments.a100_schedules.addresses import ELEMENT, LANES, LINE, access
 from experiments.a100_schedules.copies import (
     LOOP_INSTRUCTIONS,

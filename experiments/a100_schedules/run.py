@@ -24,8 +24,7 @@ from msgspec import structs
 from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
-from cpembed.targets.cuda.gpu import Gpu, gpu
-from cpembed.targets.cuda.model import estimate
+from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from experiments.a100_schedules.adapter import work_of
 from experiments.a100_schedules.judge import Judgement, Order, by_layer, judge
 from experiments.a100_schedules.schedules import DATA, Schedule, read

@@ -21,8 +21,7 @@ from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.session import CandidatePool
 from cpembed.runtime.tuning.space import Design, Proposal
-from cpembed.targets.cpu.comparison import Failed
-from cpembed.targets.cpu.measure import KernelMeasurer
+from cpembed.targets.cpu.measure import Failed, KernelMeasurer
 from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars

@@ -26,9 +26,8 @@ import onnx
 from cpembed.driver.across import line
 from cpembed.driver.matching import Match, match_in_worker
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.options import KernelOptions
-from cpembed.driver.presets import WIDER
-from cpembed.driver.request import Request
+from cpembed.driver.options import WIDER, KernelOptions
+from cpembed.driver.plan import Request
 from cpembed.frontends import load_model
 from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec

@@ -98,9 +98,9 @@ def engine(path: Path, by: str) -> Engine:
 
 def compiled(graph: Graph, target: str) -> Callable[[Arrays], dict[str, NDArray[Any]]]:
     """A network's library for a target: its outputs by name, of inputs by name."""
-    from cpembed.network.build import compile_graph
+    from cpembed.network.build import compile_model
 
-    return compile_graph(graph, target).run
+    return compile_model(graph, target).run
 
 
 def classified(run: Engine, path: Path) -> Iterator[Check]:

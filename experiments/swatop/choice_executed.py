@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from cpembed.errors import LoweringError
-from cpembed.targets.scratchpad.execute import program
+from cpembed.targets.scratchpad.artifact import program
 from cpembed.targets.scratchpad.lower import BoxProduct
 from cpembed.targets.scratchpad.schedule import Plan, Schedule, check, loop_orders
 from cpembed.targets.scratchpad.space import ScratchpadSpace

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from cpembed.cost.candidate import Candidate
-from cpembed.cost.overheads import overheads
+from cpembed.cost.candidate import Candidate, overheads
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -18,7 +17,7 @@ from cpembed.runtime.tuning.space import Design
 from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.lower import LoweredVta, lower
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.target import VtaTarget, VtaTuner
 from cpembed.targets.vta.tiles import tile_nest
 from cpembed.targets.vta.timing import time_program
 from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace
@@ -87,7 +86,7 @@ def tune(candidate: Candidate, target: Target, trials: int) -> Tuned:
     lowered = Nest.from_program(candidate.program, target.machine)
     ranked = RankedCandidate(1, candidate, overheads(candidate.program), 0.0, "")
     design = Design(ranked, lowered, VtaSpace(lowered))
-    search = Search([design], design.space.best().schedule, SEED, VtaTarget.spread)
+    search = Search([design], design.space.best().schedule, SEED, VtaTuner.spread)
     best: tuple[int, Schedule] | None = None
     simulated = 0
     for proposal in search.proposals(trials):

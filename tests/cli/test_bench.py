@@ -161,7 +161,7 @@ def test_a_target_without_back_end_is_solved_only(cpembed: Caller, tmp_path: Pat
     called = cpembed("bench", "deepbench", *target, "--layers", "12")
     assert called.code == 0
     assert called.err.count("\n") == 1
-    assert "no back end executes gemm_16x16x16 yet: solving only; --backend generic" in called.err
+    assert "no back end executes gemm_16x16x16 yet: searching only; --backend generic" in called.err
     native = cpembed("bench", "deepbench", *target, "--backend", "native")
     native.is_one_line_error(5, "no back end executes gemm_16x16x16")
 
@@ -313,4 +313,4 @@ def test_control_c_in_a_terminal_keeps_what_is_complete(tmp_path: Path) -> None:
     assert b"rows are kept in" in b"".join(shown)
     assert b"Traceback" not in b"".join(shown)
     resumed = api.open_bench("deepbench", VTA[1], execute=False, results=tmp_path)
-    assert 5 <= resumed.taken < 108
+    assert 5 <= resumed.reused < 108

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.driver import bench as bench_module
-from cpembed.report import bench_plot
+from cpembed.report import plots
 from cpembed.targets.x86 import target
 from cpembed.targets.x86.baselines import onednn
 from tests.cli.calling import Caller
@@ -50,7 +50,7 @@ def test_what_cannot_be_compared_is_refused(
 def test_without_matplotlib_nothing_is_run_for_a_drawing(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench_plot, "find_spec", lambda name: None)
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
     called = cpembed(*BENCH, "--baseline", "onednn", "--plot", str(tmp_path / "x.svg"))
     called.is_one_line_error(5, "matplotlib", "pip install 'cpembed[bench]'")
 

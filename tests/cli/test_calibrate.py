@@ -12,7 +12,7 @@ import pytest
 
 from cpembed.errors import MeasurementError
 from cpembed.targets.cpu.calibration import DIRECTORY_VARIABLE, default_calibration
-from cpembed.targets.x86 import calibrated as api
+from cpembed.targets.x86 import calibrate as api
 from cpembed.targets.x86.calibrate import FEATURES, Measured
 from cpembed.targets.x86.features import lacking
 from tests.cli.calling import Called, Caller, in_a_process

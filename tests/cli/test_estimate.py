@@ -9,7 +9,7 @@ import pytest
 from cpembed.cost.machine.estimate import Estimate
 from cpembed.driver.estimate import estimate
 from cpembed.driver.named import workload
-from cpembed.targets.families import open_family
+from cpembed.targets.family import open_family
 from tests.cli.calling import Caller
 from tests.cli.schema import NUMBER, SOLVE, Map, assert_matches
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.targets import families
+from cpembed.targets import family
 from tests.cli.calling import Called, Caller, in_a_process
 from tests.unit.exploration import cases
 
@@ -29,7 +29,7 @@ class Explored:
     evaluation there was."""
 
     def __init__(self, folder: Path, caller: Caller) -> None:
-        assert families.BUILT_IN["synthetic"]
+        assert family.BUILT_IN["synthetic"]
         self.folder = folder
         self.log = folder / "log"
         self._caller = caller
@@ -64,7 +64,7 @@ def same(document: dict[str, object]) -> dict[str, object]:
 def test_a_report_names_points_and_how_costs_came_about(explored: Explored) -> None:
     called = explored("--top", "2")
     assert called.code == 0
-    assert "the front of the space, proven for the software" in called.out
+    assert "the front of the space, proven for the programs" in called.out
     assert "240, of which" in called.out
     assert called.out.count("simulated") == 2
 
@@ -168,7 +168,7 @@ def test_what_is_written(explored: Explored) -> None:
 def test_limits_that_nothing_holds(explored: Explored) -> None:
     called = explored("--limit", "energy=1pJ")
     assert called.code == 3
-    assert "no point of the space holds the limits" in called.out
+    assert "no point of the space meets the limits" in called.out
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_limits_that_nothing_holds(explored: Explored) -> None:
         (["--limit", "power=2V"], 2, "the unit of power is one of"),
         (["--objectives", "cycles,speed"], 2, "unknown objective 'speed'"),
         (["--method", "tpe", "--certificate", "c.json"], 2, "tpe proves nothing"),
-        (["--population", "5"], 2, "--population is of nsga2"),
+        (["--population", "5"], 2, "--population applies to nsga2"),
         (["--pick", "100000"], 2, "point 100000 was not evaluated"),
         (["--layers", "9"], 2, "layers 0 to 3"),
         (["--workers", "2", "--cluster", "tcp://nowhere:1"], 2, "only one can be given"),

@@ -19,7 +19,7 @@ import pytest
 from cpembed.driver import bench_maker
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.registry import missing_for
-from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.target import VtaTuner
 from tests.cli.calling import Called, Caller, in_a_process
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
@@ -80,7 +80,7 @@ def test_a_trial_is_finished_and_kept(
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(VtaTarget, "tried", interrupted(VtaTarget.tried, 3, within=within))
+        patch.setattr(VtaTuner, "run_trial", interrupted(VtaTuner.run_trial, 3, within=within))
         called = tune("--trials", "6")
     assert called.code == 130
     assert called.err.startswith("cpembed: interrupted: 3 of 6 trials are kept in ")
@@ -135,7 +135,7 @@ if sys.argv[1] == "finaliser":
 else:
     with interrupt.Stop("row", lambda: "3 rows are kept") as stop:
         handled()
-        assert stop.asked
+        assert stop.requested
         handled()
 print("not reached")
 """

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from cpembed.cli.commands import SUBCOMMANDS
+from cpembed.cli import SUBCOMMANDS
 from cpembed.hw.loader import available_targets
 from cpembed.workloads.operators import OPERATORS
 from tests.cli.calling import Caller, in_a_process

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cli.match import SECONDS
+from cpembed.cli.models import SECONDS
 from cpembed.driver.named import hardware_spec
 from cpembed.graph.graph import Graph
 from cpembed.network import match as match_module
@@ -69,14 +69,14 @@ def test_a_table_has_a_row_an_operator_and_totals(
         "mapping",
         "used",
         "estimate",
-        "why",
+        "reason",
     ]
     rows = {line.split()[0]: line for line in lines[2:8]}
     assert set(rows) == {*PRODUCTS, *(f"{name}/neg" for name in PRODUCTS)}
     assert "vta_1x16x16" in rows["first"]
     assert "100.0%" in rows["first"]
     assert rows["first/neg"].endswith("no product")
-    assert "net on vta_1x16x16: 2 of 6 operators mapped" in called.out
+    assert "net on vta_1x16x16: 2 of 6 operators embedded" in called.out
     assert "2 of 3 embedded; 2 distinct" in called.out
 
 

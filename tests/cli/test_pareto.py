@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cost.pareto import objectives
+from cpembed.cost.ranking import objectives
 from cpembed.driver.named import workload
-from cpembed.driver.pareto import pareto
-from cpembed.driver.solve import solve
+from cpembed.driver.solve import pareto, solve
 from tests.cli.calling import Caller
 from tests.cli.schema import SOLVE, assert_matches
 

@@ -130,7 +130,7 @@ def test_what_costs_little_more_is_listed(call: Caller, suite: str, words: tuple
         assert document["runner_up"]["cost"] in costs
     found = call(*asked)
     kind = "sets? of shapes" if "--shapes" in words else "shapes?"
-    assert re.search(rf"within 20 % of the best: {len(costs)} {kind}, all there are", found.out)
+    assert re.search(rf"Within 20 % of the best: {len(costs)} {kind}, the complete list", found.out)
 
 
 def test_layouts_list_single_shapes_alone(call: Caller, model: str) -> None:
@@ -187,7 +187,7 @@ def test_layers_that_no_shape_embeds_are_left_out(call: Caller, tmp_path: Path) 
     )
     found = call("shape", str(file), "--macs", "64", "--smallest", "2")
     assert found.code == 0
-    assert "left out" in found.out
+    assert "Left out" in found.out
     assert "depthwise" in found.out
     assert "max" in found.out
     document = call("shape", str(file), "--macs", "64", "--smallest", "2", "--json").json

@@ -224,7 +224,8 @@ def test_the_report_says_which_search_had_the_answer(cpembed: Caller) -> None:
     assert re.search(r"digit model: [\d,]+ branch(es)?, [\d,]+ conflicts?$", row())
     assert re.search(r"scalar model: [\d,]+ branch", row("--search", "scalar"))
     several = row("--search", "portfolio", "--pareto")
-    assert re.search(r"scalar model, \w,\w( bounded)? of \d+ assets: .* of [\d,]+ and", several)
+    portfolio = r"scalar model, \w,\w( bounded)? of \d+ configurations: .* of [\d,]+ and"
+    assert re.search(portfolio, several)
     assert "searched" not in cpembed("solve", *CONV).out
     assert "branch" not in cpembed("explain", *CONV).out
     assert "digit model" in cpembed("explain", *CONV, "--verbose").out

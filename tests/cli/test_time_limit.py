@@ -51,7 +51,7 @@ def test_a_stopped_search_says_which_limit_and_the_remedy(cpembed: Caller) -> No
         "cpembed: no embedding of avx512_vnni in gemm under in_place_padded was found and proven "
         "before the time limit: give a longer --timeout\n"
     )
-    assert "nothing that is proven: the search was stopped by its time limit; " in called.out
+    assert "none, which is not proven: stopped by the time limit; " in called.out
 
 
 def test_without_a_time_limit_it_is_the_memory() -> None:

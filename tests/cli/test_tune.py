@@ -11,7 +11,7 @@ import pytest
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.tuning.space import Proposal
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.target import VtaTuner
 from cpembed.targets.vta.tuning import VtaTrial
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, TUNED, Map, assert_matches
@@ -76,7 +76,7 @@ def test_what_is_kept_is_shown_of_one_workload(tune: Callable[..., Called]) -> N
     assert tune("--show", "--target", "vta_8x8x8", "--json").json["files"] == []
     called = tune("--show", "--target", "vta_8x8x8")
     assert (called.code, called.out) == (0, "")
-    assert "nothing is kept in" in called.err
+    assert "no results in" in called.err
     tune("--show", *GEMM).is_one_line_error(2, "--target")
 
 
@@ -127,9 +127,9 @@ def test_nothing_to_tune_is_said_as_by_solve(tune: Callable[..., Called]) -> Non
 def test_an_interruption_keeps_and_reports_what_was_measured(
     tune: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, tried = 0, VtaTarget.tried
+    count, tried = 0, VtaTuner.run_trial
 
-    def breaks(self: VtaTarget, proposal: Proposal[Schedule], *of: Any) -> VtaTrial:
+    def breaks(self: VtaTuner, proposal: Proposal[Schedule], *of: Any) -> VtaTrial:
         nonlocal count
         count += 1
         if count > 3:
@@ -138,7 +138,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 
     call = (*GEMM, *VTA, "--trials", "6", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(VtaTarget, "tried", breaks)
+        patch.setattr(VtaTuner, "run_trial", breaks)
         called = tune(*call)
     assert called.code == 130
     assert "3 of 6 trials are kept in" in called.err

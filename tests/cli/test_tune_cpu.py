@@ -10,9 +10,8 @@ import pytest
 from cpembed.driver import tune as api
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
-from cpembed.targets.cpu import target
-from cpembed.targets.cpu.comparison import Failed, Timed
-from cpembed.targets.cpu.measure import IsolatedMeasurer, Timeable
+from cpembed.targets.cpu import tuning
+from cpembed.targets.cpu.measure import Failed, IsolatedMeasurer, Timeable, Timed
 from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, TUNED, Map, assert_matches
@@ -132,7 +131,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 
     call = (*GEMM, *VNNI, "--trials", "3", "--candidates", "2", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(target, "IsolatedMeasurer", Breaking)
+        patch.setattr(tuning, "IsolatedMeasurer", Breaking)
         called = tune(*call)
     assert called.code == 130
     assert "2 of 3 trials are kept in" in called.err

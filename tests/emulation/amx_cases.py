@@ -23,7 +23,7 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.targets.cpu.build import build
+from cpembed.targets.cpu.target import build
 from cpembed.targets.x86.features import ASSUME_VARIABLE, missing_features
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram

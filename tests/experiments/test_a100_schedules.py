@@ -13,8 +13,7 @@ import pytest
 
 from cpembed.errors import WorkloadError
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.targets.cuda.gpu import Gpu, gpu
-from cpembed.targets.cuda.model import estimate
+from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from experiments.a100_schedules.adapter import Tiles, work_of
 from experiments.a100_schedules.addresses import access, sides
 from experiments.a100_schedules.judge import Order, by_layer, judge, order
@@ -60,7 +59,7 @@ def test_a_block_has_the_tiles_that_its_warps_share(rows: list[Schedule], a100: 
     # 2 tiles of rows and 2 of columns at a time, 2 deep, 3 window columns.
     assert work.shared_bytes == 2 * (2 * 6 * 8 * 16 + 2 * 6 * 16 * 32)
     assert (work.blocks, work.warps, work.steps, work.results) == (7, 2, 4 * 2 * 4 * 3, 8)
-    assert [other.name for other in work.others] == ["place", "pack a", "pack b"]
+    assert [other.name for other in work.auxiliary] == ["place", "pack a", "pack b"]
 
 
 def test_lines_and_sectors_are_those_of_the_addresses(rows: list[Schedule]) -> None:
@@ -146,7 +145,7 @@ def test_without_the_other_kernels_numbers_they_are_the_median_way(
 ) -> None:
     row = replace(rows[0], other=None)
     work = work_of(row, a100)
-    assert [other.name for other in work.others] == ["place"]
+    assert [other.name for other in work.auxiliary] == ["place"]
     assert work_of(row, a100) == work
 
 

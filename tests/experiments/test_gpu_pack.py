@@ -22,11 +22,13 @@ from benchmarks.gpu.there.driver import Driver, Kernels
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cuda.execute import missing
+from cpembed.targets.cuda.executor import COMPILER
 from tests.experiments.gpu_driver import EmulatedLibrary
 
 needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
-needs_executor = pytest.mark.skipif(bool(missing()), reason=f"missing: {', '.join(missing())}")
+needs_executor = pytest.mark.skipif(
+    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
+)
 
 SMALL = (
     PackedLayer("small", "small:windows", "conv2d n=1 c=3 h=5 w=5 k=8 r=3 s=3 pad=1 layout=NHWC",

@@ -19,7 +19,7 @@ from benchmarks.gpu.there.conversation import Conversation
 from benchmarks.gpu.there.driver import Driver, DriverError, architecture
 from benchmarks.gpu.there.timing import LEAST_ROUNDS, MOST_ROUNDS, Samples, rounds
 from cpembed.runtime.measurement.verification import Expected
-from cpembed.targets.cuda.execute import missing
+from cpembed.targets.cuda.executor import COMPILER
 from tests.experiments.gpu_driver import EmulatedLibrary
 
 # ------------------------------------------------------------------------------------- judging
@@ -322,7 +322,7 @@ def test_a_run_writes_after_every_layer_and_counts_what_is_bad(
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
-    if shutil.which("nvcc") is None or missing():
+    if shutil.which("nvcc") is None or COMPILER.missing():
         pytest.skip("nvcc, or what the executor needs, is not there")
     root = tmp_path_factory.mktemp("worker")
     layers = [

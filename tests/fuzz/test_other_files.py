@@ -196,5 +196,5 @@ def test_tensors_in_one_place_are_bounded_together(tmp_path: Path) -> None:
     model.ir_version = 8
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(CpembedError, match="lies where others do"):
+    with pytest.raises(CpembedError, match="overlaps other tensors"):
         load(path)

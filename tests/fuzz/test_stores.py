@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cpembed.driver.bench import Bench, open_bench
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS
+from cpembed.driver.options import DEFAULT_CONSTRAINTS
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.report import bench as bench_report
@@ -37,9 +37,11 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.registry import open_target, stored_tunings
+from cpembed.targets.tuner import require_tuner
+from cpembed.targets.vta.target import VtaTuner
 from cpembed.targets.vta.tuning import VtaTrial, key_of
-from cpembed.targets.x86 import command_reports as calibrate_report
-from cpembed.targets.x86.calibrated import CalibrateResult
+from cpembed.targets.x86 import commands as calibrate_report
+from cpembed.targets.x86.calibrate import CalibrateResult
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant
 from tests.unit.targets.cpu import tuning as cpu_tuning
@@ -115,12 +117,12 @@ def keep_cpu(folder: Path) -> ResultStore[Any]:
 def tuned_vta(folder: Path) -> Any:
     tail, chosen = vta_tuning.machine().tail, load_constraint_set("relaxed")
     asked = Lookup(vta_tuning.layer(), tail, chosen, directory=folder)
-    return tuned(vta_tuning.target(), asked)
+    return tuned(VtaTuner(vta_tuning.target()), asked)
 
 
 def tuned_cpu(folder: Path) -> Any:
     target = open_target(hardware_spec(cpu_tuning.TARGET))
-    return tuned(target, Lookup(cpu_tuning.layer(), directory=folder))
+    return tuned(require_tuner(target), Lookup(cpu_tuning.layer(), directory=folder))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_trials(
 
         def shown() -> None:
             found = stored_tunings(tmp_path)
-            render(tune_report.stored_report(found))
+            render(tune_report.records_report(found))
             json.dumps(tune_report.stored_json(found), allow_nan=False)
 
         _, said = reading(shown, store.path)

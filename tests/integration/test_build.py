@@ -24,7 +24,7 @@ from cpembed.driver.build_result import BuildResult
 from cpembed.driver.named import workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.kernel import kernel_program
@@ -144,7 +144,7 @@ def test_a_library_that_loses_infinities_is_not_verified(
         return np.nan_to_num(call_library(library, data))
 
     monkeypatch.setattr("cpembed.driver.build.call_library", call)
-    workload, target = found.workload, found.chosen.plan.target
+    workload, target = found.workload, found.selection.plan.target
     library = tmp_path / "libkernel.so"
     with pytest.raises(InvariantError, match="is wrong by up to"):
         verify_library(library, "kernel", target, workload, None, 1)
@@ -152,7 +152,7 @@ def test_a_library_that_loses_infinities_is_not_verified(
 
 def test_both_factors_are_inputs_where_both_vary(tmp_path: Path) -> None:
     found = built("batched_gemm b=2 m=4 n=16 k=8", "avx512_vnni", tmp_path)
-    layer = found.chosen.solved.workload
+    layer = found.selection.solved.workload
     with Library(tmp_path / "libkernel.so", "kernel", threads=2) as library:
         assert not library.weights
         inputs = random_inputs(layer, 3)
@@ -224,7 +224,7 @@ def test_vectors_are_padded_with_zeros(tmp_path: Path, sizes: str, shape: tuple[
 def test_a_library_has_the_packing_that_a_whole_call_has(tmp_path: Path) -> None:
     """Steps are those of the kernel's own whole call, and weights are given once."""
     found = built(CONV, "avx512_vnni", tmp_path)
-    layer = found.chosen.solved.workload
+    layer = found.selection.solved.workload
     with Library(tmp_path / "libkernel.so", "kernel") as library:
         assert [info.name for info in library.weights] == ["W"]
         assert "compute" in library.steps

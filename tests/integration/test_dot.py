@@ -12,8 +12,7 @@ from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.driver.solve import solve
@@ -23,7 +22,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.running import check_candidates, check_schedules
 
@@ -133,13 +132,13 @@ def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     found = run(given, VNNI, seed=1)
     assert isinstance(found, RunResult)
     assert found.solved.target.name == "avx512_vnni_dot"
-    assert found.requested.name == "avx512_vnni"
+    assert found.requested.target.name == "avx512_vnni"
     assert found.backend == "x86.vnni_rows"
-    why = found.instead
+    why = found.substitution
     assert why is not None
-    assert why.asked is not None
+    assert why.requested_cost is not None
     assert why.estimated is not None
-    assert (why.unit, why.estimated < why.asked) == ("us", True)
+    assert (why.unit, why.estimated < why.requested_cost) == ("us", True)
     opened = open_tuning(given, VNNI, trials=1, database=tmp_path)
     assert isinstance(opened, OpenTuning)
     assert opened.tuning.task.target.name == "avx512_vnni_dot"
@@ -160,17 +159,17 @@ def test_which_is_faster_the_model_says(target: HardwareSpec) -> None:
     few = workload("gemm m=2048 n=1 k=1000", target=other)
     many = workload("gemm m=64 n=64 k=256", target=other)
     found = runs(few, target)
-    assert found.instead is not None
-    assert found.instead.solved.target.name == target.name
+    assert found.substitution is not None
+    assert found.substitution.solved.target.name == target.name
     assert found.solved.target.name == other
-    assert runs(many, target).instead is None
-    assert runs(few, other).instead is None
+    assert runs(many, target).substitution is None
+    assert runs(few, other).substitution is None
 
 
 @needs_vnni
 def test_types_that_the_other_does_not_multiply() -> None:
     signed = workload("gemm m=2048 n=1 k=1000 dtype=int8,int8,int32", target=AMX)
-    assert runs(signed, AMX).instead is None
+    assert runs(signed, AMX).substitution is None
 
 
 @needs_vnni
@@ -179,4 +178,4 @@ def test_what_is_asked_for_runs_itself() -> None:
     for asked in ({"rank": 1}, {"constraints": "in_place_padded"}, {"backend": "native"}):
         found = run(given, VNNI, seed=1, untuned=True, **asked)  # type: ignore[arg-type]
         assert isinstance(found, RunResult)
-        assert found.instead is None
+        assert found.substitution is None

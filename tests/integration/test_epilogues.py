@@ -24,7 +24,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu.build import BackendName, build
+from cpembed.targets.cpu.target import BackendName, build
 from cpembed.targets.vta.tail import epilogue_of, tail_of
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram

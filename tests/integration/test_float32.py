@@ -17,7 +17,7 @@ from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.random_workloads import layer
 from tests.running import check_candidates, check_schedules

@@ -21,7 +21,7 @@ from cpembed.codegen.plan import Knobs
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import cpu_features, missing_features
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram

@@ -11,26 +11,25 @@ import numpy as np
 import pytest
 
 from cpembed.codegen import runtime
-from cpembed.codegen.layout_transform import Direction
-from cpembed.codegen.method_layouts import padded_image, result, weights
-from cpembed.codegen.packing import packing_source
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.tile_transforms import (
-    Blocks,
+from cpembed.codegen.methods import (
+    TileBlocks,
     image_transform,
     output_transform,
+    padded_image,
+    result_layout,
+    weights_layout,
     weights_transform,
 )
+from cpembed.codegen.packing import Direction, packing_source
+from cpembed.codegen.plan import KernelPlan
 from cpembed.driver.build import build
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.methods import choose_method, fastest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import METHODS
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
-from cpembed.driver.run import run
-from cpembed.driver.run_method import judged
+from cpembed.driver.plan import Request, Selection
+from cpembed.driver.run import judged, run
 from cpembed.driver.run_result import RunResult
 from cpembed.errors import InvariantError, LoweringError, WorkloadError
 from cpembed.export.loader import Library
@@ -63,7 +62,7 @@ def _given(words: str, dtype: str = "float32") -> Computation:
     return workload(f"{words} dtype={dtype}")
 
 
-def _computed(method: Winograd, blocks: Blocks, inputs: dict[str, Any]) -> Any:
+def _computed(method: Winograd, blocks: TileBlocks, inputs: dict[str, Any]) -> Any:
     """By the generated transforms, and numpy for the product."""
     conv = method.convolution
 
@@ -78,7 +77,7 @@ def _computed(method: Winograd, blocks: Blocks, inputs: dict[str, Any]) -> Any:
     before = runtime.compile_plan(image_transform(method, blocks))
     after = runtime.compile_plan(output_transform(method, blocks))
     u = method.weights_part(inputs[conv.weights.name])
-    product, found = method.blocked(blocks.size), result(conv, channels_last=True)
+    product, found = method.blocked(blocks.size), result_layout(conv, channels_last=True)
     output = runtime.empty(found.elements, conv.output.dtype)
     for number in range(blocks.count):
         at = runtime.from_array(np.array([number], np.int32))
@@ -105,7 +104,7 @@ def test_transforms_are_the_method(words: str, outputs: int) -> None:
     if words.startswith("conv3d"):
         outputs = 2
     method = winograd(layer, outputs, channels_last=True)
-    blocks = Blocks(
+    blocks = TileBlocks(
         method.tiles, draw.randint(1, method.tiles), draw.choice((1, 2)), draw.choice((32, 64))
     )
     inputs = random_inputs(layer, seed=outputs)
@@ -152,7 +151,7 @@ def test_generated_code_transforms_weights(words: str, outputs: int) -> None:
     layer = _given(words)
     method = winograd(layer, outputs, channels_last=True)
     given = random_inputs(layer, seed=3)["W"]
-    layout = weights(method)
+    layout = weights_layout(method)
     packed = runtime.empty(layout.elements, "float32")
     source = packing_source(layout, 1, Direction.PACK)
     runtime.compile_plan(KernelPlan("packing", source))(runtime.from_array(given), packed)

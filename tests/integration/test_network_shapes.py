@@ -60,7 +60,7 @@ def of_onnx_runtime(path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def inputs_of(path: Path) -> dict[str, Any]:
     from cpembed.frontends import load_model
-    from cpembed.network.run import random_inputs
+    from cpembed.network.inputs import random_inputs
 
     graph: Graph = load_model(path, None)
     return {

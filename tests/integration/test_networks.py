@@ -102,7 +102,7 @@ def test_outputs_beside_those_of_onnx_runtime(
     name: str, target: str, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     from cpembed.frontends import load_model
-    from cpembed.network.run import random_inputs
+    from cpembed.network.inputs import random_inputs
 
     path = model(name)
     inputs = random_inputs(load_model(path, None), 5)
@@ -123,7 +123,7 @@ def test_a_library_without_this_package(
     target: str, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     from cpembed.frontends import load_model
-    from cpembed.network.run import random_inputs
+    from cpembed.network.inputs import random_inputs
 
     path = model("tiny")
     cpembed("build", path, "--target", target, "-o", tmp_path / "lib", "--name", "tiny")

@@ -11,15 +11,14 @@ from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.epilogue import (
     RESIDUAL,
     Epilogue,
+    Placement,
     Residual,
     channel_numbers,
     random_vectors,
 )
-from cpembed.codegen.placement import Placement
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.portable import PortableTarget

@@ -27,7 +27,7 @@ from cpembed.graph.kinds import (
     TensorType,
 )
 from cpembed.network.build import compile_network
-from cpembed.network.run import special_inputs
+from cpembed.network.inputs import special_inputs
 from cpembed.network.service import Asked, network
 from cpembed.network.verification import difference
 

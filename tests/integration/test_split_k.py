@@ -8,13 +8,13 @@ import pytest
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.packing import packed_before
-from cpembed.codegen.split_k import loop_to_split
+from cpembed.codegen.passes import loop_to_split
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.targets.x86.features import missing_features
 

@@ -18,16 +18,18 @@ from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda import results
+from cpembed.targets.cuda.artifact import CudaKernels
 from cpembed.targets.cuda.build import cuda_text
-from cpembed.targets.cuda.execute import CudaKernels, missing
-from cpembed.targets.cuda.executor import Order
-from cpembed.targets.cuda.fragments import position
+from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.instructions import position
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import traffic
 from tests.running import exact_inputs
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"missing: {', '.join(missing())}")
+pytestmark = pytest.mark.skipif(
+    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
+)
 
 SHARED_BYTES = 166_912
 """Of a block on sm_80: CUDA C++ Programming Guide, technical specifications."""
@@ -81,8 +83,8 @@ def kernels(
         pytest.skip(f"{given.name} has no embedding of {target} under {constraints}")
     program = found[min(number, len(found) - 1)].candidate.program
     product = lower(program, spec, epilogue)
-    ways = (len(product.first) - 1, 0) if number % 2 else (0, 0)
-    plan = Plan(product, replace(schedule, ways=ways))
+    layouts = (len(product.first) - 1, 0) if number % 2 else (0, 0)
+    plan = Plan(product, replace(schedule, layouts=layouts))
     check(plan, SHARED_BYTES)
     return CudaKernels(plan, cuda_text(plan, "sm_80"))
 
@@ -111,7 +113,7 @@ def test_kernels_compute_the_workload(name: str, target: str, constraints: str) 
 
 def check_counts(made: CudaKernels) -> None:
     """What the executor counted is what the schedule says."""
-    found, expected = made.counted["product_kernel"], traffic(made.plan)
+    found, expected = made.kernel_counters["product_kernel"], traffic(made.plan)
     assert sum(found.mma.values()) == expected.products
     assert found.shared_load_wavefronts == expected.shared_load_wavefronts
     assert found.shared_store_wavefronts == expected.shared_store_wavefronts
@@ -253,7 +255,7 @@ def test_counts_are_those_of_the_schedule() -> None:
     made = kernels(given, "mma_f16", "in_place_padded", KernelSchedule((2, 2), (1, 2), 2, 3))
     compare(given, made, 4)
     check_counts(made)
-    found = made.counted["product_kernel"]
+    found = made.kernel_counters["product_kernel"]
     assert sum(found.mma.values()) == (64 // 16) * (64 // 8) * (256 // 16)
     assert found.global_load_sectors == found.global_load_sectors_least
     assert found.global_store_sectors == found.global_store_sectors_least
@@ -268,7 +270,7 @@ def test_schedules_that_do_not_fit_are_refused() -> None:
         KernelSchedule((2, 2), (4, 8), 4, 8),
         KernelSchedule((1, 1), (1, 1), 3),
         KernelSchedule((1, 1), (1, 1), 1, 1),
-        KernelSchedule((1, 1), (1, 1), ways=(5, 0)),
+        KernelSchedule((1, 1), (1, 1), layouts=(5, 0)),
     ):
         with pytest.raises(LoweringError):
             check(Plan(made.plan.product, wrong), SHARED_BYTES)

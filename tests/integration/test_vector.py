@@ -27,8 +27,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
-from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import default_calibration
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import Layer
 from tests.running import check_candidates, check_schedules, exact_inputs
@@ -165,12 +165,12 @@ def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
     assert result.verification.verified
     document = result.to_json()
     assert (document["target"], document["executed"]) == (target, other)
-    assert result.instead is not None
+    assert result.substitution is not None
     if target == "avx512_vnni":
         # Pixels could fill its lanes, the image as its second factor: slower, says the model.
-        assert result.instead.solved.exchanged
+        assert result.substitution.solved.commuted
         return
-    assert not result.instead.solved.count
+    assert not result.substitution.solved.count
     # Where the target's own instruction is asked for, or a set that may be what excludes it.
     for asked in ({"constraints": "strict"}, {"backend": "generic"}, {"rank": 1}):
         refused = run(given, target, **asked)  # type: ignore[arg-type]

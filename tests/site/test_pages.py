@@ -27,7 +27,7 @@ def test_every_public_module_is_on_a_page() -> None:
 
 
 def test_every_option_of_a_command_is_on_its_page() -> None:
-    from cpembed.cli.commands import SUBCOMMANDS, cli
+    from cpembed.cli import SUBCOMMANDS, cli
 
     texts = dict(pages.command_pages())
     assert set(texts) == {f"reference/commands/{name}.md" for name in SUBCOMMANDS}

@@ -1,1 +1,1 @@
-"""The time of a derived program on a described machine, from the specification alone."""
+"""Time of a derived program on a described machine, from the specification alone."""

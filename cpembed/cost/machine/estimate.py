@@ -1,29 +1,38 @@
-"""The time of a program on a described machine: an estimate from the specification alone."""
+"""Time of a program on a described machine, estimated from the specification alone."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.cost.machine.nest import TileNest, tile_nest
-from cpembed.cost.machine.packing import packing_cycles
+import numpy as np
+
+from cpembed.cost.machine.nest import ExecutionNest, execution_nest
 from cpembed.cost.machine.search import ROWS, best_tilings
 from cpembed.cost.machine.times import MemoryTime, compute_time, memory_times
 from cpembed.cost.machine.traffic import Tilings
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.machine import Hierarchy, Layouts
+from cpembed.ir.dtypes import size_bytes
 from cpembed.provenance import Provenance
-from cpembed.transform.program import DerivedProgram
+from cpembed.transform.program import DerivedProgram, PackedOperand
+
+_SAMPLE = 2048
+"""Number of consecutive packed elements, in the middle of an operand, whose pieces represent
+all."""
 
 
 @dataclass(frozen=True)
 class LevelEstimate:
-    """Cycles of one unit of ``memory`` with all below it: what that computes meanwhile, what it
-    reads from the memory and writes to it, and the three ``cycles`` together. Bytes are those that
-    are read from all units of the memory, and written to them, by the memories below, counted tile
-    by tile."""
+    """Cycles of one unit of a memory with everything below it.
+
+    ``computing`` happens while data are read from the memory and written to it; ``cycles`` is the
+    total. Bytes are those that the memories below exchange with all units of the memory.
+    """
 
     memory: str
     computing: float
@@ -36,9 +45,11 @@ class LevelEstimate:
 
 @dataclass(frozen=True)
 class LevelTiling:
-    """The tile that the memories of a level hold: iterations by loop, and the loops around it
-    within the next tile, the innermost first; those of one iteration are left out. ``units`` of
-    the level have work."""
+    """Tile that the memories of a level hold, in iterations by loop.
+
+    ``order`` are the loops around it within the next tile, the innermost first. Loops of one
+    iteration are left out. ``units`` is the number of the level's units that have work.
+    """
 
     memories: tuple[str, ...]
     tile: Mapping[str, int]
@@ -48,14 +59,25 @@ class LevelTiling:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The time of a program on a machine.
+    """Time of a program on a machine.
 
-    ``cycles`` and ``us`` are those of the executions with the transfers that feed them;
-    ``packing_us`` has, by operand, what bringing it into its layout, or out of it, takes beside
-    that. ``bound`` says what takes the longest: ``compute``, ``latency``, ``issue``, ``read from``
-    or ``write to`` a memory. ``levels`` and ``tiling`` are innermost first; ``exact``: no tiling
-    takes fewer cycles by this model, whatever its sizes, its orders and what units share; else the
-    best of those that were compared.
+    Parameters
+    ----------
+    machine : str
+        Name of the machine.
+    cycles, us : float
+        Time of the executions with the transfers that feed them.
+    bound : str
+        Bottleneck: ``compute``, ``latency``, ``issue``, ``read from`` or ``write to`` a memory.
+    levels, tiling : tuple
+        Times and tiles by level, innermost first.
+    packing_us : mapping of str to float
+        Additional time of packing or unpacking, by operand.
+    exact : bool
+        No tiling takes fewer cycles by this model, whatever its sizes, its orders and its division
+        among units; else the tiling is the best of those that were compared.
+    provenance : Provenance
+        Estimated.
     """
 
     machine: str
@@ -70,10 +92,11 @@ class Estimate:
 
     @property
     def total_us(self) -> float:
-        """With packing and unpacking."""
+        """Time with packing and unpacking."""
         return self.us + sum(self.packing_us.values())
 
     def to_json(self) -> dict[str, Any]:
+        """Return the estimate as a document."""
         return {
             "machine": self.machine,
             "provenance": self.provenance.value,
@@ -108,15 +131,18 @@ class Estimate:
 
 
 def machine_of(spec: HardwareSpec, name: str | None = None) -> Hierarchy:
-    """A machine of a target by name, its first one where none is given.
+    """Return a machine of a target by name, by default its first one.
 
-    Raises :class:`SpecError` where the target has no such machine, or none at all.
+    Raises
+    ------
+    SpecError
+        The target has no such machine, or none at all.
     """
     if not spec.machines:
-        where = f"{spec.path}: " if spec.path else ""
+        file = f"{spec.path}: " if spec.path else ""
         scopes = dict.fromkeys(m.scope for m in spec.instruction.memory.values())
         raise SpecError(
-            f"{where}{spec.name} has no figures to estimate from: add [machines.NAME] with source, "
+            f"{file}{spec.name} has no figures to estimate from: add [machines.NAME] with source, "
             "known, clock_mhz, compute.cycles and memories, from "
             f"{', '.join(scopes)} to main memory (docs/add-a-target.md)"
         )
@@ -134,19 +160,29 @@ def estimate_program(
     ahead: Collection[str] = (),
     rows: int = ROWS,
 ) -> Estimate:
-    """The time of a program on a machine, with the best tiling that is found.
+    """Estimate the time of a program on a machine, with the best tiling.
 
-    ``ahead`` names operands that are packed once, ahead of time, and cost nothing; ``rows`` bounds
-    how many tilings of a level are compared.
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program to estimate.
+    machine : Hierarchy
+        Machine with its memories.
+    ahead : collection of str
+        Operands that are packed once, ahead of time, and cost nothing.
+    rows : int
+        Maximum number of tilings of a level that are compared for each order of the loops.
 
-    Raises :class:`~cpembed.errors.TransformError` where a memory does not hold what one execution
-    takes.
+    Raises
+    ------
+    TransformError
+        A memory is too small for one execution.
     """
-    nest = tile_nest(program, machine.layouts)
-    found = best_tilings(nest, machine, rows)
-    computing = compute_time(found.tilings, nest, machine)
-    times = list(memory_times(found.tilings, nest, machine, computing.longest))
-    total = float(times[-1].together[0])
+    nest = execution_nest(program, machine.layouts)
+    best = best_tilings(nest, machine, rows)
+    computing = compute_time(best.tilings, nest, machine)
+    times = list(memory_times(best.tilings, nest, machine, computing.longest))
+    total = float(times[-1].total[0])
     parts = {
         "compute": computing.executing[0],
         "latency": computing.waiting[0],
@@ -160,30 +196,30 @@ def estimate_program(
         and not operand.is_identity
     }
     return Estimate(
-        machine.name,
-        total,
-        total / machine.clock_mhz,
-        _bound(max(parts, key=lambda name: parts[name]), times),
-        tuple(
+        machine=machine.name,
+        cycles=total,
+        us=total / machine.clock_mhz,
+        bound=_bound(max(parts, key=lambda name: parts[name]), times),
+        levels=tuple(
             LevelEstimate(
-                t.memory,
-                float(t.computing[0]),
-                float(t.reading[0]),
-                float(t.writing[0]),
-                float(t.together[0]),
-                float(t.read_bytes[0]),
-                float(t.written_bytes[0]),
+                memory=t.memory,
+                computing=float(t.computing[0]),
+                reading=float(t.reading[0]),
+                writing=float(t.writing[0]),
+                cycles=float(t.total[0]),
+                read_bytes=float(t.read_bytes[0]),
+                written_bytes=float(t.written_bytes[0]),
             )
             for t in times
         ),
-        _tiling(found.tilings, nest, machine),
-        packing,
-        found.exact,
+        tiling=_tiling(best.tilings, nest, machine),
+        packing_us=packing,
+        exact=best.exact,
     )
 
 
 def _bound(computing: str, times: list[MemoryTime]) -> str:
-    """What the time of the outermost level comes down to."""
+    """Return the bottleneck: the outermost memory that computing waits for, if any."""
     bound = computing
     for time in times:
         if time.waits[0]:
@@ -192,15 +228,59 @@ def _bound(computing: str, times: list[MemoryTime]) -> str:
     return bound
 
 
-def _tiling(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> tuple[LevelTiling, ...]:
-    found: list[LevelTiling] = []
+def _tiling(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> tuple[LevelTiling, ...]:
+    levels: list[LevelTiling] = []
     around = {loop.name: loop.extent for loop in nest.loops}
     for stage, busy in zip(tilings.stages, reversed(tilings.busy[:-1]), strict=True):
         tile = {name: int(size[0]) for name, size in stage.sizes.items()}
         order = sorted(tile, key=lambda name, ranks=stage.ranks: float(ranks[name][0]))
         outside = tuple(name for name in order if tile[name] < around[name])
         names = tuple(memory.name for memory in machine.levels[stage.level])
-        shown = {name: size for name, size in tile.items() if size > 1}
-        found.append(LevelTiling(names, shown, outside, round(busy[0])))
+        several = {name: size for name, size in tile.items() if size > 1}
+        levels.append(LevelTiling(names, several, outside, round(busy[0])))
         around = tile
-    return tuple(reversed(found))
+    return tuple(reversed(levels))
+
+
+def packing_cycles(operand: PackedOperand, scope: str, machine: Hierarchy) -> float:
+    """Return the cycles of copying an operand between its original and the packed layout.
+
+    Both are in main memory. All units copy, through the memories between it and the operand's
+    scope. A piece is contiguous in both layouts. The innermost memory moves pieces one by one, in
+    full granules; farther out, caches combine them.
+
+    Parameters
+    ----------
+    operand : PackedOperand
+        Operand with both layouts.
+    scope : str
+        Memory from which the instruction reads it.
+    machine : Hierarchy
+        Machine with its memories.
+    """
+    size = size_bytes(operand.dtype)
+    original, packed = math.prod(operand.original_shape) * size, operand.elements * size
+    piece = contiguous_elements(operand) * size
+    path, longest = machine.path(scope), 0.0
+    for below, memory in itertools.pairwise(path):
+        reading = min(memory.read_bytes * memory.units, memory.child_read_bytes * below.units)
+        writing = min(memory.write_bytes * memory.units, memory.child_write_bytes * below.units)
+        granules = 1.0
+        if below is path[0]:
+            granules = math.ceil(piece / below.granule_bytes) * below.granule_bytes / piece
+        # Unpacking an output reads and writes the same amounts in the other order.
+        read, write = granules * original / reading, granules * packed / writing
+        longest = max(longest, read + write if memory.half_duplex else max(read, write))
+    return longest
+
+
+def contiguous_elements(operand: PackedOperand) -> float:
+    """Return the average number of elements of a piece that is contiguous in both layouts."""
+    count = min(operand.elements, _SAMPLE)
+    first = (operand.elements - count) // 2
+    places = np.unravel_index(np.arange(first, first + count), operand.shape)
+    values = dict(zip((d.name for d in operand.dimensions), places, strict=True))
+    address = np.zeros(count, np.int64)
+    for index, extent in zip(operand.source, operand.original_shape, strict=True):
+        address = address * extent + np.asarray(index.evaluate(values))
+    return count / (1 + int(np.count_nonzero(np.diff(address) != 1)))

@@ -1,38 +1,54 @@
-"""A derived program as a machine sees it: loops over executions, and what tiles of them touch.
+"""Derived programs for a machine model: loops over executions, and what tiles of them touch.
 
-A tile is so many consecutive iterations of each loop. Sizes are arrays, one element for each of
-many tilings, so that they are compared in one go.
+A tile is a number of consecutive iterations of each loop. Sizes are arrays with an element per
+tiling, so that many tilings are compared at once.
+
+This nest keeps the dimensions of its operands, because the bytes of a box depend on them; the nest
+of a kernel (:mod:`cpembed.codegen.nest`) has one index into a flat buffer.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.machine.padding import executed_share
 from cpembed.hw.machine import Layouts
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.expression import Operation
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 
 Floats = NDArray[np.float64]
 
 Sizes = Mapping[str, Floats]
-"""Iterations by loop; instruction axes, which are always whole, are among them."""
+"""Iterations by loop, with the instruction axes in full."""
 
 
 @dataclass(frozen=True)
 class TileOperand:
-    """An operand of the nest: an index and an extent for each dimension, row-major.
+    """Operand of the nest.
 
-    ``scope`` is the memory that the instruction takes it from, where an element has
-    ``held_bytes``; everywhere else it has ``element_bytes``. ``loops`` are those that move it.
+    Parameters
+    ----------
+    name : str
+        Name in the workload.
+    scope : str
+        Memory from which the instruction reads it.
+    element_bytes, held_bytes : int
+        Size of an element elsewhere and in ``scope``.
+    dimensions : tuple of (IndexExpr, int)
+        Index and extent of each dimension, row-major.
+    loops : frozenset of str
+        Loops that move it.
+    is_output : bool
+        Executions write it.
     """
 
     name: str
@@ -44,31 +60,35 @@ class TileOperand:
     is_output: bool
 
     def elements(self, sizes: Sizes) -> Floats:
-        """Elements of the box that a tile touches: exact for affine indices whose loops appear in
-        one dimension each, else not fewer."""
+        """Return the elements of the box that a tile touches.
+
+        Exact for affine indices whose loops appear in one dimension each, else an upper bound.
+        """
         total = np.ones(1)
         for index, extent in self.dimensions:
             total = total * _touched(index, extent, sizes)[0]
         return total
 
     def moved_bytes(self, sizes: Sizes, granule: int) -> Floats:
-        """Bytes of whole granules that hold what a tile touches; a contiguous piece begins at a
-        granule. Gaps that are shorter than one are moved too."""
+        """Return the bytes of full granules that hold what a tile touches.
+
+        A contiguous piece begins at a granule. Gaps that are shorter than one are moved too.
+        """
         pieces, piece = np.ones(1), np.full(1, float(self.element_bytes))
-        whole = np.ones(1, bool)
+        contiguous = np.ones(1, bool)
         for index, extent in reversed(self.dimensions):
             count, span = _touched(index, extent, sizes)
             gap = piece * (span - count) / np.maximum(count - 1, 1.0)
-            joins = whole & (gap < granule)
+            joins = contiguous & (gap < granule)
             piece = np.where(joins, piece * span, piece)
             pieces = np.where(joins, pieces, pieces * count)
-            whole = joins & (span >= extent)
+            contiguous = joins & (span >= extent)
         return pieces * np.ceil(piece / granule) * granule
 
 
 @dataclass(frozen=True)
-class TileNest:
-    """The loops around an instruction, those of more than one iteration, and its operands.
+class ExecutionNest:
+    """Loops of several iterations around an instruction, and its operands.
 
     ``axes`` are the extents of the instruction's axes; ``executed`` is the share of the iterations
     that multiply more than padding.
@@ -81,12 +101,12 @@ class TileNest:
 
     @property
     def calls(self) -> float:
-        """Executions of the instruction."""
+        """Number of executions of the instruction."""
         return self.executed * math.prod(loop.extent for loop in self.loops)
 
     @cached_property
     def fixed(self) -> dict[str, Floats]:
-        """Sizes of what no tiling changes."""
+        """Sizes of the instruction axes, which no tiling changes."""
         return {name: np.full(1, float(extent)) for name, extent in self.axes.items()}
 
     @cached_property
@@ -95,7 +115,7 @@ class TileNest:
         return {**self.fixed, **{loop.name: np.ones(1) for loop in self.loops}}
 
     def execution_bytes(self, operand: TileOperand, granule: int) -> Floats:
-        """Bytes of whole granules that hold what one execution touches; computed once."""
+        """Return the bytes of full granules that hold what one execution touches; cached."""
         key = self.operands.index(operand), granule
         if key not in self._executions:
             self._executions[key] = operand.moved_bytes(self.single, granule)
@@ -107,34 +127,34 @@ class TileNest:
 
     @property
     def has_reduction(self) -> bool:
-        """Whether executions add to the same outputs."""
+        """True if executions add to the same outputs."""
         return any(loop.kind is AxisKind.REDUCTION for loop in self.loops)
 
 
-def tile_nest(program: DerivedProgram, layouts: Layouts = Layouts.PACKED) -> TileNest:
-    """The nest of a program, on its packed operands or on the workload's own."""
+def execution_nest(program: DerivedProgram, layouts: Layouts = Layouts.PACKED) -> ExecutionNest:
+    """Return the nest of a program, on its packed operands or on the workload's."""
     loops = tuple(loop for loop in program.loops if loop.extent > 1)
     single = {loop.name: 1 for loop in program.loops if loop.extent == 1}
     axes = {**{axis.name: axis.extent for axis in program.instruction_axes}, **single}
     computation = program.instruction.computation
     outputs = {operand.name for operand in computation.outputs}
     operands: list[TileOperand] = []
-    for ours in computation.operands:
-        packed = program.role(ours.name)
+    for role in computation.operands:
+        packed = program.role(role.name)
         dimensions = _dimensions(program, packed, layouts)
         moving = {name for index, _ in dimensions for name in index.iterators}
         operands.append(
             TileOperand(
-                packed.name,
-                program.instruction.memory[ours.name].scope,
-                size_bytes(packed.dtype),
-                max(size_bytes(packed.dtype), size_bytes(ours.dtype)),
-                dimensions,
-                frozenset(moving & {loop.name for loop in loops}),
-                ours.name in outputs,
+                name=packed.name,
+                scope=program.instruction.memory[role.name].scope,
+                element_bytes=size_bytes(packed.dtype),
+                held_bytes=max(size_bytes(packed.dtype), size_bytes(role.dtype)),
+                dimensions=dimensions,
+                loops=frozenset(moving & {loop.name for loop in loops}),
+                is_output=role.name in outputs,
             )
         )
-    return TileNest(loops, axes, tuple(operands), executed_share(program))
+    return ExecutionNest(loops, axes, tuple(operands), executed_share(program))
 
 
 def _dimensions(
@@ -148,7 +168,7 @@ def _dimensions(
 
 
 def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Floats]:
-    """Positions along a dimension that a tile touches, and how far they reach, ends included."""
+    """Return the positions along a dimension that a tile touches, and their span, ends included."""
     terms = sorted(index.terms, key=lambda term: abs(term.coefficient))
     pairs = [(abs(term.coefficient), _values(term, sizes)) for term in terms]
     span = np.ones(1)
@@ -159,12 +179,15 @@ def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Float
 
 
 def _sums(pairs: Sequence[tuple[int, Floats]]) -> Floats:
-    """Different sums of multiples of steps, each so many: exact for two steps, and for more where
-    the sums of the smaller ones are without gaps, or smaller than the next step; else not fewer."""
+    """Return the number of different sums of multiples of steps, from pairs of step and count.
+
+    Exact for two steps, and for more if the sums of the smaller ones are without gaps, or smaller
+    than the next step; else an upper bound.
+    """
     total, reach, step = np.ones(1), np.zeros(1), np.ones(1, np.int64)
     for larger, values in pairs:
-        # Of n multiples of a and m of b, without a common factor, sums are equal that differ by b
-        # of the first and a of the second.
+        # For coprime a and b, sums of n multiples of a and m of b are equal if they differ by b of
+        # the first and a of the second.
         common = np.gcd(step, larger)
         twice = np.maximum(total - larger // common, 0) * np.maximum(values - step // common, 0)
         even = (total - 1) * step == reach
@@ -175,7 +198,7 @@ def _sums(pairs: Sequence[tuple[int, Floats]]) -> Floats:
 
 
 def _values(term: IndexTerm, sizes: Sizes) -> Floats:
-    """Values that a digit takes in a tile that begins at a multiple of its divisor."""
+    """Return the number of values of a digit in a tile that begins at a multiple of its divisor."""
     if term.inner is None:
         reach = sizes[term.iterator]
     else:
@@ -185,3 +208,83 @@ def _values(term: IndexTerm, sizes: Sizes) -> Floats:
     if term.divisor != 1:
         reach = np.ceil(reach / term.divisor)
     return reach if term.modulus is None else np.minimum(reach, term.modulus)
+
+
+# ------------------------------------------------------------------- executions on padding alone
+
+
+_POSITIONS = 2**20
+"""Maximum number of iterations that are enumerated; of more, none are assumed to be left out."""
+
+Coordinate = tuple[IndexExpr, int]
+"""Coordinate of an original dimension over the program's iterators, and the dimension's size."""
+
+
+def executed_share(program: DerivedProgram) -> float:
+    """Return the share of a program's executions in which no factor consists of padding.
+
+    Kernels leave the others out. The share is 1 unless the workload is a product-sum, in which
+    padding adds nothing. Coordinates that share an iterator are enumerated together; of factors
+    that share a loop, only the first counts.
+    """
+    if len(program.workload.statements) != 1:
+        return 1.0
+    statement = program.workload.statement
+    value = statement.value
+    if statement.reduction != "add" or not isinstance(value, Operation) or value.op != "mul":
+        return 1.0
+    share, decided = 1.0, set[str]()
+    loops = {loop.name for loop in program.loops}
+    inputs = {operand.name for operand in program.workload.inputs}
+    for operand in program.operands:
+        if operand.name not in inputs:
+            continue
+        places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
+        coordinates = [
+            (source.substitute(places), size)
+            for source, size in zip(operand.source, operand.original_shape, strict=True)
+        ]
+        for group in _groups([c for c in coordinates if _leaves(c, program)]):
+            names = {name for index, _ in group for name in index.iterators}
+            if not names & decided:
+                share *= _inside(group, names, program)
+                decided |= names & loops
+    return share
+
+
+def _leaves(coordinate: Coordinate, program: DerivedProgram) -> bool:
+    index, size = coordinate
+    low, high = index.bounds(program.extents)
+    return low < 0 or high >= size
+
+
+def _groups(coordinates: Sequence[Coordinate]) -> Iterator[list[Coordinate]]:
+    """Yield coordinates that share iterators, directly or through further ones."""
+    remaining = list(coordinates)
+    while remaining:
+        group, names = [remaining.pop()], set[str]()
+        while True:
+            names |= {name for index, _ in group for name in index.iterators}
+            more = [c for c in remaining if names & set(c[0].iterators)]
+            if not more:
+                break
+            group += more
+            remaining = [c for c in remaining if c not in more]
+        yield group
+
+
+def _inside(group: Sequence[Coordinate], names: set[str], program: DerivedProgram) -> float:
+    """Return the share of the loops' iterations with an element inside."""
+    loops = [loop for loop in program.loops if loop.name in names]
+    inner = [axis for axis in program.instruction_axes if axis.name in names]
+    extents = [iterator.extent for iterator in itertools.chain(loops, inner)]
+    if math.prod(extents) > _POSITIONS:
+        return 1.0
+    grid = np.ogrid[tuple(slice(extent) for extent in extents)]
+    values = dict(zip((i.name for i in itertools.chain(loops, inner)), grid, strict=True))
+    inside = np.ones(extents, bool)
+    for index, size in group:
+        at = np.asarray(index.evaluate(values))
+        inside &= (at >= 0) & (at < size)
+    axes = tuple(range(len(loops), len(extents)))
+    return float(inside.any(axis=axes).mean())

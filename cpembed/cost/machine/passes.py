@@ -1,12 +1,12 @@
-"""How often tiles are moved, counted tile by tile.
+"""Number of times that tiles are moved, counted tile by tile.
 
 The loops of a nest are cut stage by stage, from main memory inwards. A tile that does not divide
-the one around it leaves a part of a tile, so that a loop has tiles of a few sizes, each so many
-times; they are counted exactly. A tile of an operand is moved when another one was there before:
-an innermost loop that does not move the operand leaves it where it is.
+the one around it leaves a partial tile, so that a loop has tiles of a few sizes, each with a count;
+they are counted exactly. A tile of an operand is moved if another one was there before: an
+innermost loop that does not move the operand leaves it in place.
 
-Where units share a loop its tiles are dealt out in blocks of consecutive ones, as equal as can be:
-the first unit never has less to do than another one.
+If units share a loop, its tiles are dealt out in blocks of consecutive ones, as equal as possible:
+no unit has more to do than the first one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Integers = NDArray[np.intp]
 class Stage:
     """Tiles of a level inside those around them, one row for each tiling.
 
-    ``sizes`` are those of the tiles, ``parts`` the numbers of blocks into which the tiles of a loop
-    are dealt to the units of ``level`` (none where there is one unit), ``ranks`` the places of the
-    loops over tiles, 0 for the innermost.
+    ``parts`` are the numbers of blocks into which the tiles of a loop are dealt to the units of
+    ``level`` (empty for one unit), ``ranks`` the positions of the loops over tiles, 0 for the
+    innermost.
     """
 
     level: int
@@ -40,15 +40,17 @@ class Stage:
 
 
 Scopes = tuple[float, ...]
-"""Which units are counted, each by a level: of stages at this level and farther out the first unit
-alone, of those farther in all. 0 is the first unit of the whole machine, infinity all units."""
+"""Levels that select the units to count: in stages at this level and farther out the first unit, in
+stages farther in all units. 0 selects the first unit of the machine, infinity all units."""
 
 
 @dataclass(frozen=True)
 class _Classes:
-    """Tiles of the same size in the same place: ``count[scope, entry]`` of them, of ``size``, in
-    the tiling ``row``; ``last`` is the innermost stage that has several of them around the
-    entry, -1 where none has."""
+    """Classes of tiles of equal size and position.
+
+    An entry stands for ``count[scope, entry]`` tiles of ``size`` in the tiling ``row``; ``last`` is
+    the innermost stage that has several of them, -1 if none has.
+    """
 
     row: Integers
     size: Floats
@@ -56,23 +58,25 @@ class _Classes:
     last: Integers
 
     def split(self, piece: Floats, first: NDArray[np.bool_], stage: int | None) -> _Classes:
-        """Cut into pieces; scopes of ``first`` count the first one alone. ``stage``: pieces follow
-        each other in time, else they are dealt to units."""
+        """Return the tiles cut into pieces; scopes in ``first`` count only the first piece.
+
+        With a ``stage``, pieces follow each other in time, else they are dealt to units.
+        """
         full = np.floor(self.size / piece)
         rest = self.size - full * piece
         last = self.last
         if stage is not None:
             last = np.where(full + (rest > 0) > 1, stage, last)
         counted = np.where(first[:, None], np.minimum(full, 1.0), full) * self.count
-        left = np.where(first[:, None] & (full > 0), 0.0, self.count)
-        whole, parts = np.flatnonzero(full > 0), np.flatnonzero(rest > 0)
+        partial = np.where(first[:, None] & (full > 0), 0.0, self.count)
+        wholes, parts = np.flatnonzero(full > 0), np.flatnonzero(rest > 0)
         if not len(parts):
             return _Classes(self.row, np.broadcast_to(piece, self.size.shape), counted, last)
         return _Classes(
-            np.concatenate([self.row[whole], self.row[parts]]),
-            np.concatenate([piece[whole], rest[parts]]),
-            np.concatenate([counted[:, whole], left[:, parts]], axis=1),
-            np.concatenate([last[whole], last[parts]]),
+            np.concatenate([self.row[wholes], self.row[parts]]),
+            np.concatenate([piece[wholes], rest[parts]]),
+            np.concatenate([counted[:, wholes], partial[:, parts]], axis=1),
+            np.concatenate([last[wholes], last[parts]]),
         )
 
     def by_row(self) -> _Classes:
@@ -80,13 +84,13 @@ class _Classes:
         return _Classes(self.row[order], self.size[order], self.count[:, order], self.last[order])
 
     def totals(self, rows: int, weights: Floats | None = None) -> Floats:
-        """``[scope, row]``: tiles, or the sum of ``weights`` of them."""
+        """Return the number of tiles, or the sum of their weights, as ``[scope, row]``."""
         each = self.count if weights is None else self.count * weights
         return np.stack([np.bincount(self.row, scope, rows) for scope in each]).astype(np.float64)
 
 
 class LoopCuts:
-    """A loop of ``extent`` iterations, cut by ``stages`` in each of ``rows`` tilings."""
+    """Loop of ``extent`` iterations, cut by ``stages`` in each of ``rows`` tilings."""
 
     def __init__(
         self, name: str, extent: int, stages: Sequence[Stage], scopes: Scopes, rows: int
@@ -106,16 +110,16 @@ class LoopCuts:
 
     @cached_property
     def classes(self) -> _Classes:
-        """The innermost tiles, ordered by row."""
+        """Innermost tiles, ordered by row."""
         return self._prefixes[-1].by_row()
 
     @cached_property
     def first(self) -> _Classes:
-        """The first tiles alone."""
+        """First tile of each unit, ordered by row."""
         return self._first_after(0).by_row()
 
     def _first_after(self, depth: int) -> _Classes:
-        """All tiles of the first stages, each with the first one of the stages inside."""
+        """Return all tiles of the first stages, each with the first one of the stages inside."""
         classes = self._prefixes[depth]
         for number in range(depth, len(self._stages)):
             classes = self._cut(classes, number, first=True)
@@ -123,14 +127,16 @@ class LoopCuts:
 
     @cached_property
     def visits(self) -> Floats:
-        """``[depth, scope, row]``: iterations over tiles of the first ``depth`` stages, each with
-        the first tile of the stages inside, on all units that are counted."""
+        """Iterations over tiles of the first ``depth`` stages, as ``[depth, scope, row]``.
+
+        Each has the first tile of the stages inside, on all units that are counted.
+        """
         depths = range(len(self._prefixes))
         return np.stack([self._first_after(depth).totals(self.rows) for depth in depths])
 
     @cached_property
     def iterations(self) -> Floats:
-        """``[scope, row]``: of the loop itself."""
+        """Iterations of the loop itself, as ``[scope, row]``."""
         classes = self._prefixes[-1]
         return classes.totals(self.rows, classes.size)
 
@@ -141,15 +147,17 @@ class LoopCuts:
         if parts is not None:
             tiles = np.ceil(classes.size / piece)
             block = np.ceil(tiles / parts[classes.row]) * piece
-            alone = np.array([stage.level >= scope for scope in self.scopes])
-            classes = classes.split(block, alone, None)
+            first_unit = np.array([stage.level >= scope for scope in self.scopes])
+            classes = classes.split(block, first_unit, None)
             piece = stage.sizes[self.name][classes.row]
         return classes.split(piece, np.full(len(self.scopes), first), number)
 
 
 class OperandTiles:
-    """The innermost tiles of an operand: combinations of tiles of the loops that move it; or the
-    ``first`` one of each unit alone."""
+    """Innermost tiles of an operand: combinations of tiles of the loops that move it.
+
+    With ``first``, only the first tile of each unit counts.
+    """
 
     def __init__(
         self,
@@ -174,27 +182,30 @@ class OperandTiles:
         each = np.bincount(classes.row, minlength=self.rows)
         starts = np.cumsum(each) - each
         repeat = each[self.row]
-        mine = np.repeat(np.arange(len(self.row)), repeat)
-        within = np.arange(len(mine)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-        theirs = starts[self.row[mine]] + within
-        self.row = self.row[mine]
-        self.count = self.count[:, mine] * classes.count[:, theirs]
-        self.sizes = {other: sizes[mine] for other, sizes in self.sizes.items()}
-        self.sizes[name] = classes.size[theirs]
-        self._last = {other: last[mine] for other, last in self._last.items()}
-        self._last[name] = classes.last[theirs]
+        # All pairs of an entry and a class of the same row.
+        entries = np.repeat(np.arange(len(self.row)), repeat)
+        within = np.arange(len(entries)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+        partners = starts[self.row[entries]] + within
+        self.row = self.row[entries]
+        self.count = self.count[:, entries] * classes.count[:, partners]
+        self.sizes = {loop: sizes[entries] for loop, sizes in self.sizes.items()}
+        self.sizes[name] = classes.size[partners]
+        self._last = {loop: last[entries] for loop, last in self._last.items()}
+        self._last[name] = classes.last[partners]
 
     @cached_property
     def _innermost(self) -> Integers:
-        """The innermost stage in which some loop goes on to another tile of the operand."""
-        found = np.full(len(self.row), -1)
+        """Innermost stage in which some loop goes on to another tile of the operand."""
+        innermost = np.full(len(self.row), -1)
         for last in self._last.values():
-            found = np.maximum(found, last)
-        return found
+            innermost = np.maximum(innermost, last)
+        return innermost
 
     def moves(self, ranks: Sequence[Mapping[str, Floats]]) -> Floats:
-        """``[scope, entry]``: how often tiles are moved, where the loops of each stage have these
-        places."""
+        """Return the number of times that tiles are moved, as ``[scope, entry]``.
+
+        ``ranks`` are the positions of the loops of each stage.
+        """
         stage = self._innermost
         first = np.full(len(self.row), math.inf)
         for name, last in self._last.items():
@@ -202,7 +213,7 @@ class OperandTiles:
             first = np.where(last == stage, np.minimum(first, places), first)
         moved = self.count
         for name, cut in self._still.items():
-            # It is moved again with each iteration outside the innermost loop that moves it.
+            # A tile is moved again in each iteration outside the innermost loop that moves it.
             outside = _at(ranks, name, stage, self.row) > first
             depth = np.where(stage < 0, 0, stage + outside)
             moved = moved * cut.visits[depth, :, self.row].T
@@ -210,12 +221,12 @@ class OperandTiles:
 
     @cached_property
     def every(self) -> Floats:
-        """As :meth:`moves`, where each iteration moves the tile again."""
+        """Result of :meth:`moves` if each iteration moved the tile again."""
         return self._times(-1)
 
     @cached_property
     def distinct(self) -> Floats:
-        """As :meth:`moves`, of the first time alone."""
+        """Result of :meth:`moves` if each tile were moved only once."""
         return self._times(0)
 
     def _times(self, depth: int) -> Floats:
@@ -225,12 +236,12 @@ class OperandTiles:
         return moved
 
     def totals(self, values: Floats) -> Floats:
-        """``[scope, row]``: sums over the entries of a row."""
+        """Return sums over the entries of a row, as ``[scope, row]``."""
         sums = [np.bincount(self.row, scope, self.rows) for scope in values]
         return np.stack(sums).astype(np.float64)
 
 
 def _at(ranks: Sequence[Mapping[str, Floats]], name: str, stage: Integers, row: Integers) -> Floats:
-    """The place of a loop in the stage of each entry."""
+    """Return the position of a loop in the stage of each entry."""
     table = np.stack([rank[name] for rank in ranks])
     return table[np.maximum(stage, 0), row]

@@ -1,8 +1,8 @@
-"""The tiling of a nest that takes the fewest cycles on a machine.
+"""Search for the tiling of a nest that takes the fewest cycles on a machine.
 
-Levels are chosen from main memory inwards, since what an outer level moves does not depend on the
-inner ones. Of each, all tile sizes are compared where they are few; else those that cut the
-enclosing tile into so many equal parts, or a grid of them. The best few go on to the next level.
+Levels are decided from main memory inwards, since the traffic of an outer level does not depend on
+the inner ones. For each level, all tile sizes are compared if they are few; else those that cut the
+enclosing tile into equal parts, or a grid of them. The best few continue to the next level.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from cpembed.cost.machine.nest import Floats, TileNest
+from cpembed.cost.machine.nest import ExecutionNest, Floats
 from cpembed.cost.machine.passes import Integers
 from cpembed.cost.machine.times import cycles
 from cpembed.cost.machine.traffic import (
@@ -26,132 +26,178 @@ from cpembed.cost.machine.traffic import (
     joined,
     operands_in,
     orders,
-    whole,
+    untiled,
 )
 from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy
 
 ROWS = 4096
-"""Tilings of a level that are compared for each order of the loops."""
+"""Maximum number of tilings of a level that are compared for each order of the loops."""
 
-_KEPT = 8
-"""Tilings that go on to the next level, where more would be too many for it."""
+_BEAM = 8
+"""Minimum number of tilings that continue to the next level, however many tiles that has."""
 
-
-_ALIKE = 1.05
-"""By so many times times differ that are told apart before the innermost tiles are known."""
+_RESOLUTION = 1.05
+"""Ratio of times that are distinguished before the innermost tiles are decided."""
 
 _ORDERS = 64
-"""By so many times there may be more tilings before those that are the same are left out."""
+"""Maximum ratio of tilings to the beam's width at which duplicates are searched for right away."""
 
 _EQUALS = 4
-"""Of so many times as many tilings, those that differ in what is to come are kept."""
+"""Factor by which the beam is widened before tilings with equal prospects are dropped."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best tilings, one a row; ``exact``: no other tiling takes fewer cycles than the first,
-    whatever the sizes of its tiles, their orders and the parts that units get."""
+class BestTilings:
+    """Best tilings, one a row.
+
+    ``exact`` is true if no other tiling takes fewer cycles than the first one, whatever its sizes,
+    its orders and its division among units.
+    """
 
     tilings: Tilings
     exact: bool
 
 
-def best_tilings(nest: TileNest, machine: Hierarchy, rows: int = ROWS, count: int = 1) -> Found:
-    """The ``count`` tilings of the fewest cycles, the best first; of equal ones, in turn, those
-    that move the fewest bytes.
+def best_tilings(
+    nest: ExecutionNest, machine: Hierarchy, rows: int = ROWS, count: int = 1
+) -> BestTilings:
+    """Return the tilings of the fewest cycles, the best first.
 
-    Raises :class:`TransformError` where a memory does not hold what one execution takes.
+    Of tilings with equal cycles, those that move the fewest bytes and those with the largest tiles
+    take turns.
+
+    Parameters
+    ----------
+    nest : ExecutionNest
+        Nest to tile.
+    machine : Hierarchy
+        Machine with its memories.
+    rows : int
+        Maximum number of tilings of a level that are compared for each order of the loops.
+    count : int
+        Number of tilings.
+
+    Raises
+    ------
+    TransformError
+        A memory is too small for one execution.
     """
-    # No tiling that was dropped takes fewer cycles.
-    dropped, exact, tilings = math.inf, True, whole(nest)
+    # A lower bound on the cycles of all tilings that were dropped.
+    dropped, exact, tilings = math.inf, True, untiled(nest)
     for level in reversed(range(len(machine.levels) - 1)):
-        tried, every, guessed = _cut(tilings, level, nest, machine, rows)
-        kept = _kept(nest, machine, level, rows, _KEPT) if level else count
-        tilings, least = _best(tried, kept, nest, [machine], rough=level > 0)
+        candidates, is_complete, is_guess = _cut(tilings, level, nest, machine, rows)
+        beam = _beam(nest, machine, level, rows, _BEAM) if level else count
+        tilings, least = _best(candidates, beam, nest, [machine], rough=level > 0)
         if level:
-            # Where a memory is filled past the level, what is known of it is a guess, no bound.
-            dropped = min(dropped, -math.inf if guessed and least < math.inf else least)
-        exact = exact and every
-    return Found(tilings, exact and float(cycles(tilings.taken([0]), nest, machine)[0]) <= dropped)
+            # The traffic of a memory that is filled past the level is a guess, no bound.
+            dropped = min(dropped, -math.inf if is_guess and least < math.inf else least)
+        exact = exact and is_complete
+    fewest = float(cycles(tilings.taken([0]), nest, machine)[0])
+    return BestTilings(tilings, exact and fewest <= dropped)
 
 
 def tilings_for(
-    nest: TileNest, machines: Sequence[Hierarchy], rows: int = ROWS, kept: int = _KEPT
+    nest: ExecutionNest, machines: Sequence[Hierarchy], rows: int = ROWS, beam: int = _BEAM
 ) -> Tilings:
-    """Tilings for machines that differ in bandwidths and latencies alone: all innermost ones in the
-    best outer ones for each of these. ``kept``: outer tilings that are kept of a level, where they
-    are not few enough to keep all.
+    """Return tilings for machines that differ in bandwidths and latencies only.
 
-    Raises :class:`TransformError` where a memory does not hold what one execution takes.
+    They are all innermost tilings of the outer ones that are best for each of the machines.
+
+    Parameters
+    ----------
+    nest : ExecutionNest
+        Nest to tile.
+    machines : sequence of Hierarchy
+        Machines.
+    rows : int
+        Maximum number of tilings of a level that are compared for each order of the loops.
+    beam : int
+        Number of outer tilings that continue to the next level, unless all can.
+
+    Raises
+    ------
+    TransformError
+        A memory is too small for one execution.
     """
-    tilings, tried, machine = whole(nest), list[Tilings](), machines[0]
+    tilings, candidates, machine = untiled(nest), list[Tilings](), machines[0]
     for level in reversed(range(len(machine.levels) - 1)):
-        tried, _, _ = _cut(tilings, level, nest, machine, rows)
+        candidates, _, _ = _cut(tilings, level, nest, machine, rows)
         if level:
-            kept_here = _kept(nest, machine, level, rows, kept)
-            tilings, _ = _best(tried, kept_here, nest, machines, rough=True)
-    return joined(tried)
+            width = _beam(nest, machine, level, rows, beam)
+            tilings, _ = _best(candidates, width, nest, machines, rough=True)
+    return joined(candidates)
 
 
 def _cut(
-    tilings: Tilings, level: int, nest: TileNest, machine: Hierarchy, rows: int
+    tilings: Tilings, level: int, nest: ExecutionNest, machine: Hierarchy, rows: int
 ) -> tuple[list[Tilings], bool, bool]:
-    """Tilings with one more level, whether these are all that matter, and whether some of their
-    traffic is a guess until more levels are cut."""
+    """Return tilings with one more level.
+
+    Two flags follow: whether these are all that matter, and whether some of their traffic is a
+    guess until more levels are cut.
+    """
     ordered, all_orders = orders(nest)
-    outer, inside, every = _Sizes(nest, machine, level).within(
-        tilings, max(1, rows // tilings.rows)
-    )
-    inner = LevelTiles.of(level, inside, nest, machine)
-    parts, all_parts = dealings(nest, machine.fan_out(level))
-    tried = [found for one in parts for found in cut(outer, inner, one, ordered, nest, machine)]
-    return tried, all_orders and every and all_parts, bool(inner.comes_again)
+    sizes = _Sizes(nest, machine, level)
+    outer, inside, all_sizes = sizes.within(tilings, max(1, rows // tilings.rows))
+    inner = LevelTiles.filling(level, inside, nest, machine)
+    divisions, all_divisions = dealings(nest, machine.fan_out(level))
+    candidates = [
+        tiling for parts in divisions for tiling in cut(outer, inner, parts, ordered, nest, machine)
+    ]
+    return candidates, all_orders and all_sizes and all_divisions, bool(inner.comes_again)
 
 
-def _kept(nest: TileNest, machine: Hierarchy, level: int, rows: int, least: int) -> int:
-    """Tilings of a level that go on to the next one: as many as allow all tiles there in each."""
+def _beam(nest: ExecutionNest, machine: Hierarchy, level: int, rows: int, least: int) -> int:
+    """Return the number of tilings that continue to the next level: all tiles there fit in each."""
     return max(least, rows // math.prod(_Sizes(nest, machine, level - 1).largest))
 
 
 def _best(
-    tried: list[Tilings],
-    kept: int,
-    nest: TileNest,
+    candidates: list[Tilings],
+    beam: int,
+    nest: ExecutionNest,
     machines: Sequence[Hierarchy],
     *,
     rough: bool,
 ) -> tuple[Tilings, float]:
-    """The best rows of all for each machine, and the fewest cycles of those that are left out.
-    ``rough``: times that differ by little are equal, as what is farther in is not known yet."""
-    if rough and sum(one.rows for one in tried) <= kept * _ORDERS:
-        found = joined(tried)
-        same = _first_of_each([found.share, *_choices(found)])
-        if len(same) <= kept:
-            return found.taken(same), math.inf
-    number: Integers = np.repeat(np.arange(len(tried)), [one.rows for one in tried])
-    row: Integers = np.concatenate([np.arange(one.rows) for one in tried])
-    every = np.arange(len(row))
+    """Return the best rows for each machine, and the fewest cycles of those that are left out.
+
+    With ``rough``, times that differ by little are equal, since inner levels are undecided.
+    """
+    if rough and sum(tilings.rows for tilings in candidates) <= beam * _ORDERS:
+        every = joined(candidates)
+        distinct = _first_of_each([every.share, *_choices(every)])
+        if len(distinct) <= beam:
+            return every.taken(distinct), math.inf
+    counts = [tilings.rows for tilings in candidates]
+    number: Integers = np.repeat(np.arange(len(candidates)), counts)
+    row: Integers = np.concatenate([np.arange(count) for count in counts])
     measures = [
-        np.concatenate([_measures(one, nest, machine) for one in tried], axis=1)
+        np.concatenate([_measures(tilings, nest, machine) for tilings in candidates], axis=1)
         for machine in machines
     ]
-    # Rows that are equal in what is to come are neighbours: more are taken, then one of each.
-    some = _mixed([_in_turn(m, every, rough=rough) for m in measures])[: kept * _EQUALS]
-    places = np.concatenate([some[number[some] == n] for n in range(len(tried))])
-    parts = [one.taken(row[some[number[some] == n]]) for n, one in enumerate(tried)]
-    found = joined([part for part in parts if part.rows])
-    distinct = _distinct(found)
-    measured = [_measures(found, nest, machine) for machine in machines]
-    order = _mixed([_in_turn(m, distinct, rough=rough) for m in measured])[:kept]
-    left = np.ones(len(row), bool)
-    left[places[order]] = False
-    return found.taken(order), float(measures[0][0, left].min()) if left.any() else math.inf
+    # Rows with equal prospects are neighbours: take more of them, then drop duplicates.
+    ranked = [_in_turn(m, np.arange(len(row)), rough=rough) for m in measures]
+    first = _mixed(ranked)[: beam * _EQUALS]
+    chosen_of = [first[number[first] == n] for n in range(len(candidates))]
+    places = np.concatenate(chosen_of)
+    parts = [t.taken(row[at]) for t, at in zip(candidates, chosen_of, strict=True)]
+    tilings = joined([part for part in parts if part.rows])
+    distinct = _distinct(tilings)
+    measured = [_measures(tilings, nest, machine) for machine in machines]
+    order = _mixed([_in_turn(m, distinct, rough=rough) for m in measured])[:beam]
+    is_dropped = np.ones(len(row), bool)
+    is_dropped[places[order]] = False
+    least = float(measures[0][0, is_dropped].min()) if is_dropped.any() else math.inf
+    return tilings.taken(order), least
 
 
-def _measures(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Floats:
-    """Cycles, bytes moved and, negative, iterations in a tile; times that differ by rounding are
-    equal."""
+def _measures(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Floats:
+    """Return cycles, bytes moved and, negated, iterations in a tile.
+
+    Times are rounded, so that those which differ by rounding errors are equal.
+    """
     moved = np.zeros(tilings.rows)
     for traffic in tilings.traffic.values():
         moved = moved + traffic.read_bytes + traffic.write_bytes
@@ -160,26 +206,27 @@ def _measures(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Floats:
 
 
 def _in_turn(measures: Floats, rows: Sequence[int] | Integers, *, rough: bool) -> Integers:
-    """Rows of the least time first; of those, in turn, the fewest bytes moved and the largest
-    tile, which leaves the most to share and to keep farther in."""
-    own = np.asarray(rows, np.intp)
-    time, moved, size = measures[:, own]
+    """Return rows by time; of equal ones, the fewest bytes moved and the largest tile take turns.
+
+    A large tile leaves the most to share and to keep farther in.
+    """
+    indices = np.asarray(rows, np.intp)
+    time, moved, size = measures[:, indices]
     if rough:
-        time = np.floor(np.log(time / time.min()) / math.log(_ALIKE))
+        time = np.floor(np.log(time / time.min()) / math.log(_RESOLUTION))
     orders = np.lexsort((size, moved, time)), np.lexsort((moved, size, time))
-    return own[_mixed(orders)]
+    return indices[_mixed(orders)]
 
 
 def _mixed(orders: Sequence[Integers]) -> Integers:
-    """The first of each order, then the second of each, and so on; none twice."""
-    mixed = np.stack(orders, axis=1).ravel()
+    """Return the first of each order, then the second of each, and so on, without repetitions."""
+    mixed: Integers = np.stack(orders, axis=1).ravel()
     _, first = np.unique(mixed, return_index=True)
-    found: Integers = mixed[np.sort(first)]
-    return found
+    return mixed[np.sort(first)]
 
 
 def _distinct(tilings: Tilings) -> list[int]:
-    """Rows of tilings, one of those that seem to differ in nothing that is to come."""
+    """Return one row of those with equal prospects: sizes, traffic, and units that have work."""
     columns = [*tilings.sizes.values(), tilings.share, *tilings.busy]
     for traffic in tilings.traffic.values():
         columns += [traffic.read_bytes, traffic.write_bytes, traffic.total_read]
@@ -187,7 +234,7 @@ def _distinct(tilings: Tilings) -> list[int]:
 
 
 def _choices(tilings: Tilings) -> list[Floats]:
-    """All that was chosen of tilings."""
+    """Return all decisions of tilings: sizes, parts and ranks of each stage."""
     return [
         column
         for stage in tilings.stages
@@ -197,15 +244,15 @@ def _choices(tilings: Tilings) -> list[Floats]:
 
 
 def _first_of_each(columns: Sequence[Floats]) -> list[int]:
-    """Of rows that are equal in all columns the first, ascending."""
+    """Return the first of rows that are equal in all columns, ascending."""
     _, first = np.unique(np.round(np.stack(columns), 6), axis=1, return_index=True)
     return sorted(first.tolist())
 
 
 class _Sizes:
-    """The tile sizes of a level."""
+    """Tile sizes of a level."""
 
-    def __init__(self, nest: TileNest, machine: Hierarchy, level: int) -> None:
+    def __init__(self, nest: ExecutionNest, machine: Hierarchy, level: int) -> None:
         self.nest = nest
         self.memories = [
             (memory, operands_in(memory, nest, machine)) for memory in machine.levels[level]
@@ -214,16 +261,18 @@ class _Sizes:
         self._largest = self._largest_sizes()
 
     def within(self, outer: Tilings, limit: int) -> tuple[Tilings, dict[str, Floats], bool]:
-        """Rows of ``outer``, repeated, with the tile sizes in each; about ``limit`` of one at most,
-        and whether these are all that fit."""
-        every, grids = True, list[np.ndarray]()
+        """Return rows of ``outer``, repeated, with tile sizes in each, and whether all that fit.
+
+        There are about ``limit`` of each row at most.
+        """
+        is_complete, grids = True, list[np.ndarray]()
         names = [loop.name for loop in self.nest.loops]
         for row in range(outer.rows):
             around = {name: int(outer.sizes[name][row]) for name in names}
             most = [int(min(size, self._largest[name])) for name, size in around.items()]
             options = [list(range(1, size + 1)) for size in most]
             if math.prod(most) > limit:
-                every = False
+                is_complete = False
                 options = [
                     [size for size in _cuts(around[name]) if size <= largest]
                     for name, largest in zip(names, most, strict=True)
@@ -234,17 +283,17 @@ class _Sizes:
             grids.append(np.stack([axis.ravel() for axis in grid]))
         table = np.concatenate(grids, axis=1)
         sizes = {name: table[n].astype(np.float64) for n, name in enumerate(names, 1)}
-        taken = np.flatnonzero(np.broadcast_to(self._fits(sizes), (table.shape[1],)))
-        inside = {name: values[taken] for name, values in sizes.items()}
-        return outer.taken(table[0][taken]), inside, every
+        fitting = np.flatnonzero(np.broadcast_to(self._fits(sizes), (table.shape[1],)))
+        inside = {name: values[fitting] for name, values in sizes.items()}
+        return outer.taken(table[0][fitting]), inside, is_complete
 
     @property
     def largest(self) -> list[int]:
-        """The largest tile of each loop that fits where those of the others are 1."""
+        """Largest size of each loop that fits with the others at 1."""
         return [int(self._largest[loop.name]) for loop in self.nest.loops]
 
     def _largest_sizes(self) -> dict[str, float]:
-        """By loop, the largest tile that fits where those of the others are 1."""
+        """Return the largest size by loop that fits with the others at 1."""
         loops = self.nest.loops
         sizes = [np.arange(1.0, loop.extent + 1) for loop in loops]
         parts = np.cumsum([0, *map(len, sizes)])
@@ -258,12 +307,11 @@ class _Sizes:
         }
 
     def _fits(self, sizes: Mapping[str, Floats]) -> np.ndarray:
-        found = np.ones(1, bool)
+        fits = np.ones(1, bool)
         for memory, operands in self.memories:
-            found = found & (
-                filled_bytes(memory, operands, self.nest, sizes) <= memory.tile_capacity
-            )
-        return found
+            filled = filled_bytes(memory, operands, self.nest, sizes)
+            fits = fits & (filled <= memory.tile_capacity)
+        return fits
 
     def _check(self) -> None:
         ones = {loop.name: np.ones(1) for loop in self.nest.loops}
@@ -278,39 +326,42 @@ class _Sizes:
 
 @cache
 def _cuts(extent: int) -> list[int]:
-    """Sizes of the parts that an extent is cut into, so many of them or one more: ascending.
+    """Return the sizes of an extent's parts for every number of parts, ascending.
 
     >>> _cuts(7)
     [1, 2, 3, 4, 7]
     """
-    found, size = [extent], extent
+    sizes, size = [extent], extent
     while size > 1:
         count = -(-extent // (size - 1))
         size = -(-extent // count)
-        found.append(size)
-    return found[::-1]
+        sizes.append(size)
+    return sizes[::-1]
 
 
 def _thinned(options: list[list[int]], limit: int) -> list[list[int]]:
-    """Fewer options of each loop, at most ``limit`` combinations: divisors before others, then a
-    geometric series with the smallest and the largest."""
-    found = list(options)
-    for place in sorted(range(len(found)), key=lambda n: -len(found[n])):
-        if math.prod(map(len, found)) <= limit:
-            return found
-        divisors = [size for size in found[place] if found[place][-1] % size == 0]
+    """Return fewer options of each loop, with at most ``limit`` combinations.
+
+    Sizes that are no divisors are dropped first, then sizes between close neighbours, which leaves
+    a geometric series with the smallest and the largest.
+    """
+    thinned = list(options)
+    for place in sorted(range(len(thinned)), key=lambda n: -len(thinned[n])):
+        if math.prod(map(len, thinned)) <= limit:
+            return thinned
+        divisors = [size for size in thinned[place] if thinned[place][-1] % size == 0]
         if len(divisors) > 3:
-            found[place] = divisors
-    while math.prod(map(len, found)) > limit:
-        place = max(range(len(found)), key=lambda n: len(found[n]))
-        if len(found[place]) <= 1:
+            thinned[place] = divisors
+    while math.prod(map(len, thinned)) > limit:
+        place = max(range(len(thinned)), key=lambda n: len(thinned[n]))
+        if len(thinned[place]) <= 1:
             break
-        found[place] = _without_one(found[place])
-    return found
+        thinned[place] = _drop_size(thinned[place])
+    return thinned
 
 
-def _without_one(sizes: list[int]) -> list[int]:
-    """Without the size whose neighbours are closest to each other; of two, without the larger."""
+def _drop_size(sizes: list[int]) -> list[int]:
+    """Drop the size whose neighbours are closest to each other; of two, the larger."""
     if len(sizes) == 2:
         return sizes[:1]
     gaps = [sizes[n + 1] / sizes[n - 1] for n in range(1, len(sizes) - 1)]

@@ -1,9 +1,9 @@
-"""Energy and area of what machines are made of, from committed tables with their sources.
+"""Energy and area of arithmetic units and memories, from committed tables with their sources.
 
 A technology is one process node: multipliers and adders, registers, main memory (a TOML file), and
-SRAM by capacity and width (a table beside it, computed by CACTI 7: ``experiments/technology``).
-Between the rows of that table figures are interpolated, linearly in logarithms; outside of it, and
-for an operation that no source has, they are refused.
+SRAM by capacity and width (a second table, computed by CACTI 7: ``experiments/technology``).
+Between the rows of that table, values are interpolated linearly in logarithms; outside of it, and
+for an operation without a source, an error is raised.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _FOLDER = Path(__file__).parent / "technologies"
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """An arithmetic unit: the energy of an operation, in pJ, and its area, in um2."""
+    """Arithmetic unit: energy of an operation in pJ, area in um2."""
 
     energy_pj: float
     area_um2: float
 
-    def __add__(self, other: Unit) -> Unit:
-        return Unit(self.energy_pj + other.energy_pj, self.area_um2 + other.area_um2)
+    def __add__(self, addend: Unit) -> Unit:
+        return Unit(self.energy_pj + addend.energy_pj, self.area_um2 + addend.area_um2)
 
 
 class _Registers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of an access of ``bits``; the area is that of one bit."""
+    """Registers: energy of an access of ``bits``, and area of one bit."""
 
     bits: int
     energy_pj: float
@@ -43,14 +43,14 @@ class _Registers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Dram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of ``bits`` read or written."""
+    """Main memory: energy of ``bits`` read or written."""
 
     bits: int
     energy_pj: float
 
 
 class _Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The TOML file of a technology."""
+    """Contents of a technology's TOML file."""
 
     name: str
     node_nm: int
@@ -63,8 +63,11 @@ class _Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Sram:
-    """A memory of one or several banks: energies of an access of ``width_bits`` to one of them, and
-    area and leakage of all. ``cycle_ns`` lie between two accesses to a bank."""
+    """Memory of one or several banks.
+
+    Energies are those of an access of ``width_bits`` to one bank, area and leakage those of all.
+    ``cycle_ns`` is the time between two accesses to a bank.
+    """
 
     capacity_bytes: float
     width_bits: float
@@ -84,17 +87,19 @@ class Sram:
         return self.write_pj * 8 / self.width_bits
 
 
-_Figures = tuple[float, float, float, float, float]
-"""Read pJ, write pJ, um2, W and ns of one bank."""
+_Bank = tuple[float, float, float, float, float]
+"""Read energy (pJ), write energy (pJ), area (um2), leakage (W) and cycle time (ns) of one bank."""
 
 
 @dataclass(frozen=True, eq=False)
 class Technology:
-    """A process node. ``sources`` says, by kind of figure, where it is from."""
+    """Process node, with its SRAM banks by width in bits and capacity in bytes.
+
+    ``sources`` has the sources by kind of value.
+    """
 
     tables: _Tables
-    sram_rows: Mapping[tuple[int, int], _Figures]
-    """By width in bits and capacity in bytes."""
+    sram_rows: Mapping[tuple[int, int], _Bank]
 
     @property
     def name(self) -> str:
@@ -109,82 +114,102 @@ class Technology:
         return self.tables.sources
 
     def mac(self, dtype_in: str, dtype_out: str) -> Unit:
-        """A multiplication of two of ``dtype_in`` with an addition of ``dtype_out``. An unsigned
-        type takes the figures of the signed one.
+        """Return the unit of a multiplication of ``dtype_in`` with an addition of ``dtype_out``.
 
-        Raises :class:`SpecError` where no source has it.
+        An unsigned type has the values of the signed one.
+
+        Raises
+        ------
+        SpecError
+            No source has the operation.
         """
         return self._operation("multiply", dtype_in) + self._operation("add", dtype_out)
 
     def add(self, dtype: str) -> Unit:
-        """An addition of two of ``dtype``; raises as :meth:`mac`."""
+        """Return the unit of an addition; raise as :meth:`mac`."""
         return self._operation("add", dtype)
 
     def _operation(self, operation: str, dtype: str) -> Unit:
-        known: Mapping[str, Unit] = getattr(self.tables, operation)
-        found = known.get(dtype.removeprefix("u"))
-        if found is None:
+        units: Mapping[str, Unit] = getattr(self.tables, operation)
+        unit = units.get(dtype.removeprefix("u"))
+        if unit is None:
             problem = f"technology {self.name} has no figures to {operation} {dtype}"
-            raise SpecError(f"{problem}; it has {one_of(known)}")
-        return found
+            raise SpecError(f"{problem}; it has {one_of(units)}")
+        return unit
 
     def register_pj(self, bits: float) -> float:
-        """Of an access to a register of so many bits."""
+        """Return the energy of an access to a register."""
         return self.tables.register.energy_pj * bits / self.tables.register.bits
 
     def register_area_um2(self, bits: float) -> float:
+        """Return the area of a register."""
         return self.tables.register.area_um2_per_bit * bits
 
     def dram_pj(self, count: float) -> float:
-        """Of so many bytes read from main memory, or written there."""
+        """Return the energy of bytes read from main memory, or written there."""
         return self.tables.dram.energy_pj * count * 8 / self.tables.dram.bits
 
     def sram(self, capacity_bytes: float, width_bits: float, banks: int = 1) -> Sram:
-        """A memory of ``banks`` equal macros, each with a port of ``width_bits`` that reads or
-        writes once a cycle; what connects them is not counted.
+        """Return a memory of equal banks, each with a port that reads or writes once a cycle.
 
-        Raises :class:`SpecError` where one bank lies outside of the table.
+        The network that connects banks is not included.
+
+        Raises
+        ------
+        SpecError
+            The banks lie outside of the table.
         """
         if banks < 1:
             raise SpecError(f"an SRAM of {banks} banks is none; give at least 1")
         read, write, area, leakage, cycle = self._bank(capacity_bytes / banks, width_bits)
         return Sram(
-            capacity_bytes, width_bits, banks, read, write, area * banks, leakage * banks, cycle
+            capacity_bytes=capacity_bytes,
+            width_bits=width_bits,
+            banks=banks,
+            read_pj=read,
+            write_pj=write,
+            area_um2=area * banks,
+            leakage_w=leakage * banks,
+            cycle_ns=cycle,
         )
 
-    def _bank(self, capacity: float, width: float) -> _Figures:
+    def _bank(self, capacity: float, width: float) -> _Bank:
+        """Return a bank, interpolated between up to four rows of the table."""
         widths = sorted({row[0] for row in self.sram_rows})
-        found: list[tuple[float, _Figures]] = []
-        for own, weight in _around(widths, width):
-            for size, other in _around(self._capacities[own], capacity):
-                found.append((weight * other, self.sram_rows[own, size]))
-        if not found or not math.isclose(sum(weight for weight, _ in found), 1):
+        rows = [
+            (of_width * of_size, self.sram_rows[row_width, size])
+            for row_width, of_width in _neighbours(widths, width)
+            for size, of_size in _neighbours(self._capacities[row_width], capacity)
+        ]
+        if not rows or not math.isclose(sum(weight for weight, _ in rows), 1):
             raise SpecError(self._outside(capacity, width, widths))
         return tuple(  # pyright: ignore[reportReturnType]
-            math.exp(sum(weight * math.log(figures[i]) for weight, figures in found))
-            for i in range(len(found[0][1]))
+            math.exp(sum(weight * math.log(bank[i]) for weight, bank in rows))
+            for i in range(len(rows[0][1]))
         )
 
     @cached_property
     def _capacities(self) -> Mapping[int, list[int]]:
-        """Of the table's rows by width, ascending."""
-        found: dict[int, list[int]] = {}
+        """Capacities of the table's rows by width, ascending."""
+        capacities: dict[int, list[int]] = {}
         for width, capacity in sorted(self.sram_rows):
-            found.setdefault(width, []).append(capacity)
-        return found
+            capacities.setdefault(width, []).append(capacity)
+        return capacities
 
     def _outside(self, capacity: float, width: float, widths: list[int]) -> str:
-        asked = f"an SRAM bank of {capacity:g} bytes with accesses of {width:g} bits"
-        said = f"{asked} is outside of the table of technology {self.name}"
+        bank = f"an SRAM bank of {capacity:g} bytes with accesses of {width:g} bits"
+        problem = f"{bank} is outside of the table of technology {self.name}"
         if not widths[0] <= width <= widths[-1]:
-            return f"{said}; its accesses are of {widths[0]} to {widths[-1]} bits"
-        own = self._capacities[widths[bisect_left(widths, width)]]
-        return f"{said}; its banks of this width have {own[0]:,} to {own[-1]:,} bytes"
+            return f"{problem}; its accesses are of {widths[0]} to {widths[-1]} bits"
+        sizes = self._capacities[widths[bisect_left(widths, width)]]
+        return f"{problem}; its banks of this width have {sizes[0]:,} to {sizes[-1]:,} bytes"
 
 
-def _around(grid: list[int], value: float) -> Iterator[tuple[int, float]]:
-    """The points of a grid to either side of a value, with their weights in logarithms; nothing
-    outside of the grid."""
+def _neighbours(grid: list[int], value: float) -> Iterator[tuple[int, float]]:
+    """Yield the points of a grid on both sides of a value, with their weights in logarithms.
+
+    There are none outside of the grid.
+    """
     place = bisect_left(grid, value)
     if place < len(grid) and grid[place] == value:
         yield grid[place], 1.0
@@ -196,13 +221,13 @@ def _around(grid: list[int], value: float) -> Iterator[tuple[int, float]]:
 
 
 def technologies() -> tuple[str, ...]:
-    """The names of those that there are."""
+    """Return the names of all technologies."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
 @lru_cache
 def technology(name: str = "45nm") -> Technology:
-    """A technology by its name; raises :class:`SpecError` for a name that there is not."""
+    """Return a technology by its name; raise :class:`SpecError` if there is none."""
     if name not in technologies():
         near = close_match(name, technologies())
         raise SpecError(f"unknown technology {name!r}{near}; allowed: {one_of(technologies())}")
@@ -210,7 +235,7 @@ def technology(name: str = "45nm") -> Technology:
     return Technology(tables, _sram_rows(_FOLDER / f"{name}_sram.csv"))
 
 
-def _sram_rows(path: Path) -> dict[tuple[int, int], _Figures]:
+def _sram_rows(path: Path) -> dict[tuple[int, int], _Bank]:
     with path.open(encoding="utf-8", newline="") as file:
         return {
             (int(row["width_bits"]), int(row["capacity_bytes"])): (

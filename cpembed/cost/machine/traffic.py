@@ -1,8 +1,8 @@
 """Tilings of a nest for a hierarchy of memories, many at a time, and the bytes that they move.
 
-A tiling is chosen from main memory inwards. At each boundary between two levels the tile of the
+A tiling is decided from main memory inwards. At each boundary between two levels, the tile of the
 outer one is cut into tiles of the inner one: loops over these, in some order, some of them shared
-by the units of the inner level. What is moved is counted tile by tile
+by the units of the inner level. Transfers are counted tile by tile
 (:mod:`cpembed.cost.machine.passes`).
 """
 
@@ -17,30 +17,34 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.machine.nest import Floats, TileNest, TileOperand
+from cpembed.cost.machine.nest import ExecutionNest, Floats, TileOperand
 from cpembed.cost.machine.passes import Integers, LoopCuts, OperandTiles, Scopes, Stage
 from cpembed.hw.machine import Hierarchy, Memory, Overlapping, TransferUnit
 from cpembed.ir.computation import AxisKind
 
 _PERMUTED = 3
-"""Sets of loops that leave an operand where it is, of which all orders are tried; of more of them,
-each is tried as the innermost."""
+"""Maximum number of sets of loops that leave an operand in place of which all orders are compared;
+of more, each is compared as the innermost."""
 
 _SHARED = 2
-"""The longest parallel loops, which units share in several ways where not all ways are compared."""
+"""Number of the longest parallel loops that units share in turn if not all divisions are
+compared."""
 
 _DEALT = 16
-"""Ways to share the parallel loops that are compared at most."""
+"""Maximum number of divisions of the parallel loops among units of which all are compared."""
 
 Parts = Mapping[str, int]
-"""Into how many blocks the tiles of loops are dealt to units at most, the first loop first."""
+"""Maximum number of blocks into which the tiles of each loop are dealt to units; earlier loops get
+theirs first."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a memory exchanges with its parent: bytes and transfers of its first unit, which has the
-    most to do; ``shared``: bytes of all units that the parent's first unit feeds; ``total``: of all
-    units."""
+    """Bytes and transfers between a memory and its parent.
+
+    Those without a prefix are of the memory's first unit, which has the most to do; ``shared`` ones
+    of all units that the parent's first unit feeds; ``total`` ones of all units.
+    """
 
     read_bytes: Floats
     write_bytes: Floats
@@ -54,13 +58,24 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Tilings:
-    """Tilings that are chosen from main memory down to some level, one a row.
+    """Tilings from main memory down to some level, one a row.
 
-    ``sizes`` are the tiles of that level, ``stages`` the cuts so far, the outermost first.
-    ``share`` is the part of all executions that the first unit does, ``busy`` says how many units
-    of each level have work, the innermost first; ``waits`` counts executions of the first unit that
-    follow each other because they add to the same outputs. ``first`` is the traffic of the first
-    tiles alone, of memories that are filled while a tile before is computed.
+    Parameters
+    ----------
+    sizes : mapping of str to array
+        Tiles of that level, in iterations by loop.
+    stages : tuple of Stage
+        Cuts so far, the outermost first.
+    share : array
+        Fraction of all executions that the first unit does.
+    busy : tuple of array
+        Number of units of each level that have work, the innermost level first.
+    waits : array
+        Executions of the first unit that follow each other because they add to the same outputs.
+    traffic : mapping of str to Traffic
+        Traffic of each memory.
+    first : mapping of str to Traffic
+        Traffic of the first tiles, for memories that are filled while another tile is computed.
     """
 
     sizes: Mapping[str, Floats]
@@ -76,7 +91,7 @@ class Tilings:
         return len(self.share)
 
     def taken(self, rows: Sequence[int] | Integers) -> Tilings:
-        """Some of the rows, which may be repeated."""
+        """Return some of the rows, which may be repeated."""
 
         def pick(values: Sequence[Floats]) -> Floats:
             (column,) = values
@@ -86,14 +101,14 @@ class Tilings:
 
 
 def joined(tilings: Sequence[Tilings]) -> Tilings:
-    """The rows of all."""
+    """Return the rows of all."""
     return _combined(tilings, np.concatenate)
 
 
 def _combined(
     tilings: Sequence[Tilings], function: Callable[[Sequence[Floats]], Floats]
 ) -> Tilings:
-    """What ``function`` makes of arrays that have the same place in each."""
+    """Apply ``function`` to the arrays that have the same place in each."""
 
     def named(mappings: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
         return {name: function([m[name] for m in mappings]) for name in mappings[0]}
@@ -130,9 +145,8 @@ def _combined(
 class LevelTiles:
     """Tile sizes of a level, a row for each tiling.
 
-    Memories farther in that are filled past this level are filled by it too: ``comes_again`` names
-    those that have no room for all that such a tile takes, so that it is likely to come again with
-    each tile.
+    The level also fills memories farther in whose parent is farther out. ``comes_again`` names
+    those without room for such a tile, whose data is then likely to be loaded again with each tile.
     """
 
     level: int
@@ -141,11 +155,29 @@ class LevelTiles:
     comes_again: Mapping[str, NDArray[np.bool_]]
 
     @staticmethod
-    def of(
-        level: int, sizes: Mapping[str, Floats], nest: TileNest, machine: Hierarchy
+    def filling(
+        level: int, sizes: Mapping[str, Floats], nest: ExecutionNest, machine: Hierarchy
     ) -> LevelTiles:
+        """Return the tiles with the memories that they fill.
+
+        Parameters
+        ----------
+        level : int
+            Level of the memories, 0 for the innermost.
+        sizes : mapping of str to array
+            Iterations by loop.
+        nest : ExecutionNest
+            Nest that is tiled.
+        machine : Hierarchy
+            Machine with its memories.
+        """
         units = machine.levels[level][0].units
-        filled = filled_at(level, machine)
+        filled = tuple(
+            memory
+            for memory in machine.memories.values()
+            if memory.parent is not None
+            and memory.level <= level < machine.memories[memory.parent].level
+        )
         again: dict[str, NDArray[np.bool_]] = {}
         for memory in filled:
             if memory.level < level:
@@ -155,27 +187,17 @@ class LevelTiles:
         return LevelTiles(level, sizes, filled, again)
 
 
-def filled_at(level: int, machine: Hierarchy) -> tuple[Memory, ...]:
-    """The memories of a level, and those farther in that are filled past it."""
-    return tuple(
-        memory
-        for memory in machine.memories.values()
-        if memory.parent is not None
-        and memory.level <= level < machine.memories[memory.parent].level
-    )
+def untiled(nest: ExecutionNest) -> Tilings:
+    """Return the tiling of main memory, which holds everything."""
+    ones = np.ones(1)
+    sizes = {loop.name: ones * loop.extent for loop in nest.loops}
+    return Tilings(sizes, stages=(), share=ones, busy=(ones,), waits=ones)
 
 
-def whole(nest: TileNest) -> Tilings:
-    """The tiling of main memory, which holds everything."""
-    one = np.ones(1)
-    return Tilings({loop.name: one * loop.extent for loop in nest.loops}, (), one, (one,), one)
+def orders(nest: ExecutionNest) -> tuple[list[tuple[str, ...]], bool]:
+    """Return orders of loops, innermost first, and whether one of them is optimal.
 
-
-def orders(nest: TileNest) -> tuple[list[tuple[str, ...]], bool]:
-    """The orders of loops, innermost first, and whether one of them is as good as any other.
-
-    Between two orders in which each operand stays through as many loops, there is nothing to
-    choose.
+    Orders in which each operand stays in place through as many loops are equivalent.
     """
     names = [loop.name for loop in nest.loops]
     staying = dict.fromkeys(frozenset(names) - operand.loops for operand in nest.operands)
@@ -184,16 +206,18 @@ def orders(nest: TileNest) -> tuple[list[tuple[str, ...]], bool]:
         priorities = list(itertools.permutations(sets))
     else:
         priorities = [(first, *(s for s in sets if s != first)) for first in sets]
-    found = dict.fromkeys(
+    different = dict.fromkeys(
         tuple(sorted(names, key=lambda name: tuple(name not in loops for loops in priority)))
         for priority in priorities
     )
-    return list(found), len(sets) <= _PERMUTED
+    return list(different), len(sets) <= _PERMUTED
 
 
-def dealings(nest: TileNest, units: int) -> tuple[list[Parts], bool]:
-    """Ways to deal the tiles of parallel loops to units, some of which may be left idle, and
-    whether these are all."""
+def dealings(nest: ExecutionNest, units: int) -> tuple[list[Parts], bool]:
+    """Return divisions of the parallel loops' tiles among units, and whether these are all.
+
+    Units may be left idle.
+    """
     parallel = sorted(
         (loop for loop in nest.loops if loop.kind is AxisKind.SPATIAL),
         key=lambda loop: -loop.extent,
@@ -209,7 +233,7 @@ def dealings(nest: TileNest, units: int) -> tuple[list[Parts], bool]:
 
 
 def _products(most: Sequence[int], units: int) -> Iterator[tuple[int, ...]]:
-    """All tuples of at most these numbers whose product is at most so many."""
+    """Yield all tuples of positive numbers up to these, whose product is at most ``units``."""
     if not most:
         yield ()
         return
@@ -219,26 +243,43 @@ def _products(most: Sequence[int], units: int) -> Iterator[tuple[int, ...]]:
 
 
 def _some_dealings(names: Sequence[str], units: int) -> list[Parts]:
-    """Each of the longest loops as far as it goes, or less far, then what is left; and one unit
-    alone."""
-    found: list[Parts] = [dict.fromkeys(names, 1)]
+    """Return divisions that give each of the longest loops all units or fewer, the rest the others.
+
+    The first one uses a single unit.
+    """
+    divisions: list[Parts] = [dict.fromkeys(names, 1)]
     for first in names[:_SHARED]:
         for limit in dict.fromkeys((units, units // 2, math.isqrt(units))):
             rest = dict.fromkeys((name for name in names if name != first), units)
-            found.append({first: limit, **rest})
-    return found
+            divisions.append({first: limit, **rest})
+    return divisions
 
 
 def cut(
     outer: Tilings,
     inner: LevelTiles,
     parts: Parts,
-    tried: Sequence[Sequence[str]],
-    nest: TileNest,
+    loop_orders: Sequence[Sequence[str]],
+    nest: ExecutionNest,
     machine: Hierarchy,
 ) -> Iterator[Tilings]:
-    """The tilings with one more level, for each of the orders that are ``tried``: ``inner`` tiles
-    in those of ``outer``, row by row, dealt to units in ``parts``."""
+    """Yield the tilings with one more level, for each order of the loops.
+
+    Parameters
+    ----------
+    outer : Tilings
+        Tilings down to the level outside.
+    inner : LevelTiles
+        Tiles of the level, row by row.
+    parts : Parts
+        Division of the tiles among units.
+    loop_orders : sequence of sequence of str
+        Orders of the loops over tiles, innermost first.
+    nest : ExecutionNest
+        Nest that is tiled.
+    machine : Hierarchy
+        Machine with its memories.
+    """
     rows = outer.rows
     stage = Stage(inner.level, inner.sizes, _dealt(outer, inner, parts, machine), {})
     regions = _Regions((*outer.stages, stage), inner, rows, nest, machine)
@@ -248,38 +289,38 @@ def cut(
         for memory in inner.memories
         if memory.effective_overlap is Overlapping.DOUBLE_BUFFER
     }
-    for order in tried:
+    for order in loop_orders:
         ranks = _ranks(order, outer.sizes, inner.sizes, rows)
         history = [*(s.ranks for s in outer.stages), ranks]
         traffic = {memory.name: regions.moved(memory, history) for memory in inner.memories}
         yield Tilings(
-            inner.sizes,
-            (*outer.stages, replace(stage, ranks=ranks)),
-            regions.share[0],
-            (busy, *outer.busy),
-            waits,
-            {**outer.traffic, **traffic},
-            {**outer.first, **first},
+            sizes=inner.sizes,
+            stages=(*outer.stages, replace(stage, ranks=ranks)),
+            share=regions.share[0],
+            busy=(busy, *outer.busy),
+            waits=waits,
+            traffic={**outer.traffic, **traffic},
+            first={**outer.first, **first},
         )
 
 
 def _dealt(
     outer: Tilings, inner: LevelTiles, parts: Parts, machine: Hierarchy
 ) -> dict[str, Floats]:
-    """Into how many blocks loops are dealt, row by row: no more than they have tiles."""
+    """Return the number of blocks into which each loop is dealt: no more than it has tiles."""
     dealt = dict[str, Floats]()
-    left = np.full(outer.rows, float(machine.fan_out(inner.level)))
+    units = np.full(outer.rows, float(machine.fan_out(inner.level)))
     for name, most in parts.items():
         tiles = np.ceil(outer.sizes[name] / inner.sizes[name])
-        dealt[name] = np.minimum(np.minimum(left, most), tiles)
-        left = np.floor(left / dealt[name])
+        dealt[name] = np.minimum(np.minimum(units, most), tiles)
+        units = np.floor(units / dealt[name])
     return dealt
 
 
 def _ranks(
     order: Sequence[str], outer: Mapping[str, Floats], inner: Mapping[str, Floats], rows: int
 ) -> dict[str, Floats]:
-    """The places of loops among those of more than one tile, 0 for the others."""
+    """Return the positions of loops among those of several tiles, 0 for the others."""
     ranks, place = dict[str, Floats](), np.zeros(rows)
     for name in order:
         several = outer[name] > inner[name]
@@ -289,8 +330,10 @@ def _ranks(
 
 
 def _scopes(stages: Sequence[Stage], inner: LevelTiles, machine: Hierarchy) -> Scopes:
-    """The first unit, those below the first unit of each parent, and all; one where nothing is
-    dealt out."""
+    """Return the units to count: the first one, those below the first of each parent, and all.
+
+    One scope suffices if nothing is dealt out.
+    """
     if not any(stage.parts for stage in stages):
         return (0.0,)
     parents = {machine.memories[memory.parent or ""].level for memory in inner.memories}
@@ -298,14 +341,14 @@ def _scopes(stages: Sequence[Stage], inner: LevelTiles, machine: Hierarchy) -> S
 
 
 class _Regions:
-    """The regions that a level's tiles make in all memories that they fill."""
+    """Regions that a level's tiles occupy in all memories that they fill."""
 
     def __init__(
         self,
         stages: Sequence[Stage],
         inner: LevelTiles,
         rows: int,
-        nest: TileNest,
+        nest: ExecutionNest,
         machine: Hierarchy,
     ) -> None:
         self._inner, self._rows, self._nest, self._machine = inner, rows, nest, machine
@@ -323,42 +366,41 @@ class _Regions:
 
     @cached_property
     def share(self) -> Floats:
-        """``[scope, row]``: the part of all executions that units do."""
-        found = np.ones((len(self._scopes), self._rows))
+        """Fraction of all executions that units do, as ``[scope, row]``."""
+        iterations = np.ones((len(self._scopes), self._rows))
         for loop in self._cuts.values():
-            found = found * loop.iterations
-        return found / math.prod(loop.extent for loop in self._nest.loops)
+            iterations = iterations * loop.iterations
+        return iterations / math.prod(loop.extent for loop in self._nest.loops)
 
     @property
     def busy(self) -> Floats:
-        """Units that have work."""
+        """Number of units that have work."""
         firsts = (loop.visits[0, -1] for loop in self._cuts.values())
         return math.prod(firsts, start=np.ones(self._rows))
 
     @property
     def waits(self) -> Floats:
-        """Executions of the first unit that follow each other: of each tile of outputs all
-        reductions."""
-        found = np.zeros(self._rows)
+        """Executions of the first unit that follow each other: the reductions of each output."""
+        waits = np.zeros(self._rows)
         for operand in self._nest.operands:
             if operand.is_output:
                 each = (
                     loop.visits[-1, 0] if name in operand.loops else loop.iterations[0]
                     for name, loop in self._cuts.items()
                 )
-                found = np.maximum(found, math.prod(each, start=np.ones(self._rows)))
-        return found
+                waits = np.maximum(waits, math.prod(each, start=np.ones(self._rows)))
+        return waits
 
     def first(self, memory: Memory) -> Traffic:
-        """Of the first tile of each unit alone."""
+        """Return the traffic of the first tile of each unit."""
         regions = self._regions[memory.name]
-        return self._exchanged(memory, [one.first(self._cuts, self._scopes) for one in regions])
+        return self._exchanged(memory, [r.first(self._cuts, self._scopes) for r in regions])
 
     def moved(self, memory: Memory, ranks: Sequence[Mapping[str, Floats]]) -> Traffic:
-        """Of all tiles, where the loops of each stage have these places."""
+        """Return the traffic of all tiles, with these positions of the loops of each stage."""
         calls, again = self._nest.calls * self.share, self._inner.comes_again.get(memory.name)
         regions = self._regions[memory.name]
-        return self._exchanged(memory, [one.moved(ranks, again, calls) for one in regions])
+        return self._exchanged(memory, [r.moved(ranks, again, calls) for r in regions])
 
     def _exchanged(self, memory: Memory, figures: Sequence[Floats]) -> Traffic:
         total = sum(figures, start=np.zeros((4, len(self._scopes), self._rows)))
@@ -372,29 +414,29 @@ class _Regions:
 
 
 class _Region:
-    """What a memory holds of an operand, tile by tile: bytes, and transfers that bring them."""
+    """Part of an operand in a memory, tile by tile: bytes, and the transfers that move them."""
 
     def __init__(
-        self, operand: TileOperand, memory: Memory, tiles: OperandTiles, nest: TileNest
+        self, operand: TileOperand, memory: Memory, tiles: OperandTiles, nest: ExecutionNest
     ) -> None:
         self.operand, self.memory, self.tiles, self._nest = operand, memory, tiles, nest
         self._streams = memory.transfer_unit is TransferUnit.EXECUTION and not operand.is_output
-        self._bytes, self._each = self._of(tiles)
+        self._bytes, self._each = self._sizes(tiles)
 
-    def _of(self, tiles: OperandTiles) -> tuple[Floats, Floats]:
-        """Bytes and transfers of tiles."""
+    def _sizes(self, tiles: OperandTiles) -> tuple[Floats, Floats]:
+        """Return bytes and transfers of each tile."""
         operand, nest, granule = self.operand, self._nest, self.memory.granule_bytes
         if self.memory.transfer_unit is TransferUnit.REGION:
             return operand.moved_bytes({**nest.fixed, **tiles.sizes}, granule), np.ones(1)
         each = np.ones(1)
         if not self._streams:
-            each = execution_tiles(operand, nest, tiles.sizes)
+            each = _execution_tiles(operand, nest, tiles.sizes)
         return nest.execution_bytes(operand, granule) * each, each
 
     def first(self, cuts: Mapping[str, LoopCuts], scopes: Scopes) -> Floats:
-        """As :meth:`moved`, of the first tile of each unit alone."""
+        """Return the result of :meth:`moved` for the first tile of each unit."""
         tiles = OperandTiles(self.operand, cuts, scopes, self.tiles.rows, first=True)
-        size, each = self._of(tiles)
+        size, each = self._sizes(tiles)
         moved, transfers = tiles.totals(tiles.distinct * size), tiles.totals(tiles.distinct * each)
         none = np.zeros_like(moved)
         if self.operand.is_output:
@@ -407,8 +449,10 @@ class _Region:
         again: NDArray[np.bool_] | None,
         calls: Floats,
     ) -> Floats:
-        """``[figure, scope, row]``: bytes read, bytes written, transfers that read, that write.
-        ``again``: where a tile comes again with each iteration; ``calls`` are executions."""
+        """Return bytes read and written, and transfers likewise, as ``[figure, scope, row]``.
+
+        In rows of ``again``, a tile is loaded again with each iteration; ``calls`` are executions.
+        """
         none = np.zeros_like(calls)
         if self._streams:
             return np.stack([calls * self._bytes, none, calls, none])
@@ -419,33 +463,60 @@ class _Region:
         if not self.operand.is_output:
             moved = tiles.totals(count * self._bytes), none, tiles.totals(count * self._each), none
             return np.stack(moved)
-        # Sums that are not complete come back.
+        # Incomplete sums are read again.
         back = count - tiles.distinct
         figures = back * self._bytes, count * self._bytes, back * self._each, count * self._each
         return np.stack([tiles.totals(figure) for figure in figures])
 
 
-def operands_in(memory: Memory, nest: TileNest, machine: Hierarchy) -> list[TileOperand]:
-    """The operands that pass a memory."""
+def operands_in(memory: Memory, nest: ExecutionNest, machine: Hierarchy) -> list[TileOperand]:
+    """Return the operands that pass through a memory.
+
+    Parameters
+    ----------
+    memory : Memory
+        Memory of the machine.
+    nest : ExecutionNest
+        Nest with the operands.
+    machine : Hierarchy
+        Machine with the paths of the operands.
+    """
     return [o for o in nest.operands if memory in machine.path(o.scope)]
 
 
 def filled_bytes(
-    memory: Memory, operands: Sequence[TileOperand], nest: TileNest, sizes: Mapping[str, Floats]
+    memory: Memory,
+    operands: Sequence[TileOperand],
+    nest: ExecutionNest,
+    sizes: Mapping[str, Floats],
 ) -> Floats:
-    """Bytes of a memory that a tile takes."""
+    """Return the bytes of a memory that a tile occupies.
+
+    Parameters
+    ----------
+    memory : Memory
+        Memory of the machine.
+    operands : sequence of TileOperand
+        Operands that pass through it.
+    nest : ExecutionNest
+        Nest that is tiled.
+    sizes : mapping of str to array
+        Iterations by loop.
+    """
     total = np.zeros(1)
-    known = {**nest.fixed, **sizes}
+    all_sizes = {**nest.fixed, **sizes}
     for operand in operands:
         if memory.transfer_unit is not TransferUnit.REGION:
             each = nest.execution_bytes(operand, memory.granule_bytes)
-            total = total + execution_tiles(operand, nest, sizes) * each
+            total = total + _execution_tiles(operand, nest, sizes) * each
         else:
             element = operand.held_bytes if operand.scope == memory.name else operand.element_bytes
-            total = total + operand.elements(known) * element
+            total = total + operand.elements(all_sizes) * element
     return total
 
 
-def execution_tiles(operand: TileOperand, nest: TileNest, sizes: Mapping[str, Floats]) -> Floats:
-    """Different tiles of single executions in a tile of many."""
+def _execution_tiles(
+    operand: TileOperand, nest: ExecutionNest, sizes: Mapping[str, Floats]
+) -> Floats:
+    """Return the number of different tiles of single executions in a tile of many."""
     return operand.elements({**dict.fromkeys(nest.axes, np.ones(1)), **sizes})

@@ -64,16 +64,13 @@ class AllDifferent(Constraint):
             model.builder.all_different(tuples)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
-        groups = [node_map.points]
+        groups = [_as_one_line(node_map.points)]
         outputs = problem.outputs
         for operand, image in node_map.elements.items():
             if self.elements == "all" or operand in outputs:
-                groups.append(image)
+                groups.append(_as_one_line(image))
             elif self.elements == "along_axes":
-                for index in range(1, image.ndim):
-                    lines = np.moveaxis(image, index, -1)
-                    every = np.ndindex(lines.shape[1:-1])
-                    groups += [lines[(slice(None), *line)] for line in every]
+                groups += [np.moveaxis(image, index, -1) for index in range(1, image.ndim)]
         return all(_distinct(image) for image in groups)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
@@ -94,14 +91,30 @@ class AllDifferent(Constraint):
         return "all_different: no operation of the workload is computed twice in one instruction"
 
 
+def _as_one_line(images: Coordinates) -> Coordinates:
+    """Return images of shape ``(dimensions, *nodes)`` with all nodes along one axis."""
+    return images.reshape(len(images), math.prod(images.shape[1:]))
+
+
 def _distinct(images: Coordinates) -> bool:
-    """Whether the images of nodes, of shape ``(dimensions, *nodes)``, are pairwise different."""
-    columns = images.reshape(len(images), math.prod(images.shape[1:]))
-    if not len(columns):
-        return columns.shape[1] <= 1
-    low = columns.min(axis=1, keepdims=True)
-    sizes = (columns.max(axis=1, keepdims=True) - low + 1).ravel().tolist()
-    if math.prod(sizes) < 2**62:
-        codes = np.ravel_multi_index(tuple(columns - low), sizes)
-        return len(np.unique(codes)) == columns.shape[1]
-    return len(np.unique(columns, axis=1).T) == columns.shape[1]
+    """Return True if the images along the last axis are pairwise different, in every line.
+
+    ``images`` has the shape ``(dimensions, *lines, nodes)``.
+    """
+    nodes = images.shape[-1]
+    if nodes <= 1:
+        return True
+    # One number for each image, different for different ones.
+    codes = np.zeros(images.shape[1:], np.int64)
+    codes_end = 1
+    for coordinates in images:
+        low = int(coordinates.min())
+        size = int(coordinates.max()) - low + 1
+        codes_end *= size
+        if codes_end >= 2**62:
+            lines = np.moveaxis(images, 0, -1).reshape(-1, nodes, len(images))
+            return all(len(np.unique(line, axis=0)) == nodes for line in lines)
+        if size > 1:
+            codes = codes * size + (coordinates - low)
+    codes.sort(axis=-1)
+    return bool(np.all(codes[..., 1:] != codes[..., :-1]))

@@ -56,11 +56,11 @@ class Dataflow(Constraint):
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         for pair in problem.pairs:
-            where = problem.element_index(pair, node_map.extents)
             point = {axis.name: node_map.points[i] for i, axis in enumerate(problem.workload.axes)}
             elements = node_map.elements[pair.instruction.operand]
             for image, index in zip(elements, pair.workload.index, strict=True):
-                if not np.all(image[where] == index.evaluate(point)):
+                accessed = problem.at_points(pair, image, node_map.extents)
+                if np.any(accessed != index.evaluate(point)):
                     return False
         shapes = {name: image.shape[1:] for name, image in node_map.elements.items()}
         for (first, first_at), (second, second_at) in problem.shared_elements(shapes):

@@ -16,7 +16,7 @@ from cpembed.embedding.constraints.base import (
 )
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model_builder import Ids
-from cpembed.embedding.node_map import NodeMap, box_digits, operand_boxes
+from cpembed.embedding.node_map import NodeMap, operand_boxes, operation_box
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.scalar_model import DigitChoice, ScalarModel
 
@@ -66,7 +66,7 @@ class HyperRectangle(Constraint):
         model.boxed = True
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
-        if box_digits(node_map.points) is None:
+        if operation_box(node_map) is None:
             return False
         return self.images == "operations" or operand_boxes(node_map) is not None
 

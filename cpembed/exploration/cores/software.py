@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.machine.nest import Floats, TileNest, tile_nest
+from cpembed.cost.machine.nest import ExecutionNest, Floats, execution_nest
 from cpembed.cost.machine.search import best_tilings, tilings_for
 from cpembed.cost.machine.times import compute_time, memory_times
 from cpembed.cost.machine.traffic import Tilings, joined, orders
@@ -72,7 +72,7 @@ class Scheduled:
     machine: str
     embedding: str
     family: str
-    nest: TileNest
+    nest: ExecutionNest
     tilings: Tilings
 
 
@@ -225,7 +225,7 @@ class _Program:
     embedding: str
     family: str
     fed: frozenset[frozenset[str]]
-    nest: TileNest
+    nest: ExecutionNest
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def _distinct(core: Core, workload: Computation, top: int | None) -> tuple[int, 
     )
     programs: dict[object, _Program] = {}
     for ranked in best.ranking.candidates:
-        nest = tile_nest(ranked.candidate.program, _machine(core, DOUBLE).layouts)
+        nest = execution_nest(ranked.candidate.program, _machine(core, DOUBLE).layouts)
         families = ranked.candidate.embedding.family
         family = " ".join(f"{axis}:{'*'.join(fed) or '-'}" for axis, fed in families.items())
         fed = frozenset(frozenset(axes) for axes in families.values())
@@ -299,7 +299,7 @@ def survey(core: Core, workload: Computation) -> list[tuple[str, float]]:
     return surveyed
 
 
-def _form(nest: TileNest, families: Mapping[str, tuple[str, ...]], core: Core) -> object:
+def _form(nest: ExecutionNest, families: Mapping[str, tuple[str, ...]], core: Core) -> object:
     """Return a value that is equal for nests that take equally long on any machine.
 
     Factors may replace each other where their registers have the same size.
@@ -333,14 +333,14 @@ def _machine(core: Core, name: str) -> Hierarchy:
 
 
 def _cycles(
-    tilings: Tilings, nest: TileNest, machine: Hierarchy
+    tilings: Tilings, nest: ExecutionNest, machine: Hierarchy
 ) -> tuple[Floats, dict[str, Floats]]:
     """Return the cycles of tilings, and bytes by memory and direction as :class:`Activity` counts
     them, with those of a memory's own transfers to and from the memory that fills it."""
     total = compute_time(tilings, nest, machine).longest
     counts: dict[str, Floats] = {}
     for times in memory_times(tilings, nest, machine, total):
-        total = times.together
+        total = times.total
         counts[f"{times.memory}.read"] = times.read_bytes
         counts[f"{times.memory}.written"] = times.written_bytes
     for memory in machine.memories.values():

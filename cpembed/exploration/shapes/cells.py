@@ -19,10 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.best_first import best_first
-from cpembed.cost.bounds import Lower
-from cpembed.cost.candidate import Candidate, derive_candidate
-from cpembed.cost.overheads import Overheads, overheads
+from cpembed.cost.bounds import Lower, best_first
+from cpembed.cost.candidate import Candidate, Overheads, derive_candidate, overheads
 from cpembed.cost.search import LimitedSearch, RankedSearch, Ranker
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing
@@ -174,7 +172,7 @@ def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
     executions = fewest.executions
     constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)
     if fewest.commuted:
-        constraints = constraints.with_exchanged_factors()
+        constraints = constraints.with_commuted_operands()
     cell = replace(cell, constraints=constraints)
     rejected: tuple[str, ...] = ()
     for search in _searches(cell, executions):
@@ -239,10 +237,10 @@ def search_shape(cell: Cell, seconds: float | None) -> ShapeSearch:
     limits, clock = SearchLimits(seconds=seconds), Clock(seconds)
     result = find_embeddings(cell.workload, instruction, constraints, limits)
     infeasible = result.status is Status.INFEASIBLE and result.mismatch is None
-    may_commute = constraints.get("dataflow") and not constraints.exchanges_factors
+    may_commute = constraints.get("dataflow") and not constraints.commutes
     if not (infeasible and may_commute):
         return ShapeSearch(result, constraints)
-    constraints, limits = constraints.with_exchanged_factors(), limits.after(clock.passed)
+    constraints, limits = constraints.with_commuted_operands(), limits.after(clock.passed)
     result = find_embeddings(cell.workload, instruction, constraints, limits)
     return ShapeSearch(result, constraints, commuted=True)
 

@@ -95,7 +95,7 @@ def layer_executions(
         return table
     if table.obstacle is not None:
         table = replace(table, executions=_lower_bounds(workload, constraints, scope))
-    elif constraints.get("dataflow") and not constraints.exchanges_factors:
+    elif constraints.get("dataflow") and not constraints.commutes:
         table = _with_commuted(table, workload, constraints, scope)
     if np.isinf(table.executions).all():
         return replace(table, reason=f"no shape fits under {constraints.name}", obstacle=None)
@@ -108,7 +108,7 @@ def _with_commuted(
     """Add the executions with commuted factors of shapes that do not fit without."""
     if not np.isinf(table.executions).any():
         return table
-    second = _tabulated(workload, constraints.with_exchanged_factors(), scope)
+    second = _tabulated(workload, constraints.with_commuted_operands(), scope)
     commuted = np.isinf(table.executions) & np.isfinite(second.executions)
     executions = np.where(commuted, second.executions, table.executions)
     return replace(table, executions=executions, commuted=commuted)
@@ -123,7 +123,7 @@ def _lower_bounds(
     omitted = [c.name for c in constraints.constraints if c.name not in TABULATED]
     relaxed = constraints.without(*omitted)
     if relaxed.get("dataflow") is not None:
-        relaxed = relaxed.with_exchanged_factors()
+        relaxed = relaxed.with_commuted_operands()
     table = _tabulated(workload, relaxed, scope)
     return ideal if table.reason or table.obstacle else np.maximum(ideal, table.executions)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cpembed.cost.candidate import Candidate, derive_candidate
-from cpembed.cost.overheads import overheads
+from cpembed.cost.candidate import Candidate, derive_candidate, overheads
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status

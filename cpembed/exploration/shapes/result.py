@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.display import Displayed
 from cpembed.exploration.shapes.cells import ProvenEmbedding
 from cpembed.exploration.shapes.choice import NearSets, SetChoice
 from cpembed.exploration.shapes.layout_model import Copy
@@ -114,8 +115,8 @@ class Counts:
     searched: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShapeResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ShapeResult(Displayed):
     """The best shapes for the layers of a suite, and each layer's embedding.
 
     Where the best set is one shape, ``equal`` are the others that need as few executions. Where

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cpembed.frontends.onnx.reading import read_model
+from cpembed.frontends.onnx.model import read_model
 from cpembed.frontends.onnx.translation import translate
 from cpembed.graph.graph import Graph
 
@@ -13,13 +13,21 @@ __all__ = ["load"]
 
 
 def load(path: Path | str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
-    """The network in an ONNX file: every operator by the kinds of :mod:`cpembed.graph.kinds`.
+    """Read the network in an ONNX file, written in the kinds of :mod:`cpembed.graph.kinds`.
 
-    Everything that is the same in every call is computed; quantized operators are written with
-    quantization around the operator of floats. ``shapes``: of inputs by name, whose sizes the model
-    leaves open.
+    Whatever is the same in every call is computed; quantized operators become operators of floats
+    with quantization around them.
 
-    Raises :class:`ModelError`, one line: a file that is not a whole model, sizes that are left
-    open, operators that are not known.
+    Parameters
+    ----------
+    path : Path or str
+        The file.
+    shapes : mapping, optional
+        Shapes of inputs whose sizes the model leaves open, by the inputs' names.
+
+    Raises
+    ------
+    ModelError
+        In one line: for a file that is damaged, for open sizes, and for unknown operators.
     """
     return translate(read_model(Path(path)), shapes or {})

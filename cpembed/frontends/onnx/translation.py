@@ -1,151 +1,24 @@
-"""From a :class:`Model` to a graph: node by node, each by the translation of its operator."""
+"""Translation of a :class:`Model` to a graph, node by node."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
-from cpembed.frontends.onnx.functions import definition, is_defined
+from cpembed.frontends.onnx.call import Call
+from cpembed.frontends.onnx.definitions import definition, is_defined
 from cpembed.frontends.onnx.model import FOUR_BITS, Body, Model, ModelInput, Node, in_bytes
-from cpembed.frontends.onnx.operators.table import STANDARD_DOMAINS, TRANSLATIONS
-from cpembed.frontends.onnx.site import Site
-from cpembed.frontends.onnx.unread import refuse_unread
+from cpembed.frontends.onnx.operators import TRANSLATIONS
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
 
-
-def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
-    """The graph of a model; ``shapes`` of inputs whose sizes it leaves open.
-
-    Raises :class:`ModelError` for what has no translation, by name and place.
-    """
-    _refuse_unknown(model)
-    builder = Builder(model.name)
-    values: dict[str, str] = {}
-    for name, kind in _input_types(model, shapes).items():
-        try:
-            values[name] = builder.input(name, kind)
-        except WorkloadError as error:
-            raise ModelError(f"{model.name}: input {name}: {error}") from None
-    run = _Run(model, builder)
-    run.narrow |= {given.name for given in model.body.inputs if given.dtype in FOUR_BITS}
-    run.body(model.body, values)
-    missing = [name for name in model.body.outputs if name not in values]
-    if missing:
-        raise ModelError(f"{model.name}: nothing writes the output {missing[0]}")
-    return builder.graph({name: values[name] for name in model.body.outputs})
-
-
-def _all_nodes(body: Body) -> Iterator[Node]:
-    for node in body.nodes:
-        yield node
-        for value in node.attributes.values():
-            if isinstance(value, Body):
-                yield from _all_nodes(value)
-
-
-def _key(node: Node) -> str:
-    return node.operator if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.operator}"
-
-
-def _refuse_unknown(model: Model) -> None:
-    nodes = list(_all_nodes(model.body))
-    unknown = [n for n in nodes if _key(n) not in TRANSLATIONS and not is_defined(n)]
-    if not unknown:
-        return
-    counts = Counter(map(_key, unknown))
-    first = unknown[0]
-    others = [f"{count} of {name}" for name, count in counts.items() if name != _key(first)]
-    also = f"; also unknown: {', '.join(others)}" if others else ""
-    named = f" {first.name}" if first.name else ""
-    raise ModelError(
-        f"{model.name}: operator {_key(first)} of node{named} (number {first.number} of "
-        f"{len(nodes)}) is not known, there are {counts[_key(first)]} of it{also}: export the "
-        "model with other operators, or cut it before"
-    )
-
-
-def _input_types(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, TensorType]:
-    """Of every input, the open sizes set: an open size of one name is the same everywhere."""
-    inputs = {given.name: given for given in model.body.inputs}
-    for name in shapes:
-        if name not in inputs:
-            known = ", ".join(inputs) or "none"
-            raise ModelError(f"{model.name} has no input {name}: its inputs are {known}")
-    sizes: dict[str, int] = {}
-    for name, shape in shapes.items():
-        _check_shape(model.name, inputs[name], shape)
-        for size, given in zip(inputs[name].sizes or (), shape, strict=False):
-            if isinstance(size, str) and size and sizes.setdefault(size, int(given)) != given:
-                raise ModelError(
-                    f"{model.name}: the size {size} is given as {sizes[size]} and as {given}: give "
-                    "one"
-                )
-    return {
-        name: TensorType(
-            _shape(model.name, given, shapes.get(name), sizes),
-            FOUR_BITS.get(given.dtype, given.dtype),
-        )
-        for name, given in inputs.items()
-    }
-
-
-def _check_shape(model: str, given: ModelInput, shape: Sequence[int]) -> None:
-    said = ",".join(map(str, shape))
-    if any(size < 0 for size in shape):
-        raise ModelError(f"{model}: the shape {said} of input {given.name}: sizes are at least 0")
-    if given.sizes is None:
-        return
-    if len(given.sizes) != len(shape):
-        raise ModelError(
-            f"{model}: input {given.name} has {len(given.sizes)} dimensions, the shape {said} has "
-            f"{len(shape)}"
-        )
-    for k, (size, asked) in enumerate(zip(given.sizes, shape, strict=True)):
-        if not _is_open(size) and size != asked:
-            raise ModelError(
-                f"{model}: dimension {k} of input {given.name} is {size} in the model, not "
-                f"{asked}: give {size}, or export the model anew"
-            )
-
-
-def _is_open(size: int | str) -> bool:
-    return isinstance(size, str) or size < 0
-
-
-def _shape(
-    model: str, given: ModelInput, asked: Sequence[int] | None, sizes: Mapping[str, int]
-) -> tuple[int, ...]:
-    if asked is not None:
-        return tuple(int(size) for size in asked)
-    if given.sizes is None:
-        raise ModelError(
-            f"{model}: input {given.name} has no shape: give it with shapes= or --shape "
-            f"{given.name}=1,3,224,224"
-        )
-    example = ",".join(str(1 if _is_open(size) else size) for size in given.sizes)
-    found: list[int] = []
-    for k, size in enumerate(given.sizes):
-        if isinstance(size, str) and size in sizes:
-            found.append(sizes[size])
-        elif isinstance(size, str) or size < 0:
-            named = f" ({size})" if isinstance(size, str) and size else ""
-            raise ModelError(
-                f"{model}: dimension {k}{named} of input {given.name} is left open: networks here "
-                f"have fixed shapes; give them with shapes= or --shape {given.name}={example}"
-            )
-        else:
-            found.append(size)
-    return tuple(found)
-
-
-_MOVES = frozenset(
+_MOVEMENTS = frozenset(
     {
         "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements",
         "GatherND", "Identity", "If", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
@@ -153,30 +26,156 @@ _MOVES = frozenset(
     }
 )  # fmt: skip
 """Operators whose results are elements of their inputs."""
-_WIDENS = frozenset({"Cast", "CastLike", "DequantizeLinear", "Shape", "Size"})
-"""Operators that take integers of four bits as their first input and make something else of it."""
+_CONVERSIONS = frozenset({"Cast", "CastLike", "DequantizeLinear", "Shape", "Size"})
+"""Operators that convert integers of four bits, their first input, to something else."""
 
 
-class _Run:
-    """The translation of one model's nodes into a builder. ``narrow``: tensors of bytes that hold
-    integers of four bits, which other operators would not keep within these."""
+def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
+    """Return the graph of a model; ``shapes`` are those of inputs with open sizes.
+
+    Raises :class:`ModelError`, with name and place, for anything without a translation.
+    """
+    _check_operators(model)
+    builder = Builder(model.name)
+    values: dict[str, str] = {}
+    for name, kind in _input_types(model, shapes).items():
+        try:
+            values[name] = builder.input(name, kind)
+        except WorkloadError as error:
+            raise ModelError(f"{model.name}: input {name}: {error}") from None
+    translator = _Translator(model, builder)
+    translator.four_bits |= {i.name for i in model.body.inputs if i.dtype in FOUR_BITS}
+    translator.body(model.body, values)
+    missing = [name for name in model.body.outputs if name not in values]
+    if missing:
+        raise ModelError(f"{model.name}: nothing writes the output {missing[0]}")
+    return builder.graph({name: values[name] for name in model.body.outputs})
+
+
+def _check_operators(model: Model) -> None:
+    """Count all unknown operators before anything is translated."""
+    nodes = [node for body in (model.body, *model.body.branches()) for node in body.nodes]
+    nodes.sort(key=lambda node: node.number)
+    unknown = [node for node in nodes if node.key not in TRANSLATIONS and not is_defined(node)]
+    if not unknown:
+        return
+    counts = Counter(node.key for node in unknown)
+    first = unknown[0]
+    rest = [f"{count} of {name}" for name, count in counts.items() if name != first.key]
+    also = f"; also unknown: {', '.join(rest)}" if rest else ""
+    name = f" {first.name}" if first.name else ""
+    raise ModelError(
+        f"{model.name}: operator {first.key} of node{name} (number {first.number} of "
+        f"{len(nodes)}) is not known, there are {counts[first.key]} of it{also}: export the "
+        "model with other operators, or cut it before"
+    )
+
+
+# -- types of inputs ------------------------------------------------------------------------------
+
+
+def _input_types(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, TensorType]:
+    """Return the types of all inputs; an open size has one value wherever its name stands."""
+    inputs = {value.name: value for value in model.body.inputs}
+    for name in shapes:
+        if name not in inputs:
+            names = ", ".join(inputs) or "none"
+            raise ModelError(f"{model.name} has no input {name}: its inputs are {names}")
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
+        _check_shape(model.name, inputs[name], shape)
+        for size, value in zip(inputs[name].sizes or (), shape, strict=False):
+            if isinstance(size, str) and size and sizes.setdefault(size, int(value)) != value:
+                raise ModelError(
+                    f"{model.name}: the size {size} is given as {sizes[size]} and as {value}: give "
+                    "one"
+                )
+    return {
+        name: TensorType(
+            _input_shape(model.name, declared, shapes.get(name), sizes),
+            FOUR_BITS.get(declared.dtype, declared.dtype),
+        )
+        for name, declared in inputs.items()
+    }
+
+
+def _check_shape(model: str, declared: ModelInput, shape: Sequence[int]) -> None:
+    text = ",".join(map(str, shape))
+    if any(size < 0 for size in shape):
+        raise ModelError(
+            f"{model}: the shape {text} of input {declared.name}: sizes are at least 0"
+        )
+    if declared.sizes is None:
+        return
+    if len(declared.sizes) != len(shape):
+        raise ModelError(
+            f"{model}: input {declared.name} has {len(declared.sizes)} dimensions, the shape "
+            f"{text} has {len(shape)}"
+        )
+    for k, (size, value) in enumerate(zip(declared.sizes, shape, strict=True)):
+        if not _is_open(size) and size != value:
+            raise ModelError(
+                f"{model}: dimension {k} of input {declared.name} is {size} in the model, not "
+                f"{value}: give {size}, or export the model anew"
+            )
+
+
+def _is_open(size: int | str) -> bool:
+    return isinstance(size, str) or size < 0
+
+
+def _input_shape(
+    model: str, declared: ModelInput, shape: Sequence[int] | None, sizes: Mapping[str, int]
+) -> tuple[int, ...]:
+    if shape is not None:
+        return tuple(int(size) for size in shape)
+    name = declared.name
+    if declared.sizes is None:
+        raise ModelError(
+            f"{model}: input {name} has no shape: give it with shapes= or --shape "
+            f"{name}=1,3,224,224"
+        )
+    resolved: list[int] = []
+    for k, size in enumerate(declared.sizes):
+        value = sizes.get(size, -1) if isinstance(size, str) else size
+        if value < 0:
+            label = f" ({size})" if isinstance(size, str) and size else ""
+            example = ",".join(str(1 if _is_open(size) else size) for size in declared.sizes)
+            raise ModelError(
+                f"{model}: dimension {k}{label} of input {name} is left open: networks here "
+                f"have fixed shapes; give them with shapes= or --shape {name}={example}"
+            )
+        resolved.append(value)
+    return tuple(resolved)
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+class _Translator:
+    """Translation of one model's nodes into a builder; ``four_bits`` are tensors of bytes that hold
+    integers of four bits, whose range other operators would not preserve."""
 
     def __init__(self, model: Model, builder: Builder) -> None:
         self.model = model
         self.builder = builder
         self.scaling: Scaling = {}
-        self.narrow: set[str] = set()
+        self.four_bits: set[str] = set()
+
+    def error(self, text: str) -> ModelError:
+        return ModelError(f"{self.model.name}: {text}")
 
     def body(self, body: Body, values: dict[str, str]) -> None:
-        """Translate a body's nodes; ``values``: the tensor of each of its names."""
+        """Translate a graph; ``values`` maps its names to tensors and is extended."""
         for name, array in body.constants.items():
             values[name] = self.builder.constant(in_bytes(array), name)
             if str(array.dtype) in FOUR_BITS:
-                self.narrow.add(values[name])
+                self.four_bits.add(values[name])
             self._check_declared(f"constant {name}", name, values[name], body.declared)
-        readers = Counter(name for node in _all_nodes(body) for name in {*node.inputs})
-        readers.update(body.outputs)
-        readers.update(name for inner in _branches(body) for name in inner.outputs)
+        inner = list(body.branches())
+        nodes = [node for graph in (body, *inner) for node in graph.nodes]
+        readers = Counter(name for node in nodes for name in {*node.inputs})
+        readers.update(name for graph in (body, *inner) for name in graph.outputs)
         for node in body.nodes:
             self._node(node, values, readers)
             for name in filter(values.get, node.outputs):
@@ -185,126 +184,118 @@ class _Run:
     def _check_declared(
         self, writer: str, name: str, tensor: str, declared: Mapping[str, ModelInput]
     ) -> None:
-        """Refuse a tensor that the file declares with another type than it has."""
+        """Reject a tensor that the file declares with another type than it has."""
         if name not in declared:
             return
-        computed, file = self.builder.types[tensor], declared[name]
-        sizes = computed.shape if file.sizes is None else file.sizes
+        computed, declaration = self.builder.types[tensor], declared[name]
+        sizes = computed.shape if declaration.sizes is None else declaration.sizes
         same = len(sizes) == len(computed.shape) and all(
-            isinstance(size, str) or size in (own, -1)
-            for size, own in zip(sizes, computed.shape, strict=True)
+            isinstance(size, str) or size in (actual, -1)
+            for size, actual in zip(sizes, computed.shape, strict=True)
         )
-        if not same or FOUR_BITS.get(file.dtype, file.dtype) not in ("", computed.dtype):
-            shown = f"{file.dtype} [{', '.join(str(size) or '?' for size in sizes)}]".strip()
-            raise ModelError(
-                f"{self.model.name}: {writer}: {name} is declared as {shown} and is {computed}: "
-                "correct the declaration, or leave it out"
+        dtype = declaration.dtype
+        if not same or FOUR_BITS.get(dtype, dtype) not in ("", computed.dtype):
+            shown = f"{dtype} [{', '.join(str(size) or '?' for size in sizes)}]".strip()
+            raise self.error(
+                f"{writer}: {name} is declared as {shown} and is {computed}: correct the "
+                "declaration, or leave it out"
             )
 
     def _node(self, node: Node, values: dict[str, str], readers: Counter[str]) -> None:
         for name in node.inputs:
             if name and name not in values:
-                raise ModelError(
-                    f"{self.model.name}: {node} reads {name}, which nothing before it writes"
-                )
+                raise self.error(f"{node} reads {name}, which nothing before it writes")
 
         def branch(body: Body) -> Sequence[str]:
             inner = dict(values)
             self.body(body, inner)
             return [inner[name] for name in body.outputs]
 
-        site = Site(
-            self.builder,
-            self.scaling,
-            node,
-            tuple(values[name] if name else None for name in node.inputs),
-            tuple(readers[name] for name in node.inputs),
-            tuple(bool(name) and readers[name] > 0 for name in node.outputs),
-            branch,
+        call = Call(
+            builder=self.builder,
+            scaling=self.scaling,
+            node=node,
+            inputs=tuple(values[name] if name else None for name in node.inputs),
+            readers=tuple(readers[name] for name in node.inputs),
+            is_read=tuple(bool(name) and readers[name] > 0 for name in node.outputs),
+            run=branch,
         )
         self.builder.fresh.clear()
         try:
             with np.errstate(all="ignore"):
-                translation = TRANSLATIONS.get(_key(node))
-                if translation is None:
-                    results = self._defined(site)
-                else:
-                    self._refuse_narrow(site)
-                    results = translation(site)
-                    refuse_unread(site)
-        except ModelError as error:
-            if str(error).startswith(f"{self.model.name}: "):
-                raise
-            raise ModelError(f"{self.model.name}: {node}: {error}") from error
+                results = self._translated(call)
         except CpembedError as error:
-            raise ModelError(f"{self.model.name}: {node}: {error}") from error
+            if isinstance(error, ModelError) and str(error).startswith(f"{self.model.name}: "):
+                raise
+            raise self.error(f"{node}: {error}") from error
         except (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError,
                 ZeroDivisionError, AttributeError) as error:  # fmt: skip
-            # Attributes and shapes that contradict each other, in a damaged file.
+            # In a damaged file attributes and shapes contradict each other.
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(
-                f"{self.model.name}: {node} does not fit its inputs or attributes: {reason}"
-            ) from error
+            raise self.error(f"{node} does not fit its inputs or attributes: {reason}") from error
         self._bind(node, [results] if isinstance(results, str) else list(results), values, readers)
 
-    def _refuse_narrow(self, site: Site) -> None:
-        """Refuse integers of four bits as inputs of an operator that may leave their range."""
-        narrow = [k for k, tensor in enumerate(site.inputs) if tensor in self.narrow]
-        widens = site.node.operator in _WIDENS and narrow == [0]
-        # The zero point beside them.
-        widens = widens or (site.node.operator == "DequantizeLinear" and narrow == [0, 2])
-        if narrow and not widens and site.node.operator not in _MOVES:
-            site.refuse(
-                f"input {narrow[0]} is of integers of four bits, which are dequantized, cast or "
+    def _translated(self, call: Call) -> str | Sequence[str]:
+        translation = TRANSLATIONS.get(call.node.key)
+        if translation is None:
+            return self._by_definition(call)
+        self._check_four_bits(call)
+        results = translation(call)
+        call.check_read()
+        return results
+
+    def _check_four_bits(self, call: Call) -> None:
+        """Reject integers of four bits as inputs of an operator that may leave their range."""
+        operator = call.node.operator
+        places = [k for k, tensor in enumerate(call.inputs) if tensor in self.four_bits]
+        converts = operator in _CONVERSIONS and places == [0]
+        # The third input of DequantizeLinear is the zero point.
+        converts = converts or (operator == "DequantizeLinear" and places == [0, 2])
+        if places and not converts and operator not in _MOVEMENTS:
+            call.reject(
+                f"input {places[0]} is of integers of four bits, which are dequantized, cast or "
                 "moved here: use bytes"
             )
 
-    def _is_narrow(self, node: Node, values: Mapping[str, str]) -> bool:
-        """Whether the results of a node are integers of four bits."""
-        value: Array | None = node.attributes.get("value")
-        made = isinstance(value, np.ndarray) and str(value.dtype) in FOUR_BITS
-        moved = any(values.get(name) in self.narrow for name in node.inputs)
-        return node.operator in _MOVES and (made or moved)
-
-    def _defined(self, site: Site) -> Sequence[str]:
-        """A node by the operators that the format defines it with."""
-        if not is_defined(site.node):
-            site.refuse("it is not known here: export the model with other operators")
-        types = [None if name is None else self.builder.types[name] for name in site.inputs]
-        body = definition(site.node, types)
-        given = zip(body.inputs, site.inputs, strict=False)
-        values = {own.name: name for own, name in given if name is not None}
+    def _by_definition(self, call: Call) -> Sequence[str]:
+        """Translate the operators by which the format defines a node."""
+        if not is_defined(call.node):
+            call.reject("it is not known here: export the model with other operators")
+        types = [None if name is None else self.builder.types[name] for name in call.inputs]
+        body = definition(call.node, types)
+        pairs = zip(body.inputs, call.inputs, strict=False)
+        values = {inner.name: tensor for inner, tensor in pairs if tensor is not None}
         self.body(body, values)
         return [values.get(name, "") for name in body.outputs]
+
+    def _has_four_bits(self, node: Node, values: Mapping[str, str]) -> bool:
+        """True if the results of a node are integers of four bits."""
+        value: Array | None = node.attributes.get("value")
+        is_constant = isinstance(value, np.ndarray) and str(value.dtype) in FOUR_BITS
+        reads = any(values.get(name) in self.four_bits for name in node.inputs)
+        return node.operator in _MOVEMENTS and (is_constant or reads)
 
     def _bind(
         self, node: Node, results: list[str], values: dict[str, str], readers: Counter[str]
     ) -> None:
-        """Call a node's results by the names of its outputs."""
-        narrow = self._is_narrow(node, values)
+        """Name a node's results as its outputs are named."""
+        has_four_bits = self._has_four_bits(node, values)
         for k, name in enumerate(node.outputs):
-            if k >= len(results) or not results[k]:
-                if name and readers[name]:
-                    raise ModelError(
-                        f"{self.model.name}: {node}: its output {k}, {name}, is not computed here: "
-                        "export the model without it"
-                    )
-                continue
+            result = results[k] if k < len(results) else ""
             if not name:
                 continue
+            if not result:
+                if readers[name]:
+                    raise self.error(
+                        f"{node}: its output {k}, {name}, is not computed here: export the model "
+                        "without it"
+                    )
+                continue
             if name in values:
-                raise ModelError(f"{self.model.name}: {node} writes {name} again")
-            once = results.count(results[k]) == 1
-            values[name] = self.builder.rename(results[k], name) if once else results[k]
-            if narrow:
-                self.narrow.add(values[name])
-            if results[k] in self.scaling:
-                self.scaling[values[name]] = self.scaling[results[k]]
-
-
-def _branches(body: Body) -> Iterator[Body]:
-    for node in body.nodes:
-        for value in node.attributes.values():
-            if isinstance(value, Body):
-                yield value
-                yield from _branches(value)
+                raise self.error(f"{node} writes {name} again")
+            is_single = results.count(result) == 1
+            values[name] = self.builder.rename(result, name) if is_single else result
+            if has_four_bits:
+                self.four_bits.add(values[name])
+            if result in self.scaling:
+                self.scaling[values[name]] = self.scaling[result]

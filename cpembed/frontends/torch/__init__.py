@@ -18,32 +18,33 @@ __all__ = ["from_exported", "load"]
 
 
 def load(path: Path | str) -> Graph:
-    """The network of a file that ``torch.export.save`` wrote (``.pt2``).
+    """Read the network of a file that ``torch.export.save`` wrote (``.pt2``).
 
     Raises :class:`BackendUnavailable` without PyTorch, and
-    :class:`~cpembed.errors.ModelError` for a file or an operator that is not understood.
+    :class:`~cpembed.errors.ModelError` for a file or an operator that cannot be read.
     """
     _require_torch(str(path))
-    from cpembed.frontends.torch import exported
+    from cpembed.frontends.torch import lowering
 
-    return exported.load(path)
+    return lowering.load(path)
 
 
 def from_exported(program: Any, *, name: str = "model") -> Graph:
-    """The network of a ``torch.export.ExportedProgram``: parameters and buffers are constants,
-    inputs and outputs have the program's names.
+    """Return the network of a ``torch.export.ExportedProgram``: parameters and buffers are
+    constants, inputs and outputs have the program's names.
 
-    Raises :class:`~cpembed.errors.ModelError`, which says where, for an operator that is not known
-    or is used in a way that is not, for sizes that are left open, and for a program that changes
-    its buffers.
+    Raises :class:`~cpembed.errors.ModelError`, with the place, for an operator that is not known
+    or is used in a way that is not, for open sizes, and for a program that changes its buffers.
     """
     _require_torch(name)
-    from cpembed.frontends.torch import exported
+    from cpembed.frontends.torch import lowering
 
-    graph: Graph = exported.from_exported(program, name=name)  # pyright: ignore[reportUnknownMemberType]
+    graph: Graph = lowering.from_exported(program, name=name)  # pyright: ignore[reportUnknownMemberType]
     return graph
 
 
-def _require_torch(what: str) -> None:
+def _require_torch(source: str) -> None:
     if find_spec("torch") is None:
-        raise BackendUnavailable(f"{what}: reading it needs PyTorch: pip install 'cpembed[torch]'")
+        raise BackendUnavailable(
+            f"{source}: reading it needs PyTorch: pip install 'cpembed[torch]'"
+        )

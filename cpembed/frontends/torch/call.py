@@ -1,51 +1,51 @@
-"""A call of an ATen operator, as the functions that write it in kinds see it."""
+"""A call of an ATen operator while it is written in kinds of the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from cpembed.errors import ModelError
-from cpembed.frontends.emitter import Emitter
+from cpembed.frontends.composites import Composites
 from cpembed.graph.kinds import Kind, TensorType
 from cpembed.graph.kinds.base import Array, axis_of
 from cpembed.graph.kinds.elementwise import computing_dtype
 
 WITHOUT_EFFECT = frozenset(
     (
-        # Where a tensor lies, and how it is stored.
+        # Place and storage of a tensor.
         *("device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "implicit"),
-        # Which implementation computes it, and what training updates.
+        # Choice of an implementation, and what training updates.
         *("cudnn_enabled", "cudnn_enable", "momentum", "generator", "sparse", "scale_grad_by_freq"),
-        # What the type of the result says.
+        # Properties that the type of the result has.
         *("dtype", "size", "shape", "sizes", "output_size", "half_to_float", "normalized_shape"),
         *("split_size", "split_sizes", "chunks", "sections", "keepdim", "N", "C", "HxW"),
     )
 )
-"""Arguments of which the value of a result does not depend, given its type."""
+"""Arguments that change no element of a result of a given type."""
 
 Results = str | None | tuple[str | None, ...]
-"""The tensor that a call computes, or those; None for one that has no use in inference."""
+"""The tensors that a call computes; None for one that has no use in inference."""
 
 
-@dataclass(frozen=True)
-class Call(Emitter):
-    """A call of ``operator`` at ``place``: where it stands in the model. ``arguments`` of its
-    schema by name, defaults included: tensors by their names in the ``builder``, element types by
-    numpy's. ``results``: the types of what it computes. ``dynamic``: of a scale that is computed
-    while the model runs, the tensor whose scale it is, and its integers. ``reads_alone``: nothing
-    else reads its first tensor. ``defaults``: of arguments that the schema has defaults for;
-    ``read``: arguments that a handler has read (:meth:`check_read`)."""
+@dataclass(frozen=True, kw_only=True)
+class Call(Composites):
+    """A call of an operator at a ``place`` of the model. Arguments, defaults included, are tensors
+    by their names in the graph, element types by numpy's names, and numbers; ``results`` are the
+    types of the results. ``dynamic`` maps each scale that is computed at run time to the tensor
+    that it scales and its integers; ``is_only_reader`` says that nothing else reads the first
+    tensor; ``defaults`` are those of the schema, and ``read`` the arguments that the handler has
+    read so far."""
 
-    dynamic: dict[str, tuple[str, str]]
     operator: str
     place: str
     arguments: Mapping[str, Any]
     results: tuple[TensorType | None, ...]
-    reads_alone: bool = False
+    dynamic: dict[str, tuple[str, str]]
+    is_only_reader: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     read: set[str] = field(default_factory=set[str])
 
@@ -54,59 +54,62 @@ class Call(Emitter):
         return self.arguments[name]
 
     def get(self, name: str) -> Any:
-        """An argument that only some overloads have; None where it is missing."""
+        """Return an argument that only some overloads have; None where it is missing."""
         self.read.add(name)
         return self.arguments.get(name)
 
     def in_result(self, *names: str) -> None:
-        """Mark arguments whose whole effect is the type of the result."""
+        """Mark arguments as read whose whole effect is the type of the result."""
         self.read.update(names)
 
     def check_read(self) -> None:
-        """Raise :class:`ModelError` for an argument that has a value other than its default, is not
-        in the type of the result, and was read by nothing: it would have been ignored."""
+        """Reject an argument that the handler ignored, unless it has its default value or is
+        :data:`WITHOUT_EFFECT`."""
         for name, value in self.arguments.items():
             if name in self.read or name in WITHOUT_EFFECT:
                 continue
             if name not in self.defaults or self.defaults[name] != value:
-                raise self.error(f"the argument {name}={value} is not known: leave it out")
+                self.reject(f"the argument {name}={value} is not known: leave it out")
 
     @property
     def result(self) -> TensorType:
-        """The type of the first result."""
+        """Type of the first result."""
         first = self.results[0]
         if first is None:
-            raise self.error("its result is no tensor")
+            self.reject("its result is no tensor")
         return first
 
-    def error(self, what: str) -> ModelError:
-        return ModelError(f"{self.builder.name}: {self.place} ({self.operator}): {what}")
+    def reject(self, reason: str) -> NoReturn:
+        raise ModelError(f"{self.builder.name}: {self.place} ({self.operator}): {reason}")
 
     # -- tensors ----------------------------------------------------------------------------------
 
+    def rank(self, tensor: str) -> int:
+        return len(self.shape(tensor))
+
     def axis(self, tensor: str, axis: int) -> int:
-        """An axis that may be counted from the end, from the front; 0 of a scalar."""
-        rank = len(self.shape(tensor))
+        """Count an axis from the front; 0 for a scalar."""
+        rank = self.rank(tensor)
         return axis_of(axis, rank) if rank else 0
 
     def axes(self, tensor: str, axes: Sequence[int] | None) -> tuple[int, ...]:
-        """Axes from the front, in ascending order; all where none is given."""
+        """Count axes from the front, in ascending order; none stands for all."""
         if not axes:
-            return tuple(range(len(self.shape(tensor))))
+            return tuple(range(self.rank(tensor)))
         return tuple(sorted(self.axis(tensor, axis) for axis in axes))
 
     def value(self, tensor: str) -> Array | None:
-        """The elements of a constant; None for what is computed in every call."""
+        """Return the elements of a constant; None for a tensor that is computed in every call."""
         return self.builder.value(tensor)
 
-    def known(self, tensor: str, what: str) -> Array:
-        """The elements of what has to be a constant."""
+    def constant(self, tensor: str, label: str) -> Array:
+        """Return the elements of a tensor that has to be constant."""
         value = self.value(tensor)
         if value is None:
-            raise self.error(f"{what} is computed while the model runs: make it a constant")
+            self.reject(f"{label} is computed while the model runs: make it a constant")
         return value
 
-    # -- operators --------------------------------------------------------------------------------
+    # -- emission ---------------------------------------------------------------------------------
 
     def emit_all(self, kind: Kind, *inputs: str) -> tuple[str, ...]:
         return self.builder.add_all(kind, inputs, self.place)
@@ -115,26 +118,55 @@ class Call(Emitter):
         return self.builder.constant(np.asarray(value, dtype), f"{self.place}/constant")
 
     def computing(self, tensor: str, dtype: str) -> str:
-        """A tensor such that arithmetic with it is that of ``dtype``."""
-        have = self.dtype(tensor)
-        same = computing_dtype([have]) == computing_dtype([dtype])
-        mixes = same and (have == "bool") == (dtype == "bool")
-        return tensor if mixes else self.cast(tensor, dtype)
+        """Cast a tensor where its arithmetic would not be that of ``dtype``."""
+        current = self.dtype(tensor)
+        same = computing_dtype([current]) == computing_dtype([dtype])
+        is_kept = same and (current == "bool") == (dtype == "bool")
+        return tensor if is_kept else self.cast(tensor, dtype)
 
     def first_of(self, result: str) -> Results:
-        """A result of which operators also return others, for training."""
+        """Return the first result of an operator, and None for those that training uses."""
         rest = len(self.results) - 1
         return (result, *[None] * rest) if rest else result
 
 
 Handler = Callable[[Call], Results]
-"""Writes a call in kinds.
+"""A function that writes a call in kinds; raises :class:`ModelError` for arguments that it does
+not take."""
 
-Raises :class:`ModelError` for arguments that it does not take.
-"""
+
+def handlers(names: str, handler: Handler) -> dict[str, Handler]:
+    """Return the table of a handler of several operators of ATen.
+
+    >>> [*handlers("add.Tensor|Scalar ravel", lambda call: call["self"])]
+    ['aten.add.Tensor', 'aten.add.Scalar', 'aten.ravel.default']
+
+    Parameters
+    ----------
+    names : str
+        Operators with their overloads, separated by ``|``; ``default`` where there are none.
+    handler : Handler
+        The handler of all.
+    """
+    table: dict[str, Handler] = {}
+    for name in names.split():
+        operator, _, overloads = name.partition(".")
+        for overload in (overloads or "default").split("|"):
+            table[f"aten.{operator}.{overload}"] = handler
+    return table
 
 
 def per_axis(value: Sequence[int] | int, axes: int, default: Sequence[int] = ()) -> tuple[int, ...]:
-    """A number for each axis of an image, of what PyTorch takes: one, or one for each axis."""
+    """Return a number for each image axis.
+
+    Parameters
+    ----------
+    value : int or sequence of int
+        One number, or one for each axis.
+    axes : int
+        Number of image axes.
+    default : sequence of int
+        Numbers where the value is empty.
+    """
     numbers = (value,) if isinstance(value, int) else tuple(value) or tuple(default)
     return numbers * axes if len(numbers) == 1 else numbers

@@ -1,7 +1,7 @@
-"""The JSON in which ``torch.export.save`` describes a program: its types, checked as it is decoded.
+"""Types of the JSON in which ``torch.export.save`` describes a program, checked while decoding.
 
-The names are those of PyTorch's ``torch/_export/serde/schema.py`` (version 8). What a network has
-no use for is not declared and so not decoded: call graphs, ranges of sizes, guards.
+The names are those of PyTorch's ``torch/_export/serde/schema.py`` (version 8). Parts that a network
+has no use for are not declared and so not decoded: call graphs, ranges of sizes, guards.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 from cpembed.errors import ModelError
 
 SCHEMA = 8
-"""The major version of PyTorch's schema."""
+"""Major version of PyTorch's schema."""
 MOST_VALUES = 1 << 23
-"""Of a text, by its brackets and commas: each becomes an object of some 100 bytes. A program of
-100,000 operators has some six million."""
+"""Maximum number of values in a text, counted by brackets and commas: each becomes an object of
+some 100 bytes. A program of 100,000 operators has some six million."""
 
 Union = dict[str, msgspec.Raw]
 """A value in an object whose only key names its type."""
@@ -61,7 +61,7 @@ class PayloadIndex(msgspec.Struct):
 
 
 class Argument(msgspec.Struct):
-    """An argument of an operator. ``kind``: 1 where it is given by its place, 2 by its name."""
+    """An argument of an operator; the ``kind`` is 1 for a positional one and 2 for a named one."""
 
     name: str
     arg: Union
@@ -88,7 +88,7 @@ class Graph(msgspec.Struct):
 
 
 class Signature(msgspec.Struct):
-    """What the inputs and outputs of a program are."""
+    """Kinds of the inputs and outputs of a program."""
 
     input_specs: list[Union]
     output_specs: list[Union]
@@ -124,7 +124,7 @@ class HeldSpec(msgspec.Struct):
 
     @property
     def target(self) -> str:
-        """The name in the index of payloads."""
+        """Name in the index of payloads."""
         return self.parameter_name or self.buffer_name or self.tensor_constant_name or ""
 
 
@@ -135,7 +135,7 @@ class UserSpec(msgspec.Struct):
 
 
 class ConstantSpec(msgspec.Struct):
-    """An input that was a number, a word or None at the export."""
+    """An input that was a number, a text or None at the export."""
 
     name: str
     value: Union
@@ -151,7 +151,7 @@ class MutationSpec(msgspec.Struct):
 
     @property
     def target(self) -> str:
-        """The name of what changes."""
+        """Name of the tensor that changes."""
         return self.buffer_name or self.parameter_name or self.user_input_name or ""
 
 
@@ -190,17 +190,25 @@ _TYPES: Mapping[str, Any] = {
     "parameter_mutation": MutationSpec,
     "user_input_mutation": MutationSpec,
 }
-"""Values of unions by their keys: graphs and objects of Python are none of them."""
+"""Types of a union's values by their keys; graphs and objects of Python are left out."""
 
 
 def decoded(place: str, content: bytes, kind: Any) -> Any:
     """Decode JSON into one of the types above.
 
+    Parameters
+    ----------
+    place : str
+        Beginning of error messages.
+    content : bytes
+        The JSON.
+    kind : type
+        The expected type.
+
     Raises
     ------
     ModelError
-        For JSON that is damaged, describes something else, or has more than
-        :data:`MOST_VALUES` values; ``place`` says what it was.
+        For JSON that is damaged, has another type, or has more than :data:`MOST_VALUES` values.
     """
     values = sum(map(content.count, (b"{", b"[", b",")))
     if values > MOST_VALUES:
@@ -212,12 +220,10 @@ def decoded(place: str, content: bytes, kind: Any) -> Any:
 
 
 def tagged(place: str, union: Union) -> tuple[str, Any]:
-    """The key and the value of a union.
+    """Return the key and the value of a union.
 
-    Raises
-    ------
-    ModelError
-        For a size that is an expression, and for a value that no network has.
+    Raises :class:`ModelError` for a size that is an expression, and for a value that no network
+    has.
     """
     if len(union) != 1:
         raise ModelError(f"{place} is damaged: a value has {len(union)} types")
@@ -233,12 +239,9 @@ def tagged(place: str, union: Union) -> tuple[str, Any]:
 
 
 def integer(place: str, union: Union) -> int:
-    """A fixed size, stride or offset.
+    """Return a fixed size, stride or offset.
 
-    Raises
-    ------
-    ModelError
-        For one that is an expression or negative.
+    Raises :class:`ModelError` for one that is an expression or negative.
     """
     key, value = tagged(place, union)
     if key != "as_int" or value < 0:

@@ -1,8 +1,8 @@
 """``torch.compile(model, backend="cpembed", options={"target": …, "threads": …})``.
 
-Quantized parts of a model (PT2E) become compiled networks; the rest is left to inductor, or runs
-as it is where inductor has no C++ compiler. Parameters become constants of the networks when a
-model is first called, and again where they have been changed since.
+Quantized parts of a model (PT2E) become compiled networks. The rest goes to inductor, or runs as it
+is where inductor has no C++ compiler. Parameters become constants of the networks at a model's
+first call, and again when they have changed.
 """
 # pyright: basic
 
@@ -23,25 +23,36 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from cpembed.errors import BackendUnavailable, ModelError
-from cpembed.frontends.torch.exported import decomposed
-from cpembed.frontends.torch.partition import LOGGER, Compile, Left, Runnable, partitioned
+from cpembed.frontends.torch.lowering import decomposed
+from cpembed.frontends.torch.partition import LOGGER, Compile, Fallback, Runnable, partitioned
 from cpembed.graph.graph import Graph
 
 RESTS = ("inductor", "eager")
-"""Who runs what is no network."""
+"""Choices for running operators outside the networks."""
 FALLBACKS = ("warn", "error")
-"""What happens where an operator is no part of a network."""
+"""Reactions to an operator outside the networks."""
 
 
 class FallbackWarning(UserWarning):
-    """Operators of a model are run by PyTorch: which, and why each is no part of a network."""
+    """PyTorch runs operators of a model; the text names each with the reason."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """``target``: by its name or file; without one, of those that this processor executes, the one
-    whose instruction multiplies the most bytes. ``threads``: of a network, by default the cores of
-    the process. ``rest``: one of :data:`RESTS`; ``fallback``: one of :data:`FALLBACKS`."""
+    """Options of the back end.
+
+    Attributes
+    ----------
+    target : str, optional
+        Name or file of a target; by default the one of this processor whose instruction multiplies
+        the most bytes.
+    threads : int, optional
+        Threads of a network, by default the cores of the process.
+    rest : str
+        One of :data:`RESTS`.
+    fallback : str
+        One of :data:`FALLBACKS`.
+    """
 
     target: str | None = None
     threads: int | None = None
@@ -49,24 +60,22 @@ class Options:
     fallback: str = "warn"
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Options:
-        """Check options.
+    def checked(cls, values: Mapping[str, Any] | None) -> Options:
+        """Return options from a mapping.
 
-        Raises
-        ------
-        CpembedError
-            For an option that does not exist or has no such value, and for a target that does not
-            exist or that this machine cannot execute.
+        Raises :class:`CpembedError` for an unknown option or value, and for a target that does not
+        exist or that this machine cannot execute.
         """
-        unknown = [name for name in given or {} if name not in cls.__dataclass_fields__]
+        values = values or {}
+        unknown = [name for name in values if name not in cls.__dataclass_fields__]
         if unknown:
-            known = ", ".join(cls.__dataclass_fields__)
-            raise ModelError(f"torch.compile: options has no {unknown[0]!r}: it has {known}")
-        options = cls(**(given or {}))
-        for name, values in (("rest", RESTS), ("fallback", FALLBACKS)):
+            names = ", ".join(cls.__dataclass_fields__)
+            raise ModelError(f"torch.compile: options has no {unknown[0]!r}: it has {names}")
+        options = cls(**values)
+        for name, choices in (("rest", RESTS), ("fallback", FALLBACKS)):
             value = getattr(options, name)
-            if value not in values:
-                raise ModelError(f"torch.compile: {name}={value!r} is none of {', '.join(values)}")
+            if value not in choices:
+                raise ModelError(f"torch.compile: {name}={value!r} is none of {', '.join(choices)}")
         threads = options.threads
         if threads is not None and (type(threads) is not int or threads < 1):
             raise ModelError(f"torch.compile: threads={threads!r} is no number of threads")
@@ -76,7 +85,7 @@ class Options:
 
 
 def check_target(target: Any) -> None:
-    """Raise :class:`CpembedError` for a target that does not exist, or is not executed here."""
+    """Raise :class:`CpembedError` for a target that does not exist or cannot run here."""
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.targets.registry import missing_for
 
@@ -89,20 +98,17 @@ def check_target(target: Any) -> None:
         )
 
 
-def report(left: Sequence[Left], options: Options) -> None:
-    """Say which operators PyTorch runs, each with its reason: once for a module.
+def report(fallbacks: Sequence[Fallback], options: Options) -> None:
+    """Warn of the operators of a module that PyTorch runs, each with its reason.
 
-    Raises
-    ------
-    ModelError
-        Where ``fallback`` is ``error``.
+    Raises :class:`ModelError` instead if the option ``fallback`` is ``error``.
     """
-    if not left:
+    if not fallbacks:
         return
-    counts = Counter((item.operator, item.reason) for item in left)
-    parts = [f"{name} ({n} times): {why}" if n > 1 else f"{name}: {why}"
-             for (name, why), n in counts.items()]  # fmt: skip
-    text = f"torch.compile: PyTorch runs {len(left)} operators: {'; '.join(parts)}"
+    counts = Counter((fallback.operator, fallback.reason) for fallback in fallbacks)
+    parts = [f"{name} ({n} times): {reason}" if n > 1 else f"{name}: {reason}"
+             for (name, reason), n in counts.items()]  # fmt: skip
+    text = f"torch.compile: PyTorch runs {len(fallbacks)} operators: {'; '.join(parts)}"
     if options.fallback == "error":
         raise ModelError(text)
     warnings.warn(" ".join(text.split()), FallbackWarning, stacklevel=2)
@@ -115,75 +121,89 @@ def backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The back end of ``torch.compile``. With gradients, and for sizes that are left open, all of a
-    module is left to PyTorch, which a :class:`FallbackWarning` says.
+    """Compile a module: the back end of ``torch.compile``.
+
+    With gradients or open sizes PyTorch runs the whole module, and a :class:`FallbackWarning` says
+    so.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The captured module.
+    inputs : sequence
+        Example arguments.
+    options : mapping, optional
+        Fields of :class:`Options`.
+    mode : str, optional
+        Inductor's effort, which has no effect.
 
     Raises
     ------
     CpembedError
-        As :meth:`Options.of` and :func:`report` do.
+        As :meth:`Options.checked` and :func:`report` do.
     """
-    chosen = Options.of(options)
-    del mode  # Of inductor's own effort: parts are compiled without gradients and without it.
+    checked = Options.checked(options)
+    del mode
     reason = ""
     if torch.is_grad_enabled():
         reason = "gradients are recorded: call it under torch.no_grad()"
     elif not all(isinstance(i, torch.Tensor) for i in inputs):
         reason = "sizes are left open: compile with dynamic=False"
     if reason:
-        report([Left(name, reason) for name in operators_of(module)], chosen)
-        return _by_pytorch(module, inputs, chosen)
-    return Compiled(module, chosen, lambda graph: compile_network(graph, chosen))
+        report(_all_operators(module, reason), checked)
+        return _run_by_pytorch(module, inputs, checked)
+    return Compiled(module, checked, lambda graph: compile_network(graph, checked))
 
 
-def operators_of(module: torch.fx.GraphModule) -> list[str]:
-    """The calls of a module that compute something, by their names."""
+def _all_operators(module: torch.fx.GraphModule, reason: str) -> list[Fallback]:
     calls = [n for n in module.graph.nodes if n.op.startswith("call_")]
-    return [getattr(n.target, "__name__", str(n.target)) for n in calls]
+    return [Fallback(getattr(n.target, "__name__", str(n.target)), reason) for n in calls]
 
 
 def compile_network(graph: Graph, options: Options) -> Runnable:
-    """A network for a target.
+    """Compile a network for a target.
 
-    Raises :class:`~cpembed.errors.CpembedError` where it cannot be compiled.
+    Raises :class:`~cpembed.errors.CpembedError` for one that cannot be compiled.
     """
     from cpembed.network import build
 
     target = options.target or best_target()
-    return build.compile_graph(graph, target, threads=options.threads)
+    return build.compile_model(graph, target, threads=options.threads or 0)
 
 
 class Compiled:
-    """A module whose parts are compiled at its first call, when its parameters are known."""
+    """A captured module, whose inputs include its parameters; it is compiled at its first call,
+    when these are known."""
 
     def __init__(
         self, module: torch.fx.GraphModule, options: Options, compile_graph: Compile
     ) -> None:
         self.module, self.options, self.compile_graph = module, options, compile_graph
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.held = [_is_held(node) for node in placeholders]
+        self.is_parameter = [_is_parameter(node) for node in placeholders]
         self.networks: tuple[Graph, ...] = ()
         self._state: list[State] | None = None
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        state = [State.of(a) for a, held in zip(arguments, self.held, strict=True) if held]
+        pairs = list(zip(arguments, self.is_parameter, strict=True))
+        state = [State.of_tensor(a) for a, is_parameter in pairs if is_parameter]
         if self._run is None or state != self._state:
             self._run = self._build(arguments)
             self._state = state
-        rest = [a for a, held in zip(arguments, self.held, strict=True) if not held]
         with torch.no_grad():
-            return self._run(*rest)
+            return self._run(*(a for a, is_parameter in pairs if not is_parameter))
 
     def _build(self, arguments: Sequence[Any]) -> Callable[..., Any]:
-        frozen = _frozen(self.module, arguments, self.held)
-        rest = [a for a, held in zip(arguments, self.held, strict=True) if not held]
+        frozen = _frozen(self.module, arguments, self.is_parameter)
+        pairs = zip(arguments, self.is_parameter, strict=True)
+        inputs = (a for a, is_parameter in pairs if not is_parameter)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            program = decomposed(torch.export.export(frozen, tuple(rest)))
+            program = decomposed(torch.export.export(frozen, tuple(inputs)))
             flat = program.module(check_guards=False)
-            split, self.networks, left = partitioned(flat, self.compile_graph, self._rest)
-        report(left, self.options)
+            split, self.networks, fallbacks = partitioned(flat, self.compile_graph, self._rest)
+        report(fallbacks, self.options)
         LOGGER.info("%d networks are compiled", len(self.networks))
         return split
 
@@ -192,7 +212,7 @@ class Compiled:
 
 
 class Rest(torch.nn.Module):
-    """PyTorch's part of a module: compiled by inductor at its first call, if it can be."""
+    """PyTorch's part of a module, which inductor compiles at its first call if it can."""
 
     def __init__(self, part: torch.fx.GraphModule, options: Options) -> None:
         super().__init__()
@@ -201,49 +221,49 @@ class Rest(torch.nn.Module):
 
     def forward(self, *tensors: Any) -> Any:
         if self._run is None:
-            self._run = self._compiled(tensors)
+            self._run = _by_inductor(torch._inductor.compile, self.part, tensors, self.options)
         return self._run(*tensors)
 
-    def _compiled(self, tensors: Sequence[Any]) -> Callable[..., Any]:
-        try:
-            return torch._inductor.compile(self.part, list(tensors))
-        except Exception as error:  # Inductor raises many kinds, of its own and of a compiler's.
-            _report_inductor(self.part, error, self.options)
-            return self.part
 
-
-def _by_pytorch(
+def _run_by_pytorch(
     module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options
 ) -> Callable[..., Any]:
-    if options.rest == "inductor":
-        try:
-            return torch._dynamo.lookup_backend("inductor")(module, list(inputs))
-        except Exception as error:  # As above.
-            _report_inductor(module, error, options)
-    return module.forward
+    if options.rest != "inductor":
+        return module.forward
+    compile_module = torch._dynamo.lookup_backend("inductor")
+    return _by_inductor(compile_module, module, inputs, options)
 
 
-def _report_inductor(module: torch.fx.GraphModule, error: Exception, options: Options) -> None:
-    """Say that operators that inductor was to run are run as they are."""
-    said = str(error).strip().partition("\n")[0]
-    reason = f"inductor does not compile it ({type(error).__name__}: {said}): give rest='eager'"
-    report([Left(name, reason) for name in operators_of(module)], options)
+def _by_inductor(
+    compile_module: Callable[..., Any],
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+) -> Callable[..., Any]:
+    """Compile a module by inductor; where that fails, report it and run the module as it is."""
+    try:
+        return compile_module(module, list(inputs))
+    except Exception as error:
+        # Inductor raises many kinds of errors, its own and those of a C++ compiler.
+        first = str(error).strip().partition("\n")[0]
+        name = type(error).__name__
+        reason = f"inductor does not compile it ({name}: {first}): give rest='eager'"
+        report(_all_operators(module, reason), options)
+        return module.forward
 
 
-def _is_held(node: torch.fx.Node) -> bool:
-    """Whether an input of a captured module is a parameter or a buffer."""
+def _is_parameter(node: torch.fx.Node) -> bool:
+    """True if an input of a captured module is a parameter or a buffer."""
     described = node.meta.get("tensor_dict") or {}
     return bool(described.get("_dynamo_static_input_type")) or node.type is torch.nn.Parameter
 
 
 @dataclass(frozen=True)
 class State:
-    """What a parameter was: unequal when it is another one, or has been written to.
-
-    ``storage`` does not keep the memory, but its identity: no other storage is equal to it, at
-    whatever address. ``content`` is of a tensor that counts no writes, which is one of inference
-    mode.
-    """
+    """State of a parameter, which is unequal once it is replaced or written to. The storage
+    identifies the memory without keeping it alive: no other storage is equal to it, whatever the
+    address. The version counts writes; in inference mode, where they are not counted, there is a
+    digest of the elements instead."""
 
     storage: StorageWeakRef
     place: tuple[Any, ...]
@@ -251,7 +271,7 @@ class State:
     content: bytes | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> State:
+    def of_tensor(cls, tensor: torch.Tensor) -> State:
         storage = tensor.untyped_storage()
         place = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(),
                  tensor.dtype)  # fmt: skip
@@ -262,13 +282,13 @@ class State:
 
 
 def _frozen(
-    module: torch.fx.GraphModule, arguments: Sequence[Any], held: Sequence[bool]
+    module: torch.fx.GraphModule, arguments: Sequence[Any], parameters: Sequence[bool]
 ) -> torch.fx.GraphModule:
-    """The module with parameters as attributes in place of inputs."""
+    """Return the module with attributes instead of the inputs that are parameters."""
     frozen = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     placeholders = [node for node in frozen.graph.nodes if node.op == "placeholder"]
-    for node, value, is_held in zip(placeholders, arguments, held, strict=True):
-        if is_held:
+    for node, value, is_parameter in zip(placeholders, arguments, parameters, strict=True):
+        if is_parameter:
             name = f"held_{node.name}"
             frozen.register_buffer(name, value.detach())
             with frozen.graph.inserting_before(node):
@@ -279,26 +299,25 @@ def _frozen(
 
 
 def best_target() -> str:
-    """Of the targets that this processor executes, the one whose instruction has the most products
-    of bytes.
+    """Return the target of this processor whose instruction has the most products of bytes.
 
-    Raises :class:`ModelError` where there is none.
+    Raises :class:`ModelError` if there is none.
     """
     from cpembed.hw.loader import available_targets, load_hardware_spec
     from cpembed.provenance import Provenance
     from cpembed.targets.registry import missing_for, open_target
 
-    found: dict[str, int] = {}
+    products: dict[str, int] = {}
     for name in available_targets():
         spec = load_hardware_spec(name)
         inputs = {operand.dtype for operand in spec.instruction.computation.inputs}
         if not (spec.backend and spec.cpu_features and inputs <= {"int8", "uint8"}):
             continue
         if not missing_for(spec) and open_target(spec).provenance is Provenance.MEASURED:
-            found[name] = spec.instruction.computation.macs
-    if not found:
+            products[name] = spec.instruction.computation.macs
+    if not products:
         raise ModelError(
             "torch.compile: this processor executes no target that multiplies bytes: name one in "
             "options={'target': …}"
         )
-    return max(found, key=lambda name: found[name])
+    return max(products, key=lambda name: products[name])

@@ -1,6 +1,7 @@
-"""From a graph of ATen operators to a graph of kinds, node by node.
+"""Lowering of exported programs, and of any graph of ATen operators, to a graph of kinds.
 
-A node whose tensors are all constants is computed at once, by PyTorch itself.
+Each node is written by the handler of its operator. One whose tensors are all constants is computed
+at once, by PyTorch itself.
 """
 # pyright: basic
 
@@ -10,21 +11,32 @@ A node whose tensors are all constants is computed at once, by PyTorch itself.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+from torch.export import ExportedProgram, default_decompositions
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    TensorArgument,
+)
 
-from cpembed.errors import ModelError, WorkloadError
+from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
+from cpembed.frontends.torch.archive import read_archive
 from cpembed.frontends.torch.call import Call
 from cpembed.frontends.torch.operators import HANDLERS
-from cpembed.graph.graph import unused_name
+from cpembed.frontends.torch.program import read_program
+from cpembed.graph.graph import Graph, unused_name
 from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
 from cpembed.ir.dtypes import numpy_dtype
@@ -43,26 +55,137 @@ ELEMENT_TYPES = frozenset(
         "bool",
     )
 )
-"""Of tensors of a graph."""
+"""Element types of a graph's tensors."""
 _CHECKS = ("aten._assert_",)
-"""Beginnings of the names of operators that compute nothing."""
-_COMPUTED_AT_ONCE = ("aten", "prims", "prim")
+"""Prefixes of operators that compute nothing."""
+_FOLDED_NAMESPACES = ("aten", "prims", "prim")
 """Namespaces of operators that PyTorch computes where all their tensors are constants."""
 _UNDEFINED = ("aten.empty", "aten.new_empty", "aten.resize")
-"""Beginnings of the names of operators whose results are whatever lies in memory."""
+"""Prefixes of operators whose results are whatever lies in memory."""
 _COMPUTED_BYTES, _COMPUTED_SHARE = 1 << 28, 4
-"""Constants that are computed have these bytes together, and so many times those of the model's
-parameters: a small file makes no large ones."""
+"""Maximum size in bytes of all computed constants, beyond this multiple of the parameters': a small
+file cannot make large ones."""
+_PARAMETERS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+# -- exported programs ----------------------------------------------------------------------------
+
+
+def load(path: Path | str) -> Graph:
+    """Read the network of a file that ``torch.export.save`` wrote.
+
+    PyTorch reads no byte of it: this package reads the members that a network needs, and nothing
+    of a file is unpickled, evaluated or loaded as code.
+
+    Raises :class:`ModelError` for a file that holds no program, and as :func:`from_exported` does.
+    """
+    # Registers the operators of quantized models, whose names files hold.
+    import torch.ao.quantization.fx._decomposed
+
+    path = Path(path)
+    archive = read_archive(path)
+    try:
+        program, names = read_program(archive)
+        return _network(program, path.stem, names)
+    except CpembedError:
+        raise
+    except Exception as error:
+        # PyTorch raises many kinds of errors for a program that no exporter writes.
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"{path} is no program that PyTorch {torch.__version__} understands: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+
+
+def from_exported(program: ExportedProgram, *, name: str = "model") -> Graph:
+    """Return the network of an exported program.
+
+    See :func:`cpembed.frontends.torch.from_exported`.
+    """
+    operators = torch._ops.OpOverload, torch._ops.HigherOrderOperator
+    for node in program.graph.nodes:
+        is_operator = isinstance(node.target, operators) or node.target is operator.getitem
+        if node.op == "call_function" and not is_operator:
+            # A program can name any function of Python.
+            raise ModelError(f"{name}: {node.name} calls {node.target}, which is no operator")
+    return _network(program, name, {})
+
+
+def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> Graph:
+    """Lower a program; ``names`` maps its parameters to the model's names where these differ."""
+    program = decomposed(program)
+    signature = program.graph_signature
+    for target in (
+        *signature.buffers_to_mutate.values(),
+        *signature.user_inputs_to_mutate.values(),
+    ):
+        raise ModelError(
+            f"{name}: the program changes {target}: a network computes its outputs and nothing "
+            "else; return the new value as an output"
+        )
+    builder = Builder(name)
+    lowering = Lowering(builder)
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if spec.kind in _PARAMETERS:
+            if node.users:
+                target = str(spec.target)
+                lowering.constant(node, _parameter(program, target), names.get(target, target))
+        elif isinstance(spec.arg, TensorArgument):
+            lowering.input(node, spec.arg.name)
+        elif isinstance(spec.arg, ConstantArgument):
+            lowering.values[node.name] = spec.arg.value
+        elif node.users:
+            raise ModelError(
+                f"{name}: the input {spec.arg.name} is no tensor: export it as a constant"
+            )
+    nodes = list(program.graph.nodes)
+    lowering.run(nodes)
+    return lowering.graph(
+        (spec.arg.name, value)
+        for spec, value in zip(signature.output_specs, nodes[-1].args[0], strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
+    )
+
+
+def decomposed(program: ExportedProgram) -> ExportedProgram:
+    """Replace unknown operators by others as far as PyTorch can, and operators that change their
+    arguments."""
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    if all(map(is_known, targets)):
+        return program
+    table = default_decompositions()
+    for target in list(table.keys()):
+        if str(target) in HANDLERS:
+            table.pop(target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return program.run_decompositions(table)
+
+
+def _parameter(program: ExportedProgram, target: str) -> torch.Tensor:
+    for table in (program.state_dict, program.constants):
+        if target in table:
+            value = table[target]
+            if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                raise ModelError(f"{target} is no dense tensor: convert it before the export")
+            return value
+    raise ModelError(f"the program holds no tensor {target}: save it with torch.export.save")
+
+
+# -- nodes ----------------------------------------------------------------------------------------
 
 
 def is_known(target: Any) -> bool:
-    """Whether an operator is written in kinds, or only checks what is known."""
+    """True if an operator has a handler, or only checks its arguments."""
     name = str(target)
     return target is operator.getitem or name in HANDLERS or name.startswith(_CHECKS)
 
 
 def place_of(node: torch.fx.Node) -> str:
-    """Where a node stands: the path of its module, where it is known, and its own name."""
+    """Return the place of a node: the path of its module, where it is known, and its own name."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and entry[0]]
     path = str(paths[-1]) if paths else ""
@@ -72,10 +195,10 @@ def place_of(node: torch.fx.Node) -> str:
 
 
 def type_of(name: str, value: Any) -> TensorType:
-    """The type of a tensor that PyTorch describes.
+    """Return the type of a tensor of PyTorch.
 
-    Raises :class:`ModelError` for sizes that are left open, and element types that no tensor of a
-    graph has.
+    Raises :class:`ModelError`, which begins with the ``name``, for open sizes and other element
+    types than :data:`ELEMENT_TYPES`.
     """
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in ELEMENT_TYPES:
@@ -92,42 +215,46 @@ def type_of(name: str, value: Any) -> TensorType:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements of a tensor."""
+    """Return the elements of a tensor."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype is torch.bfloat16:
         return plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return np.array(plain.numpy())
 
 
+def _parts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
 @dataclass
 class Lowering:
-    """``values`` of nodes by their names: tensors by their names in the builder, tuples of them,
-    numbers. ``tensors``: the constants among them as PyTorch's."""
+    """Lowering of the nodes of one graph. ``values`` holds their values by name: tensors of the
+    builder, tuples of these, and numbers. ``tensors`` holds the constants among them as PyTorch's
+    tensors, by the node's name, or by its name and the index of the result."""
 
     builder: Builder
     values: dict[str, Any] = field(default_factory=dict)
     tensors: dict[Any, torch.Tensor] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=dict)
     dynamic: dict[str, tuple[str, str]] = field(default_factory=dict)
-    computed_bytes: int = -_COMPUTED_BYTES
+    _computed_bytes: int = -_COMPUTED_BYTES
 
     def input(self, node: torch.fx.Node, name: str) -> None:
-        """A placeholder that is an input of the network."""
+        """Add a placeholder as an input of the network."""
         kind = type_of(f"{self.builder.name}: input {name}", node.meta["val"])
         self.values[node.name] = self.builder.input(name, kind)
 
     def constant(self, node: torch.fx.Node, tensor: torch.Tensor, name: str) -> None:
-        """A placeholder, or an attribute, that is a parameter."""
+        """Add a placeholder or an attribute as a constant."""
         type_of(f"{self.builder.name}: {name}", tensor)
         self.tensors[node.name] = tensor.detach()
-        self.computed_bytes -= _COMPUTED_SHARE * tensor.numel() * tensor.itemsize
+        self._computed_bytes -= _COMPUTED_SHARE * tensor.numel() * tensor.itemsize
         self.values[node.name] = self.builder.constant(array_of(tensor), name)
 
     def run(self, nodes: Sequence[torch.fx.Node]) -> None:
-        """Every call in its order.
+        """Lower every call in its order.
 
-        Raises :class:`ModelError` for operators that are not known: the first one's name and place,
-        and how many there are of it.
+        Raises :class:`ModelError` with name, place and number of the first unknown operator.
         """
         calls = [node for node in nodes if node.op == "call_function" and node.users]
         for node in calls:
@@ -136,44 +263,46 @@ class Lowering:
                 self.values[node.name] = self.values[source.name][index]
                 if (source.name, index) in self.tensors:
                     self.tensors[node.name] = self.tensors[source.name, index]
-            elif not self._computed(node):
-                self._written(node, calls)
+            elif self._is_constant(node):
+                self._compute(node)
+            elif str(node.target) in HANDLERS:
+                self._write(node)
+            else:
+                raise self._unknown(node, calls)
 
-    def output(self, value: Any) -> str:
-        """The tensor of a value that the network returns."""
-        found = self.values[value.name] if isinstance(value, torch.fx.Node) else value
-        if not isinstance(found, str):
-            raise ModelError(
-                f"{self.builder.name}: the output {value} is no tensor that a network computes: "
-                "return tensors only"
-            )
-        return found
+    def graph(self, outputs: Iterable[tuple[str, Any]]) -> Graph:
+        """Return the network of some values, each with the name that it should have as an output.
 
-    # -- one node ---------------------------------------------------------------------------------
+        Raises :class:`ModelError` for a value that is no tensor.
+        """
+        tensors: dict[str, str] = {}
+        for name, value in outputs:
+            tensor = self.values[value.name] if isinstance(value, torch.fx.Node) else value
+            if not isinstance(tensor, str):
+                raise ModelError(
+                    f"{self.builder.name}: the output {value} is no tensor that a network "
+                    "computes: return tensors only"
+                )
+            tensors[unused_name(name, tensors)] = tensor
+        return self.builder.graph(tensors)
 
-    def _written(self, node: torch.fx.Node, calls: Sequence[torch.fx.Node]) -> None:
-        handler = HANDLERS.get(str(node.target))
-        if handler is None:
-            raise self._unknown(node, calls)
+    def _write(self, node: torch.fx.Node) -> None:
         call = self._call(node)
         if call.results and not any(kind is None or kind.elements for kind in call.results):
-            found = self._empty(call)
+            # Results without elements are constants, whatever computes them.
+            empty = tuple(
+                self.builder.constant(np.zeros(kind.shape, numpy_dtype(kind.dtype)), call.place)
+                for kind in call.results
+                if kind is not None
+            )
             is_list = isinstance(node.meta["val"], list | tuple)
-            self.values[node.name] = found if is_list else found[0]
+            self.values[node.name] = empty if is_list else empty[0]
             return
         try:
-            self.values[node.name] = handler(call)
+            self.values[node.name] = HANDLERS[str(node.target)](call)
             call.check_read()
         except WorkloadError as error:
-            raise call.error(str(error)) from error
-
-    def _empty(self, call: Call) -> tuple[str, ...]:
-        """Results without elements, which are constants whatever computes them."""
-        return tuple(
-            self.builder.constant(np.zeros(kind.shape, numpy_dtype(kind.dtype)), call.place)
-            for kind in call.results
-            if kind is not None
-        )
+            call.reject(str(error))
 
     def _call(self, node: torch.fx.Node) -> Call:
         schema = node.target._schema.arguments
@@ -185,23 +314,22 @@ class Lowering:
         arguments |= node.kwargs
         place = place_of(node)
         first = next(iter(node.all_input_nodes), None)
-        results = node.meta["val"]
-        kinds = tuple(
+        results = tuple(
             type_of(f"{self.builder.name}: {place}", value)
             if isinstance(value, torch.Tensor)
             else None
-            for value in (results if isinstance(results, list | tuple) else [results])
+            for value in _parts(node.meta["val"])
         )
         return Call(
-            self.builder,
-            self.scaling,
-            self.dynamic,
-            str(node.target),
-            place,
-            {name: self._argument(value) for name, value in arguments.items()},
-            kinds,
-            first is not None and len(first.users) == 1,
-            defaults,
+            builder=self.builder,
+            scaling=self.scaling,
+            operator=str(node.target),
+            place=place,
+            arguments={name: self._argument(value) for name, value in arguments.items()},
+            results=results,
+            dynamic=self.dynamic,
+            is_only_reader=first is not None and len(first.users) == 1,
+            defaults=defaults,
         )
 
     def _argument(self, value: Any) -> Any:
@@ -216,13 +344,13 @@ class Lowering:
                 return value
 
     def _unknown(self, node: torch.fx.Node, calls: Sequence[torch.fx.Node]) -> ModelError:
-        # Without inputs it is a constant, which PyTorch computes.
-        read = [n for n in calls if n.all_input_nodes]
-        unknown = Counter(str(n.target) for n in read if not is_known(n.target))
+        # An operator without inputs is a constant, which PyTorch computes.
+        unknown = Counter(
+            str(call.target) for call in calls if call.all_input_nodes and not is_known(call.target)
+        )
         target = str(node.target)
-        count = unknown[target]
-        others = [name for name in unknown if name != target]
-        more = f"; neither are {', '.join(others)}" if others else ""
+        count = unknown.pop(target, 0)
+        more = f"; neither are {', '.join(unknown)}" if unknown else ""
         times = "once" if count == 1 else f"{count} times"
         return ModelError(
             f"{self.builder.name}: {place_of(node)}: the operator {target} ({times} in the model) "
@@ -231,60 +359,42 @@ class Lowering:
 
     # -- constants --------------------------------------------------------------------------------
 
-    def _computed(self, node: torch.fx.Node) -> bool:
-        """Whether all of a node's tensors are constants, so that its value is one now."""
+    def _is_constant(self, node: torch.fx.Node) -> bool:
+        """True if all tensors of a node are constants and PyTorch can compute it now."""
         target = node.target
-        if getattr(target, "namespace", "") not in _COMPUTED_AT_ONCE:
-            return False
-        if any(source.name not in self.tensors for source in node.all_input_nodes):
-            return False
-        if torch.Tag.nondeterministic_seeded in target.tags:
-            return False
-        if str(target).startswith(_UNDEFINED):
-            return False
-        self._count(node)
+        return (
+            getattr(target, "namespace", "") in _FOLDED_NAMESPACES
+            and all(source.name in self.tensors for source in node.all_input_nodes)
+            and torch.Tag.nondeterministic_seeded not in target.tags
+            and not str(target).startswith(_UNDEFINED)
+        )
 
-        def tensor(source: torch.fx.Node) -> torch.Tensor:
-            return self.tensors[source.name]
-
-        arguments = torch.fx.map_arg(node.args, tensor), torch.fx.map_arg(node.kwargs, tensor)
-        with torch.no_grad():
-            value = target(*arguments[0], **arguments[1])
-        if isinstance(value, list | tuple):
-            self.values[node.name] = tuple(
-                self._kept((node.name, k), part, node) for k, part in enumerate(value)
-            )
-        else:
-            self.values[node.name] = self._kept(node.name, value, node)
-        return True
-
-    def _count(self, node: torch.fx.Node) -> None:
-        """Raise :class:`ModelError` for a constant that is too large to be computed."""
-        results = node.meta["val"]
-        for value in results if isinstance(results, list | tuple) else [results]:
-            if isinstance(value, torch.Tensor):
-                self.computed_bytes += value.numel() * value.itemsize
-        if self.computed_bytes > 0:
-            raise ModelError(
-                f"{self.builder.name}: {place_of(node)} ({node.target}): constants that are "
-                f"computed have more than {_COMPUTED_BYTES:,} bytes and {_COMPUTED_SHARE} times "
-                "the parameters': make them parameters"
-            )
-
-    def _kept(self, key: Any, value: Any, node: torch.fx.Node) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def _compute(self, node: torch.fx.Node) -> None:
         place = place_of(node)
-        type_of(f"{self.builder.name}: {place}", value)
-        self.tensors[key] = value
-        return self.builder.constant(array_of(value), place)
+        for value in _parts(node.meta["val"]):
+            if isinstance(value, torch.Tensor):
+                self._computed_bytes += value.numel() * value.itemsize
+        if self._computed_bytes > 0:
+            raise ModelError(
+                f"{self.builder.name}: {place} ({node.target}): constants that are computed have "
+                f"more than {_COMPUTED_BYTES:,} bytes and {_COMPUTED_SHARE} times the "
+                "parameters': make them parameters"
+            )
+        arguments = torch.fx.map_arg(
+            (node.args, node.kwargs), lambda source: self.tensors[source.name]
+        )
+        with torch.no_grad():
+            value = node.target(*arguments[0], **arguments[1])
 
+        def constant(key: Any, part: Any) -> Any:
+            if not isinstance(part, torch.Tensor):
+                return part
+            type_of(f"{self.builder.name}: {place}", part)
+            self.tensors[key] = part
+            return self.builder.constant(array_of(part), place)
 
-def outputs_by_name(
-    lowering: Lowering, names: Sequence[str], values: Sequence[Any]
-) -> Mapping[str, str]:
-    """The tensors that a network returns, by names that no two of them have."""
-    found: dict[str, str] = {}
-    for name, value in zip(names, values, strict=True):
-        found[unused_name(name, found)] = lowering.output(value)
-    return found
+        if isinstance(value, list | tuple):
+            parts = (constant((node.name, k), part) for k, part in enumerate(value))
+            self.values[node.name] = tuple(parts)
+        else:
+            self.values[node.name] = constant(node.name, value)

@@ -1,7 +1,7 @@
-"""A module of ATen operators in parts: networks of quantized products, and the rest.
+"""Partition of a module of ATen operators: networks of quantized products, and the rest.
 
-What of a module can be written in kinds is gathered in connected parts; one without a quantized
-product stays with PyTorch, and so does one that nothing compiles.
+Operators that can be written in kinds are gathered in connected parts. A part without a quantized
+product, or that cannot be compiled, stays with PyTorch.
 """
 # pyright: basic
 
@@ -18,18 +18,18 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.split_module import split_module
 
 from cpembed.errors import CpembedError
 from cpembed.frontends.builder import Builder
-from cpembed.frontends.torch.lowering import Lowering, is_known, outputs_by_name
+from cpembed.frontends.torch.lowering import Lowering, is_known
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.base import Array
 
 LOGGER = logging.getLogger(__name__)
-"""Says how many networks a module has."""
+"""Reports the number of networks of a module."""
 
 
 class Runnable(Protocol):
@@ -39,11 +39,11 @@ class Runnable(Protocol):
 
 
 Compile = Callable[[Graph], Runnable]
-"""Compiles a network; raises :class:`CpembedError` where it cannot."""
+"""A function that compiles a network or raises :class:`CpembedError`."""
 
 
 @dataclass(frozen=True)
-class Left:
+class Fallback:
     """A call of ``operator`` that is part of no network, and the ``reason``."""
 
     operator: str
@@ -52,7 +52,7 @@ class Left:
 
 def partitioned(
     module: torch.fx.GraphModule, compile_graph: Compile, rest: Callable[[Any], Any]
-) -> tuple[torch.fx.GraphModule, tuple[Graph, ...], tuple[Left, ...]]:
+) -> tuple[torch.fx.GraphModule, tuple[Graph, ...], tuple[Fallback, ...]]:
     """Compile the networks in a module.
 
     Parameters
@@ -62,7 +62,7 @@ def partitioned(
     compile_graph : callable
         Compiles a network.
     rest : callable
-        Makes the module that runs a part of PyTorch's operators, in place of that part.
+        Wraps a part that PyTorch runs in the module that runs it.
 
     Returns
     -------
@@ -71,14 +71,18 @@ def partitioned(
     """
     support = _Support(module)
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
-    wanted = [p for p in partitioner.propose_partitions() if _has_quantized_product(p)]
-    parts = {node for partition in wanted for node in partition.nodes}
-    left = [
-        Left(str(node.target), support.reason(node))
+    partitions = [
+        partition
+        for partition in partitioner.propose_partitions()
+        if any(map(is_quantized_product, partition.nodes))
+    ]
+    parts = {node for partition in partitions for node in partition.nodes}
+    fallbacks = [
+        Fallback(str(node.target), support.reason(node))
         for node in module.graph.nodes
         if _computes(node) and node not in parts
     ]
-    fused = partitioner.fuse_partitions(wanted)
+    fused = partitioner.fuse_partitions(partitions)
     networks: list[Graph] = []
     for node in list(fused.graph.nodes):
         if node.op != "call_module" or not _is_part(fused, node):
@@ -88,7 +92,7 @@ def partitioned(
             compiled = compile_graph(graph)
         except CpembedError as error:
             calls = filter(_computes, fused.get_submodule(node.target).graph.nodes)
-            left.extend(Left(str(call.target), str(error)) for call in calls)
+            fallbacks.extend(Fallback(str(call.target), str(error)) for call in calls)
             continue
         networks.append(graph)
         part = fused.get_submodule(node.target)
@@ -97,7 +101,7 @@ def partitioned(
         node.args = inputs
     fused.graph.eliminate_dead_code()
     fused.recompile()
-    return _split(fused, rest), tuple(networks), tuple(left)
+    return _split(fused, rest), tuple(networks), tuple(fallbacks)
 
 
 def _computes(node: torch.fx.Node) -> bool:
@@ -117,31 +121,31 @@ class Network(torch.nn.Module):
             name: np.ascontiguousarray(tensor.detach().numpy())
             for name, tensor in zip(self.names, tensors, strict=True)
         }
-        found = self.compiled.run(arrays)
-        results = tuple(torch.from_numpy(np.asarray(found[name])) for name in self.outputs)
+        outputs = self.compiled.run(arrays)
+        results = tuple(torch.from_numpy(np.asarray(outputs[name])) for name in self.outputs)
         return results[0] if self.single else results
 
 
 class _Support(OperatorSupportBase):
-    """Calls that can be written in kinds, each as it stands in the module."""
+    """Test whether a call can be written in kinds, by lowering it alone."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.module = module
-        self.known: dict[torch.fx.Node, bool] = {}
+        self.supported: dict[torch.fx.Node, bool] = {}
         self.errors: dict[torch.fx.Node, str] = {}
 
     def reason(self, node: torch.fx.Node) -> str:
-        """Why a call is part of no network."""
+        """Reason for which a call is part of no network."""
         if not is_known(node.target):
             return "the operator is not known"
         return self.errors.get(node, "no product of quantized tensors is connected with it")
 
     def is_node_supported(self, submodules: Mapping[str, Any], node: torch.fx.Node) -> bool:
-        if node not in self.known:
-            self.known[node] = self._is_written(node)
-        return self.known[node]
+        if node not in self.supported:
+            self.supported[node] = self._can_be_lowered(node)
+        return self.supported[node]
 
-    def _is_written(self, node: torch.fx.Node) -> bool:
+    def _can_be_lowered(self, node: torch.fx.Node) -> bool:
         if node.op != "call_function" or not is_known(node.target):
             return False
         if node.target is operator.getitem:
@@ -149,21 +153,17 @@ class _Support(OperatorSupportBase):
         lowering = Lowering(Builder("a part"))
         try:
             for source in node.all_input_nodes:
-                _take(lowering, self.module, source, source)
+                _bind(lowering, self.module, source, source)
             lowering.run([node])
         except CpembedError as error:
-            # Without the place, so that equal reasons are said once.
+            # The place is left out, so that equal reasons are reported once.
             self.errors[node] = str(error).rpartition("): ")[2]
             return False
         return True
 
 
-def _has_quantized_product(partition: Partition) -> bool:
-    return any(is_quantized_product(node) for node in partition.nodes)
-
-
 def is_quantized_product(node: torch.fx.Node) -> bool:
-    """Whether it is a product of matrices or a convolution of two dequantized tensors."""
+    """True for a product of matrices or a convolution of two dequantized tensors."""
     name = str(node.target)
     if not name.startswith(_PRODUCTS):
         return False
@@ -194,52 +194,47 @@ def _is_part(module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
 def _network(
     module: torch.fx.GraphModule, node: torch.fx.Node, name: str
 ) -> tuple[Graph, tuple[torch.fx.Node, ...]]:
-    """A part as a graph, and the nodes that its inputs are."""
+    """Return the graph of a part, and the nodes that are its inputs."""
     part = module.get_submodule(node.target)
     builder = Builder(name)
     lowering = Lowering(builder)
     inputs: list[torch.fx.Node] = []
     placeholders = [inner for inner in part.graph.nodes if inner.op == "placeholder"]
     for inner, source in zip(placeholders, node.args, strict=True):
-        if not _take(lowering, module, inner, source):
+        if not _bind(lowering, module, inner, source):
             inputs.append(source)
     lowering.run(list(part.graph.nodes))
     returned = part.graph.output_node().args[0]
     values = [returned] if isinstance(returned, torch.fx.Node) else list(returned)
-    graph = builder.graph(outputs_by_name(lowering, [v.name for v in values], values))
-    return graph, tuple(inputs)
+    return lowering.graph((v.name, v) for v in values), tuple(inputs)
 
 
-def _take(
+def _bind(
     lowering: Lowering,
     module: torch.fx.GraphModule,
     node: torch.fx.Node,
     source: torch.fx.Node,
 ) -> bool:
-    """What ``source`` is, as the value of a node: a constant (True), or an input."""
+    """Bind a node to its source: a constant, for which True is returned, or an input."""
     if source.op == "get_attr":
-        held = _attribute(module, str(source.target))
-        lowering.constant(node, held, str(source.target))
+        path, _, name = str(source.target).rpartition(".")
+        tensor = getattr(module.get_submodule(path), name)
+        lowering.constant(node, tensor, str(source.target))
         return True
     node.meta.setdefault("val", source.meta.get("val"))
     lowering.input(node, node.name)
     return False
 
 
-def _attribute(module: torch.nn.Module, target: str) -> torch.Tensor:
-    path, _, name = target.rpartition(".")
-    return getattr(module.get_submodule(path), name)
-
-
 def _split(module: torch.fx.GraphModule, rest: Callable[[Any], Any]) -> torch.fx.GraphModule:
-    """The module as a sequence of parts: networks, and what is computed between them."""
+    """Split a module into a sequence of networks and of parts between them."""
     levels: dict[torch.fx.Node, int] = {}
     numbers: dict[torch.fx.Node, int] = {}
     networks = [node for node in module.graph.nodes if _is_network(module, node)]
     for node in module.graph.nodes:
-        # What reads networks comes a level after the last of them.
-        found = [levels.get(n, 0) + (n in networks) for n in node.all_input_nodes]
-        levels[node] = max(found, default=0)
+        # A node that reads networks comes a level after the last of them.
+        sources = [levels.get(n, 0) + (n in networks) for n in node.all_input_nodes]
+        levels[node] = max(sources, default=0)
     for node in module.graph.nodes:
         place = networks.index(node) + 1 if node in networks else 0
         numbers[node] = levels[node] * (len(networks) + 1) + place

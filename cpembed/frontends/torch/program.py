@@ -1,7 +1,8 @@
-"""An exported program made of its description: nodes of fx, types by PyTorch's own rules.
+"""An exported program, built from its description in a file.
 
 Operators are looked up in a table of ATen's, so that a name in a file reaches nothing else. The
-type of each result is computed with tensors that have no elements and compared with the file's.
+type of each result is computed by PyTorch with tensors that have no elements, and compared with
+the type in the file.
 """
 # pyright: basic
 
@@ -39,9 +40,17 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from cpembed.errors import ModelError
 from cpembed.frontends.builder import LARGEST_TENSOR
 from cpembed.frontends.torch import description as d
-from cpembed.frontends.torch.archive import CONSTANTS, PROGRAM, WEIGHTS, Archive
+from cpembed.frontends.torch.archive import (
+    CONSTANTS,
+    ELEMENT_TYPES,
+    PROGRAM,
+    STRIDED,
+    WEIGHTS,
+    Archive,
+    Payloads,
+    checked_layout,
+)
 from cpembed.frontends.torch.operators import HANDLERS
-from cpembed.frontends.torch.payloads import ELEMENT_TYPES, STRIDED, Payloads, check_layout
 
 _MEMORY_FORMATS = {
     1: torch.contiguous_format,
@@ -49,12 +58,12 @@ _MEMORY_FORMATS = {
     3: torch.channels_last_3d,
     4: torch.preserve_format,
 }
-_MOST_RESULTS = 1 << 16
-"""Of an operator that returns a list."""
+_MAX_RESULTS = 1 << 16
+"""Maximum number of results of an operator that returns a list."""
 _NAME = re.compile(r"[A-Za-z_]\w{0,999}", re.ASCII)
-_NAMES_IN_CODE = frozenset(torch.fx.graph._custom_builtins)
-"""Globals of the code that fx makes of nodes, such as ``torch``."""
-_HELD = {
+_RESERVED_NAMES = frozenset(torch.fx.graph._custom_builtins)
+"""Globals of the code that fx generates, such as ``torch``."""
+_PARAMETERS = {
     "parameter": (InputKind.PARAMETER, WEIGHTS),
     "buffer": (InputKind.BUFFER, WEIGHTS),
     "tensor_constant": (InputKind.CONSTANT_TENSOR, CONSTANTS),
@@ -68,11 +77,11 @@ _MUTATIONS = {
 
 @functools.cache
 def operators() -> Mapping[str, Any]:
-    """Operators by their names in a file: those that are written in kinds or with others, and the
+    """Return operators by their names in a file: those with a handler or a decomposition, and the
     core of ATen. None of them reads or writes a file, or calls a function of Python's."""
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for operation in list(default_decompositions().keys()):
-        found[f"torch.ops.{operation}"] = operation
+        table[f"torch.ops.{operation}"] = operation
     for schema in torch._C._dispatch_get_all_op_names():
         space, _, rest = schema.partition("::")
         name, _, overload = rest.partition(".")
@@ -84,29 +93,18 @@ def operators() -> Mapping[str, Any]:
         if operation is None:
             continue
         if full in HANDLERS or is_check or torch.Tag.core in operation.tags:
-            found[f"torch.ops.{full}"] = operation
-    return found
+            table[f"torch.ops.{full}"] = operation
+    return table
 
 
 def read_program(archive: Archive) -> tuple[ExportedProgram, Mapping[str, str]]:
-    """Make the program that an archive describes.
+    """Build the program that an archive describes.
 
-    Parameters
-    ----------
-    archive : Archive
-        Its members.
+    Returns the program, and the file's names of its parameters and constants by their names in the
+    program. Those become attributes of a module, for which no name from a file is used.
 
-    Returns
-    -------
-    tuple of ExportedProgram and dict
-        The program, and the names that the file gives its parameters and constants, by those that
-        they have in the program (which become attributes of a module, so that no name of the
-        file's is taken for them).
-
-    Raises
-    ------
-    ModelError
-        For a description that is damaged, is of another version, or names what no network has.
+    Raises :class:`ModelError` for a description that is damaged, is of another version, or names
+    anything that no network has.
     """
     program = d.decoded(f"{archive.path}: {PROGRAM}", archive.texts[PROGRAM], d.Program)
     if program.schema_version.major != d.SCHEMA:
@@ -119,7 +117,7 @@ def read_program(archive: Archive) -> tuple[ExportedProgram, Mapping[str, str]]:
 
 
 class _Reader:
-    """The nodes so far, by their names in the file."""
+    """The nodes built so far, by their names in the file."""
 
     def __init__(self, archive: Archive) -> None:
         self.path: Path = archive.path
@@ -127,14 +125,14 @@ class _Reader:
         self.graph = torch.fx.Graph()
         self.nodes: dict[str, torch.fx.Node] = {}
         self.names: dict[str, str] = {}
-        self.held: dict[str, torch.Tensor] = {}
+        self.parameters: dict[str, torch.Tensor] = {}
         self.types: Mapping[str, d.TensorMeta] = {}
         self.fake = FakeTensorMode(
             allow_fallback_kernels=False, allow_non_fake_inputs=False, shape_env=ShapeEnv()
         )
 
-    def error(self, what: str) -> ModelError:
-        return ModelError(f"{self.path}: {what}")
+    def error(self, text: str) -> ModelError:
+        return ModelError(f"{self.path}: {text}")
 
     def program(self, module: d.Module) -> ExportedProgram:
         graph, signature = module.graph, module.signature
@@ -163,23 +161,23 @@ class _Reader:
     def _exported(self, inputs: list[InputSpec], outputs: list[OutputSpec]) -> ExportedProgram:
         kinds = InputKind.CONSTANT_TENSOR
         constants = {s.target for s in inputs if s.kind is kinds or s.persistent is False}
-        given = [s.arg for s in inputs if s.kind is InputKind.USER_INPUT]
+        user_inputs = [s.arg for s in inputs if s.kind is InputKind.USER_INPUT]
         returned = [s.arg for s in outputs if s.kind is OutputKind.USER_OUTPUT]
         call = ModuleCallSignature(
-            inputs=given,
+            inputs=user_inputs,
             outputs=returned,
-            in_spec=pytree.tree_structure((tuple(range(len(given))), {})),
+            in_spec=pytree.tree_structure((tuple(range(len(user_inputs))), {})),
             out_spec=pytree.tree_structure(tuple(range(len(returned)))),
-            forward_arg_names=[arg.name for arg in given],
+            forward_arg_names=[arg.name for arg in user_inputs],
         )
         return ExportedProgram(
             root=torch.nn.Module(),
             graph=self.graph,
             graph_signature=ExportGraphSignature(inputs, outputs),
-            state_dict={n: t for n, t in self.held.items() if n not in constants},
+            state_dict={n: t for n, t in self.parameters.items() if n not in constants},
             range_constraints={},
             module_call_graph=[ModuleCallEntry(fqn="", signature=call)],
-            constants={n: t for n, t in self.held.items() if n in constants},
+            constants={n: t for n, t in self.parameters.items() if n in constants},
             verifiers=[load_verifier("TRAINING")],
         )
 
@@ -195,7 +193,7 @@ class _Reader:
             return InputSpec(
                 InputKind.USER_INPUT, ConstantArgument(described.name, number), target=None
             )
-        if key not in ("user_input", *_HELD):
+        if key not in ("user_input", *_PARAMETERS):
             raise self.error(f"an input is of the kind {key}, which no network has")
         kind, argument = d.tagged(f"{self.path}: an input", value)
         if kind != "as_tensor":
@@ -207,16 +205,16 @@ class _Reader:
             return InputSpec(InputKind.USER_INPUT, TensorArgument(name), target=None)
         if described.arg.name != name:
             raise self.error(f"is damaged: the input {name} is named {described.arg.name}, too")
-        held_as, folder = _HELD[key]
+        input_kind, folder = _PARAMETERS[key]
         tensor = self.payloads.tensor(described.target, folder)
-        if held_as is InputKind.PARAMETER:
+        if input_kind is InputKind.PARAMETER:
             tensor = torch.nn.Parameter(tensor, requires_grad=False)
-        target = f"held_{len(self.held)}"
-        self.held[target], self.names[target] = tensor, described.target
+        target = f"parameter_{len(self.parameters)}"
+        self.parameters[target], self.names[target] = tensor, described.target
         self._add(name, node, self.fake.from_tensor(tensor, static_shapes=True))
         self._check(name, node.meta["val"])
-        persistent = True if held_as is InputKind.BUFFER else None
-        return InputSpec(held_as, TensorArgument(name), target, persistent)
+        persistent = True if input_kind is InputKind.BUFFER else None
+        return InputSpec(input_kind, TensorArgument(name), target, persistent)
 
     def _output(self, value: Any, spec: d.Union) -> OutputSpec:
         key, described = d.tagged(f"{self.path}: an output", spec)
@@ -229,13 +227,9 @@ class _Reader:
         return OutputSpec(OutputKind.USER_OUTPUT, argument, target=None)
 
     def _described(self, name: str) -> torch.Tensor:
-        """A tensor without elements of the type that the file gives."""
+        """Return a tensor without elements of the type in the file."""
         meta = self._meta(name)
-        place = f"{self.path}: {name}"
-        sizes, strides = (
-            [d.integer(place, u) for u in unions] for unions in (meta.sizes, meta.strides)
-        )
-        check_layout(place, meta, sizes, strides)
+        sizes, strides = checked_layout(f"{self.path}: {name}", meta)
         with self.fake:
             return torch.empty_strided(sizes, strides, dtype=ELEMENT_TYPES[meta.dtype])
 
@@ -247,8 +241,8 @@ class _Reader:
     # -- nodes ------------------------------------------------------------------------------------
 
     def _name(self, name: str) -> str:
-        """A name that is an identifier: fx writes names into the code of a module."""
-        if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name in _NAMES_IN_CODE:
+        """Check that a name is an identifier: fx writes names into the code of a module."""
+        if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name in _RESERVED_NAMES:
             raise self.error(f"is damaged: {name!r} is no name of a node")
         return name
 
@@ -266,7 +260,7 @@ class _Reader:
             raise self.error(f"{place}: {described.target} is no operator that is known")
         arguments = {a.name: self._argument(place, a.arg) for a in described.inputs}
         by_place = {a.name for a in described.inputs if a.kind == 1}
-        positional, named = _bound(target, arguments, by_place)
+        positional, named = _bound_arguments(target, arguments, by_place)
         if len(positional) + len(named) != len(arguments):
             raise self.error(f"{place}: {described.target} has other arguments")
         node = self.graph.call_function(target, positional, named)
@@ -284,10 +278,10 @@ class _Reader:
             with self.fake, torch.no_grad():
                 return node.target(*arguments[0], **arguments[1])
         except Exception as error:
-            # Whatever PyTorch raises for arguments that an operator does not take.
-            said = str(error).partition("\n")[0]
+            # PyTorch raises many kinds of errors for arguments that an operator does not take.
+            reason = str(error).partition("\n")[0]
             raise self.error(
-                f"{place}: {node.target} does not take its arguments: {said}"
+                f"{place}: {node.target} does not take its arguments: {reason}"
             ) from error
 
     def _results(self, described: d.Node, node: torch.fx.Node, value: Any) -> None:
@@ -317,24 +311,24 @@ class _Reader:
             self._check(part.name, value[index])
 
     def _check(self, name: str, value: Any) -> None:
-        """Raise :class:`ModelError` for a tensor of another type than the file says."""
+        """Raise :class:`ModelError` for a tensor of another type than the file's."""
         meta = self._meta(name)
         sizes = [d.integer(f"{self.path}: {name}", union) for union in meta.sizes]
         if not isinstance(value, torch.Tensor):
             raise self.error(f"{name} is no tensor")
-        found = [int(size) for size in value.shape]
-        if found != sizes or value.dtype is not ELEMENT_TYPES.get(meta.dtype):
+        computed = [int(size) for size in value.shape]
+        if computed != sizes or value.dtype is not ELEMENT_TYPES.get(meta.dtype):
             raise self.error(
-                f"is damaged: {name} has the type {value.dtype} {found}, and the file says "
+                f"is damaged: {name} has the type {value.dtype} {computed}, and the file says "
                 f"{ELEMENT_TYPES.get(meta.dtype)} {sizes}"
             )
-        if math.prod(found) > LARGEST_TENSOR:
-            raise self.error(f"{name} has {math.prod(found):,} elements: at most 2^31 are taken")
+        if math.prod(sizes) > LARGEST_TENSOR:
+            raise self.error(f"{name} has {math.prod(sizes):,} elements: at most 2^31 are taken")
 
     def _check_count(
         self, place: str, target: Any, positional: tuple[Any, ...], named: Mapping[str, Any]
     ) -> None:
-        """Raise :class:`ModelError` before an operator returns a list without end."""
+        """Raise :class:`ModelError` before an operator returns an endless list."""
         if not any("[]" in str(r.type) or "List" in str(r.type) for r in target._schema.returns):
             return
         schema = target._schema.arguments
@@ -347,8 +341,8 @@ class _Reader:
         if isinstance(source, torch.fx.Node) and isinstance(part, int):
             longest = max((int(s) for s in source.meta["val"].shape), default=0)
             sizes = [longest // max(1, part), *(s for s in sections if isinstance(s, int))]
-            if (max(sizes) if sections else sizes[0]) > _MOST_RESULTS:
-                raise self.error(f"{place}: {target} has more than {_MOST_RESULTS:,} results")
+            if (max(sizes) if sections else sizes[0]) > _MAX_RESULTS:
+                raise self.error(f"{place}: {target} has more than {_MAX_RESULTS:,} results")
 
     def _argument(self, place: str, union: d.Union) -> Any:
         key, value = d.tagged(f"{self.path}: {place}", union)
@@ -390,14 +384,14 @@ class _Reader:
         return self.nodes[name]
 
     def _number(self, place: str, value: float | str) -> float:
-        words = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-        if isinstance(value, str) and value not in words:
+        special = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+        if isinstance(value, str) and value not in special:
             raise self.error(f"{place}: {value[:40]!r} is no number")
-        return words[value] if isinstance(value, str) else float(value)
+        return special[value] if isinstance(value, str) else float(value)
 
 
 def module_stack(text: str) -> dict[str, tuple[str, str]]:
-    """Modules around a node, outermost first, as the file writes them: ``key,path,type;…``."""
+    """Parse the modules around a node, outermost first, from ``key,path,type;…``."""
     stack: dict[str, tuple[str, str]] = {}
     for entry in text.split(";"):
         key, _, rest = entry.partition(",")
@@ -407,10 +401,10 @@ def module_stack(text: str) -> dict[str, tuple[str, str]]:
     return stack
 
 
-def _bound(
+def _bound_arguments(
     target: Any, arguments: Mapping[str, Any], by_place: set[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as an operator's schema takes them."""
+    """Return positional and named arguments as an operator's schema takes them."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for parameter in target._schema.arguments:

@@ -1,8 +1,19 @@
-"""What an operator of a network computes: one class a kind, each with its types and its definition
-in numpy. The set is small and closed: front ends write everything with it."""
+"""Operator kinds: one class each, with its types and its definition in numpy.
+
+The set is small and closed: front ends translate every model into it."""
 
 from cpembed.graph.kinds.base import Kind, TensorType
-from cpembed.graph.kinds.elementwise import Apply, Elementwise, Input, Number, Scalar
+from cpembed.graph.kinds.elementwise import (
+    Apply,
+    Dequantize,
+    DynamicQuantize,
+    Elementwise,
+    Input,
+    Number,
+    Quantize,
+    Scalar,
+    Table,
+)
 from cpembed.graph.kinds.movement import (
     Concat,
     Expand,
@@ -14,9 +25,7 @@ from cpembed.graph.kinds.movement import (
     Transpose,
 )
 from cpembed.graph.kinds.product import Product
-from cpembed.graph.kinds.quantization import Dequantize, DynamicQuantize, Quantize, Table
-from cpembed.graph.kinds.reductions import LayerNorm, Reduce, Softmax
-from cpembed.graph.kinds.windows import Pool
+from cpembed.graph.kinds.reductions import LayerNorm, Pool, Reduce, Softmax
 
 __all__ = [
     "Apply",

@@ -1,4 +1,4 @@
-"""What every kind of operator says of itself."""
+"""Interface of operator kinds, and types of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class TensorType:
-    """A shape and an element type, as numpy names it; every size is known."""
+    """Static shape and element type (numpy's name, or ``bfloat16``)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -35,30 +35,28 @@ class TensorType:
 
 
 class Kind(ABC):
-    """What an operator computes; a frozen dataclass of its attributes."""
+    """Function that an operator computes; subclasses are frozen dataclasses of its attributes."""
 
     @abstractmethod
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        """Of the outputs.
+        """Return the types of the outputs.
 
-        Raises :class:`WorkloadError` for inputs that the kind does not take.
-        """
+        Raises :class:`WorkloadError` for inputs that the kind does not accept."""
 
     @abstractmethod
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        """The outputs, by numpy: the definition of the kind."""
+        """Return the outputs, computed by numpy: the definition of the kind."""
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """Short name in tables and diagrams."""
         return type(self).__name__.lower()
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis that may be counted from the end, from the front.
+    """Return an axis counted from the front; negative ones count from the end.
 
-    Raises :class:`WorkloadError` where there is none.
-    """
+    Raises :class:`WorkloadError` if the tensor has no such axis."""
     if not rank:
         raise WorkloadError(f"axis {axis} of a tensor of no dimensions, which has no axes")
     if not -rank <= axis < rank:

@@ -1,8 +1,8 @@
-"""Scalar expressions at every element: arithmetic, activations, comparisons, conversions.
+"""Operators that compute each element by itself: expressions, quantization, lookup tables.
 
-Numbers are float32 unless every input is an integer or a Boolean. A product that is added to
-something is written as one operation, ``fma``, where both sides are to round alike: it rounds once.
-"""
+Arithmetic is float32 unless every input is an integer or a Boolean. A product that is added to
+something is written as one operation, ``fma``, if kernel and definition are to round alike: it
+rounds once."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.kinds.base import Array, Kind, TensorType
+from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
 from cpembed.ir.dtypes import numpy_dtype
 
 
 @dataclass(frozen=True)
 class Input:
-    """An element of an input, by its number."""
+    """Element of an input, by the input's position."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Number:
-    """A constant."""
+    """Constant."""
 
     value: float | int
 
 
 @dataclass(frozen=True)
 class Apply:
-    """An operation, a key of :data:`OPERATIONS`."""
+    """Operation on arguments; ``operation`` is a key of :data:`OPERATIONS`."""
 
     operation: str
     arguments: tuple[Scalar, ...]
@@ -43,21 +43,21 @@ Scalar = Input | Number | Apply
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
-    """One rounding: the product of two float32 is exact in float64."""
+    """Round once: the product of two float32 numbers is exact in float64."""
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
 def _div(a: Array, b: Array) -> Array:
-    """Of integers towards zero, as in C; 0 where the divisor is."""
+    """Divide; quotients of integers round towards zero as in C, and are 0 for divisor 0."""
     if a.dtype.kind == "f" or b.dtype.kind == "f":
         return np.divide(a, b)
     quotient = np.floor_divide(a, b)
-    up = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
-    return quotient + up
+    rounds_up = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
+    return quotient + rounds_up
 
 
 def _pow(a: Array, b: Array) -> Array:
-    """As C's, where numpy takes the root of -infinity for a power of one half."""
+    """Return the power as C defines it: numpy takes the root of -infinity for exponent 0.5."""
     value = np.power(a, b)
     if value.dtype.kind != "f":
         return value
@@ -105,9 +105,9 @@ OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "not": (1, np.logical_not),
     "where": (3, np.where),
 }
-"""Arguments and definition of each operation. ``div``: of integers towards zero. ``rem``: what that
-leaves, with the sign of the dividend, also of floats. ``round``: to the nearest even. ``where``:
-the second argument where the first is true, else the third."""
+"""Number of arguments and definition of each operation. Integer ``div`` rounds towards zero and
+``rem`` is its remainder, with the sign of the dividend (of floats too). ``round`` goes to the
+nearest even; ``where`` takes its second argument if the first is true, else the third."""
 
 BOOLEAN = frozenset({"equal", "less", "less_equal", "and", "or", "not"})
 """Operations whose result is a Boolean."""
@@ -115,17 +115,26 @@ BOOLEAN = frozenset({"equal", "less", "less_equal", "and", "or", "not"})
 
 @dataclass(frozen=True)
 class Elementwise(Kind):
-    """``expression`` at every element of inputs that are broadcast to one shape as numpy does; the
-    result is converted to ``dtype``: floats to integers by rounding to the nearest even and
-    saturation. ``computing``: the type of its arithmetic, to which inputs are converted, where that
-    is not :func:`computing_dtype` of them: float32 of integers of eight bits."""
+    """Expression at every element of inputs that broadcast as in numpy.
+
+    Attributes
+    ----------
+    expression : Scalar
+        Function of the inputs' elements.
+    dtype : str
+        Element type of the result; floats become integers by rounding to the nearest even and
+        saturating.
+    computing : str, optional
+        Type of the arithmetic, to which inputs are converted; by default :func:`computing_dtype`.
+        float32 for integers of eight bits that stand for floats.
+    """
 
     expression: Scalar
     dtype: str
     computing: str | None = None
 
     def computes_in(self, dtypes: Sequence[str]) -> str:
-        """The type of the arithmetic on inputs of these types."""
+        """Return the type of the arithmetic on inputs of some types."""
         return self.computing or computing_dtype(dtypes)
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -137,11 +146,11 @@ class Elementwise(Kind):
         return (TensorType(tuple(shape), self.dtype),)
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        (kind,) = self.types([TensorType.of(i) for i in inputs])
+        (result,) = self.types([TensorType.of(i) for i in inputs])
         computing = self.computes_in([str(i.dtype) for i in inputs])
-        taken = [i if i.dtype == np.bool_ else i.astype(computing) for i in inputs]
+        operands = [i if i.dtype == np.bool_ else i.astype(computing) for i in inputs]
         with np.errstate(all="ignore"):
-            value = np.broadcast_to(_value(self.expression, taken, computing), kind.shape)
+            value = np.broadcast_to(_value(self.expression, operands, computing), result.shape)
             return (converted(value, self.dtype),)
 
     @property
@@ -159,7 +168,7 @@ class Elementwise(Kind):
 
 
 def computing_dtype(dtypes: Sequence[str]) -> str:
-    """The type in which an expression of such inputs is computed."""
+    """Return the default type of arithmetic on inputs of some types."""
     if "float64" in dtypes:
         return "float64"
     if any(np.dtype(d).kind == "f" or d == "bfloat16" for d in dtypes):
@@ -180,7 +189,8 @@ def _value(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:
 
 
 def converted(value: Array, dtype: str) -> Array:
-    """To an element type; floats to integers by rounding to the nearest even and saturation."""
+    """Convert to an element type; floats become integers by rounding to nearest even and
+    saturating."""
     target = numpy_dtype(dtype) if dtype == "bfloat16" else np.dtype(dtype)
     if target.kind in "iu" and value.dtype.kind == "f":
         limits = np.iinfo(str(target))
@@ -189,3 +199,110 @@ def converted(value: Array, dtype: str) -> Array:
         high = largest if largest <= limits.max else np.nextafter(largest, 0.0)
         value = np.clip(np.rint(np.nan_to_num(value)).astype(np.float64), limits.min, high)
     return value.astype(target)
+
+
+def along(values: Sequence[float | int], axis: int, rank: int, dtype: str) -> Array:
+    """Return one number, or one per index of an axis, shaped to broadcast over a tensor.
+
+    Parameters
+    ----------
+    values : sequence of numbers
+        One value, or one per index of ``axis``.
+    axis, rank : int
+        Axis of the values, and number of axes of the tensor.
+    dtype : str
+        Element type of the returned array.
+    """
+    array = np.asarray(values, dtype)
+    if array.size == 1:
+        return array.reshape(())
+    shape = [1] * rank
+    shape[axis_of(axis, rank)] = array.size
+    return array.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Quantize(Kind):
+    """``saturate(round(x / scale) + zero_point)``: rounds to the nearest even, maps NaN to 0.
+
+    ``scale`` and ``zero_point`` have one element, or one per index of ``axis``."""
+
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+    dtype: str
+    axis: int = 0
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (TensorType(inputs[0].shape, self.dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (x,) = inputs
+        scale = along(self.scale, self.axis, x.ndim, "float32")
+        zero = along(self.zero_point, self.axis, x.ndim, "float64")
+        limits = np.iinfo(self.dtype)
+        with np.errstate(all="ignore"):
+            rounded = np.rint(x.astype(np.float32) / scale).astype(np.float64) + zero
+        return (np.clip(np.nan_to_num(rounded), limits.min, limits.max).astype(self.dtype),)
+
+
+@dataclass(frozen=True)
+class Dequantize(Kind):
+    """``(q - zero_point) * scale`` in float32; parameters as in :class:`Quantize`."""
+
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+    axis: int = 0
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (TensorType(inputs[0].shape, "float32"),)
+
+    @np.errstate(all="ignore")
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (q,) = inputs
+        scale = along(self.scale, self.axis, q.ndim, "float32")
+        zero = along(self.zero_point, self.axis, q.ndim, "int64")
+        return ((q.astype(np.int64) - zero).astype(np.float32) * scale,)
+
+
+@dataclass(frozen=True)
+class DynamicQuantize(Kind):
+    """ONNX's DynamicQuantizeLinear: float32 to uint8 by the range of the tensor, extended to hold
+    0.
+
+    Outputs are the integers, the scale (float32) and the zero point (uint8). NaNs are ignored in
+    the
+    range and stored as 0."""
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        scale, zero = TensorType((), "float32"), TensorType((), "uint8")
+        return TensorType(inputs[0].shape, "uint8"), scale, zero
+
+    @np.errstate(all="ignore")
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (x,) = inputs
+        low, high = (np.float32(f.reduce(x, None, initial=0)) for f in (np.fmin, np.fmax))
+        scale = np.float32((high - low) / np.float32(255))
+        scale = scale if scale else np.float32(1)
+        zero = np.clip(np.nan_to_num(np.rint(-low / scale)), 0, 255)
+        q = np.clip(np.nan_to_num(np.rint(x / scale) + zero), 0, 255).astype(np.uint8)
+        return q, np.asarray(scale), np.asarray(zero, np.uint8)
+
+
+@dataclass(frozen=True)
+class Table(Kind):
+    """Function of an integer of eight bits as a lookup table.
+
+    ``entries`` has 256 values of type ``dtype``, from the least input to the largest."""
+
+    entries: tuple[float | int, ...]
+    dtype: str
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if inputs[0].dtype not in ("int8", "uint8"):
+            raise WorkloadError(f"a table of a tensor of {inputs[0].dtype}: it takes eight bits")
+        return (TensorType(inputs[0].shape, self.dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (q,) = inputs
+        place = q.astype(np.int64) - np.iinfo(q.dtype).min
+        return (np.asarray(self.entries, self.dtype)[place],)

@@ -1,4 +1,4 @@
-"""Operators that only move elements: every element of the result is one of the input, or a pad."""
+"""Operators that only move elements: each element of the result is one of the input, or padding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reshape(Kind):
 
 @dataclass(frozen=True)
 class Transpose(Kind):
-    """``order``: of each axis of the result, the axis of the input."""
+    """Permutation of axes: axis k of the result is axis ``order[k]`` of the input."""
 
     order: tuple[int, ...]
 
@@ -45,20 +45,22 @@ class Transpose(Kind):
 
 @dataclass(frozen=True)
 class Concat(Kind):
-    """The inputs one after the other along an axis."""
+    """Concatenation of the inputs along an axis."""
 
     axis: int
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         first = inputs[0]
         axis = axis_of(self.axis, len(first.shape))
-        for other in inputs[1:]:
-            same = len(other.shape) == len(first.shape) and all(
-                a == b for k, (a, b) in enumerate(zip(first.shape, other.shape, strict=True))
+        for following in inputs[1:]:
+            compatible = len(following.shape) == len(first.shape) and all(
+                a == b for k, (a, b) in enumerate(zip(first.shape, following.shape, strict=True))
                 if k != axis
             )  # fmt: skip
-            if not same or other.dtype != first.dtype:
-                raise WorkloadError(f"{first} and {other} cannot follow each other on axis {axis}")
+            if not compatible or following.dtype != first.dtype:
+                raise WorkloadError(
+                    f"{first} and {following} cannot follow each other on axis {axis}"
+                )
         shape = list(first.shape)
         shape[axis] = sum(i.shape[axis] for i in inputs)
         return (TensorType(tuple(shape), first.dtype),)
@@ -69,8 +71,10 @@ class Concat(Kind):
 
 @dataclass(frozen=True)
 class Slice(Kind):
-    """Of each axis the elements from ``starts`` to before ``stops`` by ``steps``, one of each a
-    dimension, within the shape; a step may be negative, then ``stops`` may be -1."""
+    """Range of each axis from ``starts`` to before ``stops`` by ``steps``.
+
+    Each tuple has one element per axis. Ranges lie within the shape; a step may be negative, and
+    ``stops`` may then be -1."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -97,7 +101,8 @@ class Slice(Kind):
 
 @dataclass(frozen=True)
 class Pad(Kind):
-    """``before`` and ``after`` each axis; ``mode``: constant (``value``), edge or reflect."""
+    """Padding of ``before`` and ``after`` elements on each axis; ``mode`` is constant, edge or
+    reflect."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -123,7 +128,8 @@ class Pad(Kind):
 
 @dataclass(frozen=True)
 class Gather(Kind):
-    """The indices (the second input, which may be below 0) along an axis of the first."""
+    """Elements of the first input at indices (the second input, possibly negative) along an
+    axis."""
 
     axis: int
 
@@ -143,7 +149,7 @@ class Gather(Kind):
 
 @dataclass(frozen=True)
 class Expand(Kind):
-    """Broadcast to a shape, as numpy does."""
+    """Broadcast to a shape, as numpy does it."""
 
     shape: tuple[int, ...]
 
@@ -155,15 +161,25 @@ class Expand(Kind):
         return (TensorType(tuple(shape), inputs[0].dtype),)
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        (kind,) = self.types([TensorType.of(inputs[0])])
-        return (np.ascontiguousarray(np.broadcast_to(inputs[0], kind.shape)),)
+        (result,) = self.types([TensorType.of(inputs[0])])
+        return (np.ascontiguousarray(np.broadcast_to(inputs[0], result.shape)),)
 
 
 @dataclass(frozen=True)
 class Resize(Kind):
-    """Another size of the last axes. ``mode``: ``nearest`` or ``linear``; ``coordinates``:
-    ``half_pixel``, ``asymmetric`` or ``align_corners`` (ONNX's coordinate_transformation_mode);
-    ``nearest``: how a coordinate becomes an index, ``round_prefer_floor`` or ``floor``."""
+    """Interpolation to other sizes of the last axes.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        New sizes of the last axes.
+    mode : str
+        ``nearest`` or ``linear``.
+    coordinates : str
+        ONNX's coordinate_transformation_mode: ``half_pixel``, ``asymmetric`` or ``align_corners``.
+    nearest : str
+        Rounding of a coordinate to an index: ``round_prefer_floor`` or ``floor``.
+    """
 
     sizes: tuple[int, ...]
     mode: str = "nearest"
@@ -178,8 +194,10 @@ class Resize(Kind):
         return (TensorType((*shape[: -len(self.sizes)], *self.sizes), inputs[0].dtype),)
 
     def places(self, size: int, result: int) -> Array:
-        """Where, on an axis of ``size``, each of ``result`` elements is read: a quotient of whole
-        numbers that is rounded once, so that the middle between two elements is the middle."""
+        """Return the coordinate, on an axis of ``size``, that each of ``result`` elements reads.
+
+        Each is one quotient of integers, rounded once, so that midpoints between elements are
+        exact."""
         at = np.arange(result, dtype=np.int64)
         if self.coordinates == "align_corners":
             return at * (size - 1) / max(1, result - 1)
@@ -188,7 +206,7 @@ class Resize(Kind):
         return ((2 * at + 1) * size - result) / (2 * result)
 
     def indices(self, size: int, result: int) -> Array:
-        """The index that each element reads, for ``nearest``."""
+        """Return the index that each element reads in mode ``nearest``."""
         places = self.places(size, result)
         rounded = np.floor(places) if self.nearest == "floor" else np.ceil(places - 0.5)
         return np.clip(rounded, 0, size - 1).astype(np.int64)
@@ -196,9 +214,9 @@ class Resize(Kind):
     @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         value = inputs[0]
-        (kind,) = self.types([TensorType.of(value)])
-        if not kind.elements:
-            return (np.zeros(kind.shape, value.dtype),)
+        (resized,) = self.types([TensorType.of(value)])
+        if not resized.elements:
+            return (np.zeros(resized.shape, value.dtype),)
         for k, result in enumerate(self.sizes):
             axis = value.ndim - len(self.sizes) + k
             size = value.shape[axis]

@@ -1,4 +1,4 @@
-"""Products: what instructions are embedded in."""
+"""Products of tensors: the operators in which instructions are embedded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,24 @@ from cpembed.ir.reference import reference
 
 @dataclass(frozen=True)
 class Product(Kind):
-    """``sum (A - a) * (B - b)`` and what is stored of it.
+    """``sum (A - a) * (B - b)``, followed by an epilogue.
 
-    ``computation`` has two inputs, A and B, and is indexed as they come, so that a transposition is
-    an index; its shapes are those of the tensors, but for axes that are split (groups of channels:
-    a reshape). ``zero_points`` are a and b. Reads outside A yield ``a + padding``: the zero point,
-    which adds nothing, or another number where a is 0 (a zero point that the bias allows for).
+    The inputs are A, B, the vectors of the epilogue (bias, scale: one element per channel), and
+    its residual if it adds one. Without an epilogue the sums are the result.
 
-    The inputs are A, B, then the vectors that the ``epilogue`` takes (bias, scale: an element a
-    channel), then the residual where it adds one. Without an epilogue the sums are the result.
-    ``shape`` is the result's, a reshape of the computation's.
+    Attributes
+    ----------
+    computation : Computation
+        Product of two operands, indexed as the tensors come, so that a transposition is an index.
+        Its shapes are the tensors', except for split axes (groups of channels: a reshape).
+    shape : tuple of int
+        Shape of the result, a reshape of the computation's.
+    zero_points : tuple of int
+        a and b.
+    epilogue : Epilogue, optional
+    padding : int
+        Reads outside A yield ``a + padding``: the zero point, which adds nothing to the sums, or
+        another number if a is 0 (a zero point that the bias accounts for).
     """
 
     computation: Computation
@@ -39,19 +47,19 @@ class Product(Kind):
 
     @property
     def dtype(self) -> str:
-        """What is stored."""
+        """Element type of the result."""
         return self.computation.output.dtype if self.epilogue is None else self.epilogue.dtype
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """What the inputs after A and B are: vectors of the epilogue by their names."""
+        """Names of the epilogue's vectors, in the order of the inputs after A and B."""
         return () if self.epilogue is None else self.epilogue.vectors
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        for operand, given in zip(self.computation.inputs, inputs, strict=False):
-            if given.elements != operand.elements or given.dtype != operand.dtype:
+        for operand, actual in zip(self.computation.inputs, inputs, strict=False):
+            if actual.elements != operand.elements or actual.dtype != operand.dtype:
                 raise WorkloadError(
-                    f"operand {operand.name} is {given}, the product takes {operand.dtype} "
+                    f"operand {operand.name} is {actual}, the product takes {operand.dtype} "
                     f"{list(operand.shape)}"
                 )
         if math.prod(self.shape) != self.computation.output.elements:
@@ -71,7 +79,7 @@ class Product(Kind):
         return (stored.reshape(self.shape),)
 
     def sums(self, first: Array, second: Array) -> Array:
-        """Before the epilogue, in the computation's shape."""
+        """Return the sums before the epilogue, in the computation's shape."""
         workload = self.computation
         arrays: dict[str, Array] = {}
         wide: dict[str, str] = {}
@@ -85,19 +93,19 @@ class Product(Kind):
             arrays[operand.name] = shaped
         if self.padding:
             name = workload.inputs[0].name
-            workload, arrays[name] = with_margin(workload, arrays[name], self.padding)
+            workload, arrays[name] = with_padding(workload, arrays[name], self.padding)
         if is_integer(workload.output.dtype) and wide:
             workload = workload.with_dtypes(wide)
         return reference(workload, arrays)
 
     @property
     def channels(self) -> int:
-        """Elements of a vector of the epilogue."""
+        """Number of elements of an epilogue vector."""
         extents = self.computation.extents
         return math.prod(extents[axis] for axis in channel_axes(self.computation))
 
-    def storing(self, epilogue: Epilogue | None) -> Product:
-        """The same product with another epilogue."""
+    def with_epilogue(self, epilogue: Epilogue | None) -> Product:
+        """Return the product with another epilogue."""
         return replace(self, epilogue=epilogue)
 
     @property
@@ -105,8 +113,17 @@ class Product(Kind):
         return self.computation.name
 
 
-def with_margin(workload: Computation, first: Array, value: int) -> tuple[Computation, Array]:
-    """The computation, and its first operand with all that it reads outside it: ``value``."""
+def with_padding(workload: Computation, first: Array, value: int) -> tuple[Computation, Array]:
+    """Return the computation without outside reads, and its first operand padded with ``value``.
+
+    Parameters
+    ----------
+    workload : Computation
+    first : ndarray
+        First operand, in the computation's shape.
+    value : int
+        Element of the padding.
+    """
     operand = workload.inputs[0]
     access = workload.access(operand.name)
     bounds = [index.bounds(workload.extents) for index in access.index]
@@ -117,9 +134,9 @@ def with_margin(workload: Computation, first: Array, value: int) -> tuple[Comput
     padded = np.pad(first, margins, constant_values=value)
     moved = tuple(i + before for i, (before, _) in zip(access.index, margins, strict=True))
 
-    def change(read: Access) -> Access:
+    def shift(read: Access) -> Access:
         return replace(read, index=moved) if read.operand == operand.name else read
 
     inputs = (replace(operand, shape=padded.shape), *workload.inputs[1:])
-    statements = changed_accesses(workload.statements, change)
+    statements = changed_accesses(workload.statements, shift)
     return replace(workload, inputs=inputs, statements=statements), padded

@@ -1,4 +1,4 @@
-"""From the graph that a front end writes to the one that is compiled: a pass a file."""
+"""Passes from the graph that a front end writes to the graph that is compiled."""
 
 from cpembed.graph.passes.prepare import prepare
 

@@ -1,89 +1,120 @@
-"""The integers of eight bits that a target multiplies: signed or unsigned.
+"""Assign the element types that the target multiplies: signed or unsigned bytes, short floats.
 
-A tensor of int8 with zero point z stands for the same numbers as one of uint8, every element
-larger by 128, with zero point z + 128.
+A tensor of int8 with zero point z stands for the same numbers as one of uint8 whose elements are
+all larger by 128 and whose zero point is z + 128.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
-from cpembed.codegen.epilogue import BYTES
+from cpembed.codegen.epilogue import BYTES, Epilogue
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
+    Apply,
+    Concat,
+    Dequantize,
     Elementwise,
+    Expand,
+    Gather,
+    Input,
     Kind,
+    Number,
+    Pad,
+    Pool,
     Product,
+    Quantize,
+    Reduce,
+    Reshape,
+    Resize,
+    Scalar,
+    Slice,
     Table,
+    Transpose,
 )
-from cpembed.graph.passes.quantization import range_of
-from cpembed.graph.passes.rewriting import Array, Rewriting
-from cpembed.graph.passes.shifts import DISTANCE, moved_inputs, moves_elements, shifted
-from cpembed.ir.dtypes import is_integer
+from cpembed.graph.passes.expressions import apply, is_whole, substituted
+from cpembed.graph.passes.quantization import integer_range
+from cpembed.graph.passes.rewriting import Array, Rewriting, only_reader
+from cpembed.ir.dtypes import is_integer, numpy_dtype
+
+T = TypeVar("T")
+
+DISTANCE = {("int8", "uint8"): 128, ("uint8", "int8"): -128}
+"""Number that is added to each element when a type becomes the other."""
+
+_OPPOSITE = {"int8": "uint8", "uint8": "int8"}
 
 
-def element_types(graph: Graph, first: str, second: str) -> Graph:
-    """The same results, equal bit for bit (of means of integers, at most one quantum), of products
-    whose operands are of the types ``first`` and ``second``.
+def assign_element_types(graph: Graph, first: str, second: str) -> Graph:
+    """Give the operands of integer products the types that an instruction multiplies.
 
-    Tensors that belong together, since operators between them move elements, change together.
-    Inputs and outputs of the network keep their types: they are converted by tables, and so is
-    what an operator writes or reads that cannot change, and what two products want differently.
+    Results are equal bit for bit; means of integers differ by at most one quantum. Tensors
+    connected by operators that move elements change together. Tables convert the network's inputs
+    and outputs, which keep their types, the operands of operators that cannot change, and tensors
+    that two products read in different types.
+
+    Parameters
+    ----------
+    graph : Graph
+    first, second : str
+        Types of the two factors. The graph is returned as it is unless both have eight bits.
     """
     if not {first, second} <= {*BYTES}:
         return graph
-    wanted = _wanted(graph, first, second)
-    change = _Change(graph, wanted, (first, second))
+    assignment = _Assignment(graph, _assigned_types(graph, first, second), (first, second))
     for operator in graph.operators:
-        change.convert(operator)
-    return change.rewriting.graph()
+        assignment.convert(operator)
+    return assignment.rewriting.graph()
 
 
 def converted(array: Array, dtype: str) -> Array:
-    """Integers of eight bits of one type as those of another."""
+    """Convert integers of eight bits so that they stand for the same numbers."""
     distance = DISTANCE.get((str(array.dtype), dtype), 0)
     return (array.astype(np.int16) + distance).astype(dtype)
 
 
-def conversion(dtype: str, wanted: str) -> Table:
-    """The operator that does the same."""
-    low, high = range_of(dtype)
-    distance = DISTANCE.get((dtype, wanted), 0)
-    return Table(tuple(range(low + distance, high + distance + 1)), wanted)
+def conversion(source: str, target: str) -> Table:
+    """Return the operator that converts bytes of one type to the other."""
+    low, high = integer_range(source)
+    distance = DISTANCE.get((source, target), 0)
+    return Table(tuple(range(low + distance, high + distance + 1)), target)
 
 
 class _Groups:
-    """Tensors that have one type, by union and find."""
+    """Disjoint sets of tensors that share a type."""
 
     def __init__(self) -> None:
-        self._above: dict[str, str] = {}
+        self._parents: dict[str, str] = {}
 
     def find(self, name: str) -> str:
-        while (above := self._above.get(name, name)) != name:
-            self._above[name] = self._above.get(above, above)
-            name = above
+        while (parent := self._parents.get(name, name)) != name:
+            self._parents[name] = self._parents.get(parent, parent)
+            name = parent
         return name
 
     def join(self, names: Iterable[str]) -> None:
-        ends = [self.find(name) for name in names]
-        for end in ends[1:]:
-            self._above[end] = ends[0]
+        roots = [self.find(name) for name in names]
+        for root in roots[1:]:
+            self._parents[root] = roots[0]
 
 
-def _wanted(graph: Graph, first: str, second: str) -> dict[str, str]:
-    """The type that each tensor of integers of eight bits is to have: that of a first operand where
-    it is one anywhere, otherwise that of a second operand; others stay what they are. Tensors that
-    a product adds have its result's type."""
+def _assigned_types(graph: Graph, first: str, second: str) -> dict[str, str]:
+    """Return the type of each tensor of bytes.
+
+    First operands decide, then second ones; tensors that are neither keep their types. Residuals
+    have the type of their product's result.
+    """
     groups, votes = _Groups(), dict[str, str]()
     for operator in graph.operators:
         if moves_elements(operator.kind):
             groups.join([*moved_inputs(operator.kind, operator.inputs), *operator.outputs])
-        elif _adds_bytes(operator.kind) and operator.output not in graph.outputs:
+        elif _has_byte_residual(operator.kind) and operator.output not in graph.outputs:
             groups.join([operator.inputs[-1], operator.output])
-    products = [operator for operator in graph.operators if _is_integral(operator.kind)]
+    products = [operator for operator in graph.operators if _multiplies_bytes(operator.kind)]
     for operator in products:
         votes[groups.find(operator.inputs[0])] = first
     for operator in products:
@@ -96,82 +127,345 @@ def _wanted(graph: Graph, first: str, second: str) -> dict[str, str]:
     }
 
 
-def _adds_bytes(kind: Kind) -> bool:
+def _has_byte_residual(kind: Kind) -> bool:
     epilogue = kind.epilogue if isinstance(kind, Product) else None
     return epilogue is not None and epilogue.residual is not None and epilogue.dtype in BYTES
 
 
-def _is_integral(kind: Kind) -> bool:
+def _multiplies_bytes(kind: Kind) -> bool:
     if not isinstance(kind, Product):
         return False
     workload = kind.computation
     return is_integer(workload.output.dtype) and all(o.dtype in BYTES for o in workload.inputs)
 
 
-class _Change:
-    """``wanted``: the type that tensors are to have; ``operands``: those of products."""
+class _Assignment:
+    """Rewriting of a graph to assigned types, one operator after the other.
 
-    def __init__(self, graph: Graph, wanted: dict[str, str], operands: tuple[str, str]) -> None:
-        self.graph, self.wanted, self.operands = graph, wanted, operands
+    ``assigned`` are the types of tensors, ``operands`` those of the factors of products.
+    """
+
+    def __init__(self, graph: Graph, assigned: dict[str, str], operands: tuple[str, str]) -> None:
+        self.graph, self.assigned, self.operands = graph, assigned, operands
         self.rewriting = Rewriting(graph)
         self._versions: dict[tuple[str, str], str] = {}
 
     def convert(self, operator: Operator) -> None:
-        """Let an operator read and write what is wanted, or convert what it reads."""
-        own = [self._own(name) for name in operator.inputs]
+        """Let an operator read and write assigned types, or convert around it if it cannot."""
+        original = [self._dtype(name) for name in operator.inputs]
         reads = [
-            self.wanted.get(name, dtype) for name, dtype in zip(operator.inputs, own, strict=True)
+            self.assigned.get(name, dtype)
+            for name, dtype in zip(operator.inputs, original, strict=True)
         ]
-        if _is_integral(operator.kind):
+        if _multiplies_bytes(operator.kind):
             reads[:2] = self.operands
         result = operator.outputs[0]
-        writes = self.wanted.get(result, self._own(result))
-        distances = [DISTANCE.get(pair, 0) for pair in zip(own, reads, strict=True)]
+        writes = self.assigned.get(result, self._dtype(result))
+        distances = [DISTANCE.get(pair, 0) for pair in zip(original, reads, strict=True)]
         kind = operator.kind
         if isinstance(kind, Elementwise):
-            kind = replace(kind, computing=kind.computes_in(own))
-        kind = shifted(kind, distances, DISTANCE.get((self._own(result), writes), 0))
+            kind = replace(kind, computing=kind.computes_in(original))
+        kind = shifted(kind, distances, DISTANCE.get((self._dtype(result), writes), 0))
         if kind is None:
-            kind, reads, writes = operator.kind, own, self._own(result)
+            kind, reads, writes = operator.kind, original, self._dtype(result)
         before: list[Operator] = []
         inputs = tuple(
             self._version(name, dtype, before)
             for name, dtype in zip(operator.inputs, reads, strict=True)
         )
         outputs, after = operator.outputs, list[Operator]()
-        if result in self.graph.outputs and writes != self._own(result):
+        if result in self.graph.outputs and writes != self._dtype(result):
             outputs = (self.rewriting.fresh(f"{result} as {writes}"),)
-            after = [
-                Operator(operator.name, conversion(writes, self._own(result)), outputs, (result,))
-            ]
-            self._versions[result, self._own(result)] = result
+            table = conversion(writes, self._dtype(result))
+            after = [Operator(operator.name, table, outputs, (result,))]
+            self._versions[result, self._dtype(result)] = result
         for name in operator.outputs[1:]:
-            self._versions[name, self._own(name)] = name
+            self._versions[name, self._dtype(name)] = name
         self._versions[result, writes] = outputs[0]
         new = replace(operator, kind=kind, inputs=inputs, outputs=outputs)
         if before or after or new != operator:
             self.rewriting.replace(operator, *before, new, *after)
 
-    def _own(self, name: str) -> str:
+    def _dtype(self, name: str) -> str:
         return self.graph.types[name].dtype
 
     def _version(self, name: str, dtype: str, before: list[Operator]) -> str:
-        """A tensor as integers of a type; the operator that makes them is added to ``before``."""
-        if self._own(name) not in BYTES:
+        """Return a tensor in a type; an operator that converts it is added to ``before``."""
+        if self._dtype(name) not in BYTES:
             return name
         if (name, dtype) in self._versions:
             return self._versions[name, dtype]
         if name in self.graph.constants:
             array = self.graph.constants[name]
             new = name
-            if dtype != self._own(name):
+            if dtype != self._dtype(name):
                 new = self.rewriting.constant(f"{name} as {dtype}", converted(array, dtype))
-        elif dtype == self._own(name) and name not in self.graph.producers:
+        elif dtype == self._dtype(name) and name not in self.graph.producers:
             new = name
         else:
-            other = next(t for t in BYTES if t != dtype)
-            source = self._versions.get((name, other), name)
+            opposite = _OPPOSITE[dtype]
+            source = self._versions.get((name, opposite), name)
             new = self.rewriting.fresh(f"{name} as {dtype}")
-            before.append(Operator(new, conversion(other, dtype), (source,), (new,)))
+            before.append(Operator(new, conversion(opposite, dtype), (source,), (new,)))
         self._versions[name, dtype] = new
         return new
+
+
+def shifted(kind: Kind, inputs: Sequence[int], result: int) -> Kind | None:
+    """Return the kind that computes the same on bytes that are all larger by a distance.
+
+    Parameters
+    ----------
+    kind : Kind
+        An elementwise kind states the type in which it computes.
+    inputs : sequence of int
+        Distance of each input: 128, -128 or 0.
+    result : int
+        Distance of the result.
+
+    Returns
+    -------
+    Kind or None
+        None if no kind does.
+    """
+    if not any(inputs) and not result:
+        return kind
+    match kind:
+        case Quantize():
+            dtype = _OPPOSITE[kind.dtype]
+            return replace(kind, zero_point=_all_moved(kind.zero_point, result), dtype=dtype)
+        case Dequantize():
+            return replace(kind, zero_point=_all_moved(kind.zero_point, inputs[0]))
+        case Table() if result:
+            entries = tuple(entry + result for entry in kind.entries)
+            return replace(kind, entries=entries, dtype=_OPPOSITE[kind.dtype])
+        case Table():
+            return kind
+        case Product():
+            return _shifted_product(kind, inputs, result)
+        case Elementwise():
+            return _shifted_elementwise(kind, inputs, result)
+        case _:
+            alike = all(distance == result for distance in moved_inputs(kind, inputs))
+            return _shifted_movement(kind, result) if alike else None
+
+
+def moves_elements(kind: Kind) -> bool:
+    """True if results are elements of the inputs, or extremes or means of some."""
+    return _shifted_movement(kind, 0) is not None
+
+
+def moved_inputs(kind: Kind, inputs: Sequence[T]) -> Sequence[T]:
+    """Select, from a sequence with one item per input, those whose elements the kind moves."""
+    return inputs if isinstance(kind, Concat) else inputs[:1]
+
+
+def with_output_type(epilogue: Epilogue, dtype: str) -> Epilogue:
+    """Return an epilogue that rounds to the same numbers and stores another type of eight bits."""
+    distance = DISTANCE.get((epilogue.dtype, dtype), 0)
+    if not distance:
+        return epilogue
+    clip = _moved_clip(epilogue.range, distance)
+    return replace(epilogue, dtype=dtype, zero_point=epilogue.zero_point + distance, clip=clip)
+
+
+def _all_moved(numbers: Sequence[int], distance: int) -> tuple[int, ...]:
+    return tuple(number + distance for number in numbers)
+
+
+def _shifted_movement(kind: Kind, distance: int) -> Kind | None:
+    match kind:
+        case (
+            Concat()
+            | Reshape()
+            | Transpose()
+            | Slice()
+            | Gather()
+            | Expand()
+            | Resize(mode="nearest")
+            | Reduce(operation="max" | "min" | "mean")
+            | Pool(operation="max")
+        ):
+            return kind
+        case Pad(mode="constant"):
+            return replace(kind, value=kind.value + distance)
+        case Pad():
+            return kind
+        case Pool(ratio=None):
+            return replace(kind, zero_point=kind.zero_point + distance)
+        case Pool():
+            stored = kind.stored_zero_point + distance
+            return replace(kind, zero_point=kind.zero_point + distance, stored_zero_point=stored)
+        case _:
+            return None
+
+
+def _shifted_product(kind: Product, inputs: Sequence[int], result: int) -> Product | None:
+    workload, epilogue = kind.computation, kind.epilogue
+    dtypes = {
+        operand.name: _OPPOSITE[operand.dtype]
+        for operand, distance in zip(workload.inputs, inputs, strict=False)
+        if distance
+    }
+    a, b = (zero + distance for zero, distance in zip(kind.zero_points, inputs, strict=False))
+    if result or any(inputs[2:]):
+        epilogue = None if epilogue is None else _shifted_epilogue(epilogue, inputs[-1], result)
+        if epilogue is None:
+            return None
+    return replace(
+        kind, computation=workload.with_dtypes(dtypes), zero_points=(a, b), epilogue=epilogue
+    )
+
+
+def _shifted_epilogue(epilogue: Epilogue, addend: int, result: int) -> Epilogue | None:
+    """Return an epilogue whose residual and result are larger by ``addend`` and ``result``."""
+    if not epilogue.scale or epilogue.dtype not in BYTES:
+        return None
+    residual = epilogue.residual
+    if residual is not None:
+        residual = replace(
+            residual,
+            dtype=_OPPOSITE[residual.dtype] if addend else residual.dtype,
+            zero_point=residual.zero_point + addend,
+            stored_zero_point=residual.stored_zero_point + result,
+            clip=_moved_clip(residual.clip, result),
+        )
+    return replace(
+        epilogue,
+        dtype=_OPPOSITE[epilogue.dtype] if result else epilogue.dtype,
+        clip=_moved_clip(epilogue.clip, result),
+        zero_point=epilogue.zero_point + result,
+        residual=residual,
+    )
+
+
+def _moved_clip(clip: tuple[int, int] | None, distance: int) -> tuple[int, int] | None:
+    return None if clip is None else (clip[0] + distance, clip[1] + distance)
+
+
+def _shifted_elementwise(
+    kind: Elementwise, inputs: Sequence[int], result: int
+) -> Elementwise | None:
+    shifted_inputs = frozenset(number for number, distance in enumerate(inputs) if distance)
+
+    def original(node: Input) -> Scalar:
+        distance = inputs[node.number]
+        return apply("sub", node, distance) if distance else node
+
+    expression = _offsets_joined(substituted(kind.expression, original), shifted_inputs)
+    if not result:
+        return replace(kind, expression=expression)
+    # Rounded before it moves: the sum of a fraction and the distance would round once more.
+    if (kind.computing or "").startswith("float") and not is_whole(expression):
+        expression = apply("round", expression)
+    expression = _offsets_joined(apply("add", expression, result), shifted_inputs)
+    return replace(kind, expression=expression, dtype=_OPPOSITE[kind.dtype])
+
+
+def _offsets_joined(expression: Scalar, shifted_inputs: frozenset[int]) -> Scalar:
+    """Join consecutive offsets by whole numbers into one.
+
+    Exact for inputs of eight bits (``shifted_inputs``) and for values that were rounded.
+    """
+    if not isinstance(expression, Apply):
+        return expression
+    arguments = tuple(_offsets_joined(a, shifted_inputs) for a in expression.arguments)
+    expression = Apply(expression.operation, arguments)
+    inner, last = arguments[0], arguments[-1]
+    if not (_is_offset(expression) and isinstance(inner, Apply) and _is_offset(inner)):
+        return expression
+    start, number = inner.arguments
+    is_byte = isinstance(start, Input) and start.number in shifted_inputs
+    if not isinstance(number, Number) or not isinstance(last, Number):
+        return expression
+    if not is_byte and not (isinstance(start, Apply) and is_whole(start)):
+        return expression
+    total = _signed(expression, last) + _signed(inner, number)
+    if not total:
+        return start
+    return apply("add", start, total) if total > 0 else apply("sub", start, -total)
+
+
+def _is_offset(expression: Apply) -> bool:
+    """True if a whole number is added or subtracted."""
+    if expression.operation not in ("add", "sub"):
+        return False
+    number = expression.arguments[1]
+    return isinstance(number, Number) and is_whole(number)
+
+
+def _signed(expression: Apply, number: Number) -> float | int:
+    return number.value if expression.operation == "add" else -number.value
+
+
+def shorten_floats(graph: Graph, first: str, second: str) -> Graph:
+    """Round the operands of products of float32 to shorter floats, to the nearest even.
+
+    A product whose result only such operands read stores shorter floats itself.
+
+    Parameters
+    ----------
+    graph : Graph
+    first, second : str
+        Types of the two factors. The graph is returned as it is unless one is bfloat16.
+    """
+    if "bfloat16" not in (first, second):
+        return graph
+    return _conversions_fused(_with_short_operands(graph, (first, second)))
+
+
+def _with_short_operands(graph: Graph, dtypes: tuple[str, str]) -> Graph:
+    rewriting = Rewriting(graph)
+    versions: dict[tuple[str, str], str] = {}
+    for operator in graph.operators:
+        kind = operator.kind
+        if not isinstance(kind, Product):
+            continue
+        workload = kind.computation
+        if any(operand.dtype != "float32" for operand in workload.operands):
+            continue
+        before: list[Operator] = []
+        names: list[str] = []
+        for name, dtype in zip(operator.inputs[:2], dtypes, strict=True):
+            if (name, dtype) not in versions:
+                versions[name, dtype] = _shortened(rewriting, name, dtype, before)
+            names.append(versions[name, dtype])
+        pairs = zip(workload.inputs, dtypes, strict=True)
+        workload = workload.with_dtypes({operand.name: dtype for operand, dtype in pairs})
+        kind = replace(kind, computation=workload)
+        inputs = (*names, *operator.inputs[2:])
+        rewriting.replace(operator, *before, replace(operator, kind=kind, inputs=inputs))
+    return rewriting.graph()
+
+
+def _shortened(rewriting: Rewriting, name: str, dtype: str, before: list[Operator]) -> str:
+    """Return a tensor in a type; an operator that converts it is added to ``before``."""
+    array = rewriting.source.constants.get(name)
+    if dtype == "float32":
+        return name
+    if array is not None:
+        return rewriting.constant(f"{name} as {dtype}", array.astype(numpy_dtype(dtype)))
+    new = rewriting.fresh(f"{name} as {dtype}")
+    before.append(Operator(new, Elementwise(Input(0), dtype), (name,), (new,)))
+    return new
+
+
+def _conversions_fused(graph: Graph) -> Graph:
+    """Let products store bfloat16 if that is all that is made of their results."""
+    rewriting = Rewriting(graph)
+    for operator in graph.operators:
+        match operator.kind:
+            case Elementwise(Input(0), dtype="bfloat16"):
+                pass
+            case _:
+                continue
+        before = graph.producers.get(operator.inputs[0])
+        if before is None or not isinstance(before.kind, Product):
+            continue
+        epilogue = before.kind.epilogue or Epilogue(before.kind.dtype)
+        if epilogue.dtype != "float32" or epilogue.residual is not None:
+            continue
+        if only_reader(graph, operator.inputs[0]) is operator:
+            kind = before.kind.with_epilogue(replace(epilogue, dtype="bfloat16"))
+            rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
+    return rewriting.graph()

@@ -1,4 +1,4 @@
-"""Scalar expressions of elementwise operators: writing them, changing them, recognising forms."""
+"""Scalar expressions of elementwise operators: build, substitute, match."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cpembed.graph.kinds import Apply, Input, Number, Scalar
 
 
 def apply(operation: str, *arguments: Scalar | float | int) -> Apply:
-    """An operation; numbers may be written as they are."""
+    """Return an operation; numbers among the arguments become constants."""
     return Apply(
         operation, tuple(Number(a) if isinstance(a, float | int) else a for a in arguments)
     )
 
 
 def substituted(expression: Scalar, change: Callable[[Input], Scalar]) -> Scalar:
-    """An expression with each input replaced."""
+    """Return an expression with ``change`` applied to each input."""
     if isinstance(expression, Input):
         return change(expression)
     if isinstance(expression, Apply):
@@ -26,7 +26,7 @@ def substituted(expression: Scalar, change: Callable[[Input], Scalar]) -> Scalar
 
 
 def inputs_of(expression: Scalar) -> set[int]:
-    """Numbers of the inputs that an expression reads."""
+    """Return the positions of the inputs that an expression reads."""
     if isinstance(expression, Input):
         return {expression.number}
     if isinstance(expression, Apply):
@@ -34,46 +34,48 @@ def inputs_of(expression: Scalar) -> set[int]:
     return set()
 
 
-def size_of(expression: Scalar) -> int:
-    """Operations of an expression."""
+def operation_count(expression: Scalar) -> int:
+    """Return the number of operations of an expression."""
     if isinstance(expression, Apply):
-        return 1 + sum(map(size_of, expression.arguments))
+        return 1 + sum(map(operation_count, expression.arguments))
     return 0
 
 
-def limits(expression: Scalar) -> tuple[float, float] | None:
-    """The numbers between which an expression keeps its only input, which it does not change
-    otherwise: a ReLU is (0, inf); None for other expressions."""
+def clip_range(expression: Scalar) -> tuple[float, float] | None:
+    """Return the bounds of an expression that only clips its input; None for other expressions.
+
+    A ReLU is (0, inf), the input itself (-inf, inf).
+    """
     if isinstance(expression, Input):
         return -math.inf, math.inf
     if not isinstance(expression, Apply) or expression.operation not in ("max", "min"):
         return None
-    first, second = expression.arguments
-    if isinstance(first, Number):
-        first, second = second, first
-    if not isinstance(second, Number):
+    operand, bound = expression.arguments
+    if isinstance(operand, Number):
+        operand, bound = bound, operand
+    if not isinstance(bound, Number):
         return None
-    inner = limits(first)
-    if inner is None or math.isnan(second.value):
+    inner = clip_range(operand)
+    if inner is None or math.isnan(bound.value):
         return None
     low, high = inner
     if expression.operation == "max":
-        return max(low, second.value), max(high, second.value)
-    return min(low, second.value), min(high, second.value)
+        return max(low, bound.value), max(high, bound.value)
+    return min(low, bound.value), min(high, bound.value)
 
 
-def limited(inner: tuple[float, float], outer: tuple[float, float]) -> tuple[float, float]:
-    """Limits of what is kept between ``inner`` ones and then between ``outer`` ones.
+def composed_clip(inner: tuple[float, float], outer: tuple[float, float]) -> tuple[float, float]:
+    """Return the bounds of clipping to ``inner`` and then to ``outer`` bounds.
 
-    >>> limited((0.0, math.inf), (-1.0, 6.0)), limited((5.0, 6.0), (0.0, 1.0))
+    >>> composed_clip((0.0, math.inf), (-1.0, 6.0)), composed_clip((5.0, 6.0), (0.0, 1.0))
     ((0.0, 6.0), (1.0, 1.0))
     """
     low, high = (min(max(end, outer[0]), outer[1]) for end in inner)
     return low, high
 
 
-def both_inputs(expression: Scalar, operation: str) -> bool:
-    """Whether an expression is an operation of its two inputs, in either order."""
+def combines_inputs(expression: Scalar, operation: str) -> bool:
+    """True if an expression is ``operation`` on its two inputs, in either order."""
     return isinstance(expression, Apply) and (
         expression.operation == operation
         and sorted(inputs_of(expression)) == [0, 1]
@@ -81,8 +83,8 @@ def both_inputs(expression: Scalar, operation: str) -> bool:
     )
 
 
-def with_number(expression: Scalar, operation: str) -> float | None:
-    """The number that a commutative operation combines its only input with."""
+def number_operand(expression: Scalar, operation: str) -> float | None:
+    """Return the number that a commutative operation combines its only input with."""
     if not isinstance(expression, Apply) or expression.operation != operation:
         return None
     numbers = [a.value for a in expression.arguments if isinstance(a, Number)]
@@ -91,20 +93,20 @@ def with_number(expression: Scalar, operation: str) -> float | None:
 
 
 def is_whole(expression: Scalar) -> bool:
-    """Whether all values of an expression of floats are known to be whole numbers."""
+    """True if every value of an expression of floats is provably a whole number."""
     if isinstance(expression, Number):
         return math.isfinite(expression.value) and expression.value == int(expression.value)
     if not isinstance(expression, Apply):
         return False
     if expression.operation == "round":
         return True
-    steps = expression.operation in ("add", "sub", "max", "min")
-    return steps and all(map(is_whole, expression.arguments))
+    preserves = expression.operation in ("add", "sub", "max", "min")
+    return preserves and all(map(is_whole, expression.arguments))
 
 
 def compacted(expression: Scalar, tensors: Sequence[str]) -> tuple[Scalar, tuple[str, ...]]:
-    """The expression over the tensors that it reads, each once."""
+    """Return an expression over the tensors that it reads, each listed once."""
     numbers = sorted(inputs_of(expression))
     names = tuple(dict.fromkeys(tensors[number] for number in numbers))
-    places = {number: names.index(tensors[number]) for number in numbers}
-    return substituted(expression, lambda i: Input(places[i.number])), names
+    positions = {number: names.index(tensors[number]) for number in numbers}
+    return substituted(expression, lambda i: Input(positions[i.number])), names

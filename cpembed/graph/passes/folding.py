@@ -1,8 +1,8 @@
-"""Constants are computed ahead, and operators that do nothing, or again what another did, go."""
+"""Fold constants, simplify operators, and remove those that do nothing or repeat another."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from dataclasses import replace
 
 import numpy as np
@@ -27,52 +27,54 @@ from cpembed.graph.passes.expressions import compacted, substituted
 from cpembed.graph.passes.rewriting import Rewriting, live, producer_of, until_unchanged
 from cpembed.ir.dtypes import numpy_dtype
 
-LARGEST_GROWTH = 1 << 16
-"""Elements up to which a constant is stored in place of what it is computed from, where that is
-smaller."""
+MAX_GROWTH = 1 << 16
+"""Maximum number of bytes by which folding a broadcast may enlarge the constants."""
 
 
 def fold(graph: Graph, *, weights: bool = False) -> Graph:
-    """The same results with fewer operators: equal bit for bit.
+    """Return a graph with the same results, bit for bit, and fewer operators.
 
-    Constants are computed, but for floats of dequantized weights, from which a product of integers
-    is made; ``weights``: these too. Constants of one element become numbers of expressions;
-    operators that change nothing are left out, reshapes and transpositions in a row become one,
-    and of operators that compute the same one is left. A tensor of 0 elements is a constant, so
-    that no operator that is left reads or writes one.
+    Operators of constants are evaluated, constants of one element become numbers of expressions,
+    consecutive reshapes or transpositions are composed, operators that change nothing or repeat
+    another are removed. Tensors of 0 elements become constants, so that none is left to compute.
+
+    Parameters
+    ----------
+    graph : Graph
+    weights : bool, default False
+        Fold dequantizations of weights too. Until products are converted they have to stay, since
+        :mod:`~cpembed.graph.passes.integer_products` looks for the integers.
     """
-    graph = until_unchanged(_merged(_constants_folded(graph, weights=weights)), _simplify)
+    graph = until_unchanged(_deduplicated(_constants_folded(graph, weights=weights)), _simplify)
     return live(graph, graph.operators, graph.constants)
 
 
 def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
-    """Operators of constants alone are evaluated; of weights, with ``weights``, also what makes
-    floats of integers."""
     empty = {name: _zeros(kind) for name, kind in graph.types.items() if not kind.elements}
-    known = {**graph.constants, **empty}
-    kept: list[Operator] = []
+    constants = {**graph.constants, **empty}
+    remaining: list[Operator] = []
     for operator in (_without_empty(each, empty) for each in graph.operators):
         if all(name in empty for name in operator.outputs):
             continue
         is_weights = isinstance(operator.kind, Dequantize) and not weights
-        ready = all(name in known for name in operator.inputs)
-        if not ready or (is_weights and known[operator.inputs[0]].size > 1):
-            kept.append(operator)
+        ready = all(name in constants for name in operator.inputs)
+        if not ready or (is_weights and constants[operator.inputs[0]].size > 1):
+            remaining.append(operator)
             continue
-        given = [known[name] for name in operator.inputs]
-        results = operator.kind.evaluate(given)
-        grown = sum(r.nbytes for r in results) - sum(g.nbytes for g in given)
-        if isinstance(operator.kind, Expand) and grown > LARGEST_GROWTH:
-            kept.append(operator)
+        inputs = [constants[name] for name in operator.inputs]
+        results = operator.kind.evaluate(inputs)
+        growth = sum(r.nbytes for r in results) - sum(i.nbytes for i in inputs)
+        if isinstance(operator.kind, Expand) and growth > MAX_GROWTH:
+            remaining.append(operator)
             continue
-        known |= zip(operator.outputs, results, strict=True)
-    if tuple(kept) == graph.operators:
+        constants |= zip(operator.outputs, results, strict=True)
+    if tuple(remaining) == graph.operators:
         return graph
-    return live(graph, kept, {n: a for n, a in known.items() if n not in graph.inputs})
+    return live(graph, remaining, {n: a for n, a in constants.items() if n not in graph.inputs})
 
 
 def _without_empty(operator: Operator, empty: Container[str]) -> Operator:
-    """A concatenation of what has elements, any other operator as it is."""
+    """Drop the empty inputs of a concatenation; other operators are returned as they are."""
     if not isinstance(operator.kind, Concat):
         return operator
     return replace(operator, inputs=tuple(name for name in operator.inputs if name not in empty))
@@ -82,23 +84,22 @@ def _zeros(kind: TensorType) -> Array:
     return np.zeros(kind.shape, numpy_dtype(kind.dtype) if kind.dtype != "bool" else np.bool_)
 
 
-def _merged(graph: Graph) -> Graph:
-    """Of operators with equal kinds and inputs one is left."""
+def _deduplicated(graph: Graph) -> Graph:
+    """Keep one of several operators with equal kinds and inputs."""
     rewriting = Rewriting(graph)
     seen: dict[tuple[Kind, tuple[str, ...]], Operator] = {}
     for operator in graph.operators:
         inputs = tuple(map(rewriting.name_of, operator.inputs))
         first = seen.setdefault((operator.kind, inputs), operator)
         if first is not operator and len(operator.outputs) == 1:
-            rewriting.equal(operator.output, first.output)
+            rewriting.redirect(operator.output, first.output)
     return rewriting.graph()
 
 
 def _simplify(rewriting: Rewriting, operator: Operator) -> None:
-    """The operator in its shortest form, or left out."""
     graph = rewriting.source
-    same = _unchanged(graph, operator)
-    if same is not None and rewriting.equal(operator.output, same):
+    equal = _equal_input(graph, operator)
+    if equal is not None and rewriting.redirect(operator.output, equal):
         return
     match operator.kind:
         case Elementwise() as kind:
@@ -111,78 +112,77 @@ def _simplify(rewriting: Rewriting, operator: Operator) -> None:
         rewriting.replace(operator, simpler)
 
 
-def _unchanged(graph: Graph, operator: Operator) -> str | None:
-    """The tensor that an operator's only output is equal to."""
+def _equal_input(graph: Graph, operator: Operator) -> str | None:
+    """Return a tensor that an operator's only output is equal to."""
     if len(operator.outputs) != 1 or not operator.inputs:
         return None
     name = operator.inputs[0]
     before, after = graph.types[name], graph.types[operator.output]
     match operator.kind:
         case Quantize() as kind:
-            return _on_grid(graph, name, kind)
+            return _original_integers(graph, name, kind)
         case Elementwise(Input(0)):
-            same = len(operator.inputs) == 1
+            unchanged = len(operator.inputs) == 1
         case Transpose(order):
-            same = order == tuple(range(len(order)))
+            unchanged = order == tuple(range(len(order)))
         case Slice(starts, _, steps):
-            same = not any(starts) and all(step == 1 for step in steps)
+            unchanged = not any(starts) and all(step == 1 for step in steps)
         case Pad(start, end):
-            same = not any(start) and not any(end)
+            unchanged = not any(start) and not any(end)
         case Concat():
-            same = len(operator.inputs) == 1
+            unchanged = len(operator.inputs) == 1
         case Reshape() | Expand():
-            same = True
+            unchanged = True
         case _:
-            same = False
-    return name if same and before == after else None
+            unchanged = False
+    return name if unchanged and before == after else None
 
 
-def _on_grid(graph: Graph, name: str, kind: Quantize) -> str | None:
-    """The integers that a tensor was made of, where it is quantized as they were: a quotient of a
-    product by its factor is within one ulp of the integer."""
-    found = producer_of(graph, name, Dequantize)
-    if found is None:
+def _original_integers(graph: Graph, name: str, kind: Quantize) -> str | None:
+    """Return the integers that a tensor was dequantized from, if it is quantized as they were.
+
+    The quotient of a product by its factor is within one ulp of the integer, so rounding restores
+    integers of up to 16 bits.
+    """
+    producer = producer_of(graph, name, Dequantize)
+    if producer is None:
         return None
-    operator, back = found
+    operator, back = producer
     same_axis = kind.axis == back.axis or len(kind.scale) == len(kind.zero_point) == 1
-    same = same_axis and (kind.scale, kind.zero_point) == (back.scale, back.zero_point)
+    restores = same_axis and (kind.scale, kind.zero_point) == (back.scale, back.zero_point)
     integers = operator.inputs[0]
-    same = same and graph.types[integers].dtype == kind.dtype
-    return integers if same and np.iinfo(kind.dtype).bits <= 16 else None
+    restores = restores and graph.types[integers].dtype == kind.dtype
+    return integers if restores and np.iinfo(kind.dtype).bits <= 16 else None
 
 
 def _with_numbers(graph: Graph, operator: Operator, kind: Elementwise) -> Operator:
-    """Constants of one element as numbers, inputs that are read each once."""
+    """Substitute numbers for constants of one element, and list each input once."""
     types = [graph.types[name] for name in operator.inputs]
     computing = kind.computes_in([t.dtype for t in types])
     shape = graph.types[operator.output].shape
 
     def number(node: Input) -> Input | Number:
-        given = graph.constants.get(operator.inputs[node.number])
-        if given is None or given.size != 1:
+        array = graph.constants.get(operator.inputs[node.number])
+        if array is None or array.size != 1:
             return node
-        return Number((given if given.dtype == np.bool_ else given.astype(computing)).item())
+        return Number((array if array.dtype == np.bool_ else array.astype(computing)).item())
 
     expression, names = compacted(substituted(kind.expression, number), operator.inputs)
     shapes = [graph.types[name].shape for name in names]
     if not names or np.broadcast_shapes(*shapes) != shape:
         return operator
-    found = replace(kind, expression=expression, computing=None)
-    if found.computes_in([graph.types[name].dtype for name in names]) != computing:
-        found = replace(found, computing=computing)
-    return replace(operator, kind=found, inputs=names)
+    simpler = replace(kind, expression=expression, computing=None)
+    if simpler.computes_in([graph.types[name].dtype for name in names]) != computing:
+        simpler = replace(simpler, computing=computing)
+    return replace(operator, kind=simpler, inputs=names)
 
 
 def _composed(graph: Graph, operator: Operator) -> Operator:
-    """A reshape of a reshape, a transposition of a transposition."""
+    """Compose a reshape with a reshape, or a transposition with a transposition, before it."""
     before = graph.producers.get(operator.inputs[0])
     if before is None or type(before.kind) is not type(operator.kind):
         return operator
     kind = operator.kind
     if isinstance(kind, Transpose) and isinstance(before.kind, Transpose):
-        kind = Transpose(_permuted(before.kind.order, kind.order))
+        kind = Transpose(tuple(before.kind.order[axis] for axis in kind.order))
     return replace(operator, kind=kind, inputs=before.inputs)
-
-
-def _permuted(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    return tuple(first[axis] for axis in second)

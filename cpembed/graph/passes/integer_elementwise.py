@@ -1,76 +1,90 @@
-"""Sums, products and means of quantized tensors are computed from the integers, rounded once."""
+"""Compute elementwise operators on quantized tensors from the integers, or look them up.
+
+Sums, products and means of quantized tensors become integer arithmetic that rounds once; functions
+of one tensor of eight bits become tables of their 256 values.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from cpembed.codegen.epilogue import BYTES
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Elementwise, Input, Pool, Quantize, Reduce, Reshape, Scalar
-from cpembed.graph.passes.chains import UNLIMITED, before_limits
-from cpembed.graph.passes.element_types import conversion
-from cpembed.graph.passes.expressions import apply, both_inputs
+from cpembed.graph.kinds import (
+    Dequantize,
+    Elementwise,
+    Input,
+    Pool,
+    Quantize,
+    Reduce,
+    Reshape,
+    Scalar,
+    Table,
+)
+from cpembed.graph.passes.element_types import DISTANCE, conversion
+from cpembed.graph.passes.epilogue_matching import UNLIMITED, before_clip
+from cpembed.graph.passes.expressions import apply, combines_inputs
 from cpembed.graph.passes.quantization import (
     Quantized,
-    are_factors,
+    are_safe_factors,
+    byte_quantization,
+    clipped,
     dequantized,
     float32,
-    quantizing,
-    stored_limits,
+    integer_range,
+    is_per_tensor,
+    offset,
+    quantized_clip,
 )
-from cpembed.graph.passes.requantization import clipped, moved
-from cpembed.graph.passes.rewriting import Rewriting, only_reader
-from cpembed.graph.passes.shifts import DISTANCE
+from cpembed.graph.passes.rewriting import Array, Rewriting, only_reader
 
 
 def integer_elementwise(graph: Graph) -> Graph:
-    """Sums and products of two dequantized tensors, and means of one, that are limited and
-    quantized are computed from the integers at once: results differ by at most one quantum, since
-    scales are combined."""
+    """Compute quantized sums and products of two tensors, and means of one, from the integers.
+
+    Results differ by at most one quantum, since scales are combined.
+    """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
-        kind = quantizing(operator)
-        if kind is not None:
-            _convert(rewriting, operator, kind)
+        kind = byte_quantization(operator)
+        if kind is None:
+            continue
+        tensor, clip = before_clip(graph, operator.inputs[0])
+        before = graph.producers.get(tensor)
+        if before is None or only_reader(graph, tensor) is None:
+            continue
+        if isinstance(before.kind, Elementwise) and before.kind.dtype == "float32":
+            _combine(rewriting, operator, before, kind, clip)
+        elif isinstance(before.kind, Pool | Reduce) and clip == UNLIMITED:
+            _requantize_mean(rewriting, operator, before, kind)
     return rewriting.graph()
-
-
-def _convert(rewriting: Rewriting, operator: Operator, kind: Quantize) -> None:
-    graph = rewriting.source
-    tensor, clip = before_limits(graph, operator.inputs[0])
-    before = graph.producers.get(tensor)
-    if before is None or only_reader(graph, tensor) is None:
-        return
-    match before.kind:
-        case Elementwise(dtype="float32") as inner:
-            _combine(rewriting, operator, before, inner, kind, clip)
-        case Pool() | Reduce() if clip == UNLIMITED:
-            _mean(rewriting, operator, before, kind)
-        case _:
-            pass
 
 
 def _combine(
     rewriting: Rewriting,
     operator: Operator,
     before: Operator,
-    inner: Elementwise,
     kind: Quantize,
     clip: tuple[float, float],
 ) -> None:
-    """A sum, a difference or a product."""
+    """Replace a quantized sum, difference or product by integer arithmetic."""
     graph = rewriting.source
+    assert isinstance(before.kind, Elementwise)
     if len(before.inputs) != 2:
         return
     first, second = (dequantized(graph, name) for name in before.inputs)
     if first is None or second is None:
         return
-    value = _combined(inner.expression, first, second, float32(kind.scale[0]))
+    value = _combined(before.kind.expression, first, second, float32(kind.scale[0]))
     if value is None:
         return
-    zero, whole = kind.zero_point[0], apply("round", value)
-    if (ends := stored_limits(clip, kind)) is not None:
-        whole = clipped(whole, *(end - zero for end in ends))
-    new = Elementwise(moved(whole, zero), kind.dtype, "float32")
+    zero_point, rounded = kind.zero_point[0], apply("round", value)
+    if (bounds := quantized_clip(clip, kind)) is not None:
+        low, high = bounds
+        rounded = clipped(rounded, (low - zero_point, high - zero_point))
+    new = Elementwise(offset(rounded, zero_point), kind.dtype, "float32")
     inputs = (first.tensor, second.tensor)
     rewriting.replace(operator, Operator(before.name, new, inputs, operator.outputs))
 
@@ -78,38 +92,40 @@ def _combine(
 def _combined(
     expression: Scalar, first: Quantized, second: Quantized, unit: float
 ) -> Scalar | None:
-    """A sum, a difference or a product of two tensors in units of a third, from their integers."""
-    a = moved(Input(0), -first.zero_point)
-    b = moved(Input(1), -second.zero_point)
-    if both_inputs(expression, "mul"):
+    """Return a sum, difference or product of two quantized tensors in units of the result."""
+    a = offset(Input(0), -first.zero_point)
+    b = offset(Input(1), -second.zero_point)
+    if combines_inputs(expression, "mul"):
         scale = first.scale * second.scale / unit
-        return apply("mul", apply("mul", a, b), float32(scale)) if are_factors(scale) else None
-    if both_inputs(expression, "add"):
+        return apply("mul", apply("mul", a, b), float32(scale)) if are_safe_factors(scale) else None
+    if combines_inputs(expression, "add"):
         signs = 1.0, 1.0
-    elif both_inputs(expression, "sub"):
+    elif combines_inputs(expression, "sub"):
         signs = (1.0, -1.0) if expression == apply("sub", Input(0), Input(1)) else (-1.0, 1.0)
     else:
         return None
-    one, other = signs[0] * first.scale / unit, signs[1] * second.scale / unit
-    if not are_factors(one, other, sums=True):
+    factor_a, factor_b = signs[0] * first.scale / unit, signs[1] * second.scale / unit
+    if not are_safe_factors(factor_a, factor_b, sums=True):
         return None
-    return apply("fma", a, float32(one), apply("mul", b, float32(other)))
+    return apply("fma", a, float32(factor_a), apply("mul", b, float32(factor_b)))
 
 
-def _mean(rewriting: Rewriting, operator: Operator, before: Operator, kind: Quantize) -> None:
-    """A mean of a window, stored anew with the scale of the result."""
+def _requantize_mean(
+    rewriting: Rewriting, operator: Operator, before: Operator, kind: Quantize
+) -> None:
+    """Replace a quantized mean by a pooling of integers that stores the new scale."""
     graph = rewriting.source
     source = dequantized(graph, before.inputs[0])
     pool = None if source is None else _as_pool(before, graph.types[source.tensor].shape)
     if source is None or pool is None:
         return
     ratio = source.scale / float32(kind.scale[0])
-    if not are_factors(ratio):
+    if not are_safe_factors(ratio):
         return
     distance = DISTANCE.get((kind.dtype, source.dtype), 0)
     stored_zero = kind.zero_point[0] + distance
     pool = replace(pool, zero_point=source.zero_point, ratio=ratio, stored_zero_point=stored_zero)
-    # Pools keep the element type of what they read.
+    # Pooling keeps the element type of its input, so another type is converted to afterwards.
     name = rewriting.fresh(f"{operator.output} mean")
     shape = graph.types[operator.output].shape
     steps = [Operator(before.name, pool, (source.tensor,), (name,))]
@@ -126,16 +142,87 @@ def _mean(rewriting: Rewriting, operator: Operator, before: Operator, kind: Quan
 
 
 def _as_pool(operator: Operator, shape: tuple[int, ...]) -> Pool | None:
-    """A mean over windows, or over all of the last axes, as pooling."""
+    """Return a mean over windows, or over all of the last axes, as pooling."""
     match operator.kind:
-        case Pool(what="mean", ratio=None) as kind:
+        case Pool(operation="mean", ratio=None) as kind:
             return kind
-        case Reduce(what="mean", axes=axes):
-            places = sorted(axis % len(shape) for axis in axes)
-            count = len(places)
-            if places != list(range(len(shape) - count, len(shape))):
+        case Reduce(operation="mean", axes=axes):
+            reduced = sorted(axis % len(shape) for axis in axes)
+            count = len(reduced)
+            if reduced != list(range(len(shape) - count, len(shape))):
                 return None
-            ones, none = (1,) * count, (0,) * count
-            return Pool("mean", shape[len(shape) - count :], ones, none, none, ones)
+            ones, zeros = (1,) * count, (0,) * count
+            return Pool("mean", shape[len(shape) - count :], ones, zeros, zeros, ones)
         case _:
             return None
+
+
+def tabulate(graph: Graph) -> Graph:
+    """Look up tensors of eight bits that are functions of one such tensor, element by element.
+
+    The function may span several operators (dequantize, transform, quantize). Its entries are what
+    these make of all 256 values: equal bit for bit. Identities are dropped.
+    """
+    rewriting = Rewriting(graph)
+    functions: dict[str, _Function] = {}
+    for operator in graph.operators:
+        function = _function(graph, operator, functions)
+        if function is None:
+            continue
+        functions[operator.output] = function
+        result = graph.types[operator.output]
+        is_identity = result == graph.types[function.source] and function.is_identity
+        if is_identity and rewriting.redirect(operator.output, function.source):
+            continue
+        if result.dtype in BYTES:
+            table = Table(tuple(function.values.tolist()), result.dtype)
+            if operator.inputs != (function.source,) or operator.kind != table:
+                rewriting.replace(
+                    operator, replace(operator, kind=table, inputs=(function.source,))
+                )
+    return rewriting.graph()
+
+
+@dataclass(frozen=True)
+class _Function:
+    """Results for each of the 256 values of the tensor ``source``, in ascending order."""
+
+    source: str
+    values: Array
+
+    @property
+    def is_identity(self) -> bool:
+        dtype = str(self.values.dtype)
+        return dtype in BYTES and np.array_equal(self.values, every_value(dtype))
+
+
+def every_value(dtype: str) -> Array:
+    """Return all integers of a type of eight bits in ascending order."""
+    low, high = integer_range(dtype)
+    return np.arange(low, high + 1).astype(dtype)
+
+
+def _function(
+    graph: Graph, operator: Operator, functions: dict[str, _Function]
+) -> _Function | None:
+    """Return an operator's result as a function of one tensor, composed with earlier functions."""
+    match operator.kind:
+        case Elementwise() | Table():
+            pass
+        case Quantize() | Dequantize() as kind if is_per_tensor(kind):
+            pass
+        case _:
+            return None
+    inputs: list[_Function] = []
+    for name in operator.inputs:
+        if name in functions:
+            inputs.append(functions[name])
+        elif graph.types[name].dtype in BYTES and not graph.is_constant(name):
+            inputs.append(_Function(name, every_value(graph.types[name].dtype)))
+        else:
+            return None
+    sources = {function.source for function in inputs}
+    if len(sources) != 1:
+        return None
+    (values,) = operator.kind.evaluate([function.values for function in inputs])
+    return _Function(sources.pop(), values)

@@ -1,4 +1,4 @@
-"""Products of dequantized tensors become products of the integers."""
+"""Convert products of dequantized tensors to products of the integers, with their epilogues."""
 
 from __future__ import annotations
 
@@ -10,38 +10,42 @@ import numpy as np
 from cpembed.codegen.epilogue import BYTES, Epilogue
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Product
-from cpembed.graph.kinds.quantization import along
-from cpembed.graph.passes.chains import RELU, UNLIMITED, Chain, chains
-from cpembed.graph.passes.channels import (
+from cpembed.graph.kinds.elementwise import along
+from cpembed.graph.passes.epilogue_matching import (
+    RELU,
+    UNLIMITED,
+    Chain,
     Floats,
-    reduced,
-    weights_times,
+    chains,
+    reduction_length,
+    scaled_weights,
     weights_vector,
 )
 from cpembed.graph.passes.quantization import (
     LARGEST_SCALE,
     Quantized,
-    are_factors,
+    are_safe_factors,
     dequantized,
     float32,
-    range_of,
-    stored_limits,
+    integer_range,
+    quantized_clip,
 )
 from cpembed.graph.passes.rewriting import Array, Rewriting, producer_of
 
 _LARGEST_SUM = 2**31 - 1
+# Biases are limited to half of the 32-bit range; the rest is left to the products.
 _LARGEST_BIAS = 2**30
 _LARGEST_PRODUCT = 255 * 128
 
 
 def integer_products(graph: Graph) -> Graph:
-    """Of each product whose operands are dequantized from eight bits, the product of the integers.
+    """Compute products whose operands are dequantized from eight bits on the integers.
 
-    A factor and a bias of each channel, limits, and a quantization that follow go into its
-    epilogue: results are those of exact sums, rounded once, and differ from those of the graph by
-    at most one quantum. Without a quantization the epilogue stores floats, which differ by at most
-    half a unit of the bias. Left as they are: second operands with scales of other axes than the
-    channels, and with several zero points.
+    A factor and a bias per channel, clipping (ReLU included) and a quantization that follow go into
+    the epilogue: sums are exact and rounded once, so results differ from the graph's by at most one
+    quantum. Without a quantization the epilogue stores floats, which differ by at most half a unit
+    of the bias. Products stay in floats if the second operand has scales along other axes than the
+    channels, or several zero points.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
@@ -55,126 +59,135 @@ def integer_products(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The second operand: of its integers the scales, an element for each channel, and zero
-    point; ``shifted`` is the array itself where it has to be another one."""
+    """Quantized second operand.
+
+    Attributes
+    ----------
+    tensor, dtype : str
+    scale : array of shape (channels,)
+    zero_point : int
+    centred : ndarray, optional
+        Constant that replaces the operand: its integers without their zero points.
+    """
 
     tensor: str
     dtype: str
     scale: Floats
     zero_point: int
-    shifted: Array | None = None
+    centred: Array | None = None
 
 
 def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None:
     graph = rewriting.source
     first = dequantized(graph, operator.inputs[0])
-    second = _weights(graph, operator.inputs[1], product)
+    second = _quantized_weights(graph, operator.inputs[1], product)
     if first is None or second is None:
         return
-    best: tuple[Chain, _Stored] | None = None
-    every = list(chains(graph, operator, product))
-    # What floats become in the end says how coarsely they may be rounded before.
-    quantum = next((float32(c.quantize.scale[0]) for c in every if c.quantize), math.inf)
-    for chain in every:
-        found = _stored(graph, chain, first, second, quantum)
-        if found is not None:
-            best = chain, found
-    if best is None:
+    longest: tuple[Chain, _Fused] | None = None
+    candidates = list(chains(graph, operator, product))
+    # The final quantization says how coarsely a bias may be rounded before it.
+    quantum = next((float32(c.quantize.scale[0]) for c in candidates if c.quantize), math.inf)
+    for chain in candidates:
+        fused = _fused(graph, chain, first, second, quantum)
+        if fused is not None:
+            longest = chain, fused
+    if longest is None:
         return
-    chain, result = best
+    chain, fused = longest
     weights = second.tensor
-    if result.weights is not None:
-        weights = rewriting.constant(f"{second.tensor} for {operator.name}", result.weights)
+    if fused.weights is not None:
+        weights = rewriting.constant(f"{second.tensor} for {operator.name}", fused.weights)
     a, b = (operand.name for operand in product.computation.inputs)
     dtypes = {a: first.dtype, b: second.dtype, product.computation.output.name: "int32"}
     integers = Product(
         product.computation.with_dtypes(dtypes),
         chain.shape,
-        (first.zero_point, second.zero_point),
-        result.epilogue,
+        zero_points=(first.zero_point, second.zero_point),
+        epilogue=fused.epilogue,
     )
-    names = [rewriting.constant(f"{operator.name} {key}", v) for key, v in result.vectors.items()]
+    names = [rewriting.constant(f"{operator.name} {key}", v) for key, v in fused.vectors.items()]
     inputs = (first.tensor, weights, *names)
     rewriting.replace(chain.last, Operator(operator.name, integers, inputs, chain.last.outputs))
 
 
-def _weights(graph: Graph, tensor: str, product: Product) -> _Weights | None:
-    found = producer_of(graph, tensor, Dequantize)
-    if found is None:
+def _quantized_weights(graph: Graph, tensor: str, product: Product) -> _Weights | None:
+    producer = producer_of(graph, tensor, Dequantize)
+    if producer is None:
         return None
-    operator, kind = found
+    operator, kind = producer
     name = operator.inputs[0]
-    given = graph.types[name]
-    if given.dtype not in BYTES or not 0 < min(kind.scale) <= max(kind.scale) <= LARGEST_SCALE:
+    integers = graph.types[name]
+    if integers.dtype not in BYTES or not 0 < min(kind.scale) <= max(kind.scale) <= LARGEST_SCALE:
         return None
-    scale, zero = (
-        _of_channels(product, given.shape, along(values, kind.axis, len(given.shape), "float32"))
+    rank = len(integers.shape)
+    scale, zero_point = (
+        _per_channel(product, integers.shape, along(values, kind.axis, rank, "float32"))
         for values in (kind.scale, kind.zero_point)
     )
-    if scale is None or zero is None:
+    if scale is None or zero_point is None:
         return None
-    if not zero.any():
-        return _Weights(name, given.dtype, scale, 0)
+    if not zero_point.any():
+        return _Weights(name, integers.dtype, scale, 0)
     if name in graph.constants:
-        zeros = along(kind.zero_point, kind.axis, len(given.shape), "int32")
+        zeros = along(kind.zero_point, kind.axis, rank, "int32")
         centred = graph.constants[name].astype(np.int32) - zeros
-        for dtype in ("int8", given.dtype):
-            low, high = range_of(dtype)
+        for dtype in ("int8", integers.dtype):
+            low, high = integer_range(dtype)
             if low <= centred.min() and centred.max() <= high:
                 return _Weights(name, dtype, scale, 0, centred.astype(dtype))
-    if np.any(zero != zero[0]):
+    if np.any(zero_point != zero_point[0]):
         return None
-    return _Weights(name, given.dtype, scale, int(zero[0]))
+    return _Weights(name, integers.dtype, scale, int(zero_point[0]))
 
 
-def _of_channels(product: Product, shape: tuple[int, ...], values: Array) -> Floats | None:
+def _per_channel(product: Product, shape: tuple[int, ...], values: Array) -> Floats | None:
     if values.size == 1:
         return np.full(product.channels, values.reshape(()), np.float64)
     return weights_vector(product, np.broadcast_to(values, shape))
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """What is stored at the end of a chain, the vectors for that, and other weights for it."""
+class _Fused:
+    """Epilogue that computes a chain, its vectors by name, and weights that replace others."""
 
     epilogue: Epilogue
     vectors: dict[str, Array]
     weights: Array | None
 
 
-def _stored(
+def _fused(
     graph: Graph, chain: Chain, first: Quantized, second: _Weights, quantum: float
-) -> _Stored | None:
-    """None where an epilogue cannot say it, or a rounded bias moves results by a ``quantum``."""
-    unit, weights = first.scale * second.scale, second.shifted
+) -> _Fused | None:
+    """Return a chain as an epilogue if one expresses it, with biases accurate to a ``quantum``."""
+    unit, weights = first.scale * second.scale, second.centred
     bias = _bias(chain, unit)
-    if bias is not None and not _fits(chain, bias):
-        unit, weights = _coarser(graph, chain, unit, bias, second)
+    if bias is not None and not _fits_int32(chain, bias):
+        unit, weights = _coarser_units(graph, chain, unit, bias, second)
         bias = _bias(chain, unit)
-        if weights is None or bias is None or not _fits(chain, bias):
+        if weights is None or bias is None or not _fits_int32(chain, bias):
             return None
     scale = unit if chain.factor is None else unit * chain.factor
     kind = chain.quantize
-    stored = scale if kind is None else scale / float32(kind.scale[0])
-    if not are_factors(stored) or not _is_near(chain, bias, scale, quantum):
+    stored_scale = scale if kind is None else scale / float32(kind.scale[0])
+    if not are_safe_factors(stored_scale) or not _is_accurate(chain, bias, scale, quantum):
         return None
     vectors: dict[str, Array] = {}
     has_bias = bias is not None and bool(bias.any())
     if bias is not None and has_bias:
         vectors["bias"] = bias.astype(np.int32)
-    vectors["scale"] = stored.astype(np.float32)
+    vectors["scale"] = stored_scale.astype(np.float32)
     if kind is None:
-        if chain.limits not in (UNLIMITED, RELU):
+        if chain.clip not in (UNLIMITED, RELU):
             return None
-        epilogue = Epilogue("float32", scale=True, bias=has_bias, relu=chain.limits == RELU)
-        return _Stored(epilogue, vectors, weights)
-    clip, zero = stored_limits(chain.limits, kind), kind.zero_point[0]
-    epilogue = Epilogue(kind.dtype, scale=True, bias=has_bias, clip=clip, zero_point=zero)
-    return _Stored(epilogue, vectors, weights)
+        epilogue = Epilogue("float32", scale=True, bias=has_bias, relu=chain.clip == RELU)
+        return _Fused(epilogue, vectors, weights)
+    clip, zero_point = quantized_clip(chain.clip, kind), kind.zero_point[0]
+    epilogue = Epilogue(kind.dtype, scale=True, bias=has_bias, clip=clip, zero_point=zero_point)
+    return _Fused(epilogue, vectors, weights)
 
 
 def _bias(chain: Chain, unit: Floats) -> Floats | None:
-    """The addend in units of the sums, rounded; its own integers where it has them in that unit."""
+    """Return the addend in units of the sums, rounded; the model's own integers if they fit."""
     if chain.addend is None:
         return None
     if chain.integers is not None and chain.factor is None:
@@ -187,30 +200,30 @@ def _bias(chain: Chain, unit: Floats) -> Floats | None:
     return np.rint(quotient)
 
 
-def _is_near(chain: Chain, bias: Floats | None, scale: Floats, quantum: float) -> bool:
-    """Whether rounding a bias to units of the sums moves no result by more than half a quantum."""
+def _is_accurate(chain: Chain, bias: Floats | None, scale: Floats, quantum: float) -> bool:
+    """True if rounding a bias to units of the sums moves no result by over half a quantum."""
     if chain.addend is None or bias is None or chain.integers is not None:
         return True
     return bool(np.all(np.abs(chain.addend - bias * scale) <= 0.5 * quantum))
 
 
-def _coarser(
+def _coarser_units(
     graph: Graph, chain: Chain, unit: Floats, bias: Floats, second: _Weights
 ) -> tuple[Floats, Array | None]:
-    """Larger units of the channels whose bias is too large for 32 bits, and weights in them.
+    """Return larger units for channels whose bias exceeds 32 bits, and the weights in these units.
 
-    The weights of such a channel are next to nothing beside its bias. Rounding them anew moves a
-    sum of n products by at most ``128 n`` of a unit that the bias has 2^30 of.
+    The weights of such a channel are negligible compared with its bias: rounding them again moves a
+    sum of n products by at most ``128 n`` units, of which the bias has 2^30.
     """
-    given = graph.constants.get(second.tensor) if second.shifted is None else second.shifted
-    if given is None or second.zero_point or not np.all(np.isfinite(bias)):
+    weights = graph.constants.get(second.tensor) if second.centred is None else second.centred
+    if weights is None or second.zero_point or not np.all(np.isfinite(bias)):
         return unit, None
     larger = np.where(np.abs(bias) > _LARGEST_BIAS, unit * np.abs(bias) / _LARGEST_BIAS, unit)
-    scaled = weights_times(chain.product, given, unit / larger)
-    return larger, None if scaled is None else np.rint(scaled).astype(given.dtype)
+    scaled = scaled_weights(chain.product, weights, unit / larger)
+    return larger, None if scaled is None else np.rint(scaled).astype(weights.dtype)
 
 
-def _fits(chain: Chain, bias: Floats) -> bool:
-    """Whether sums with the bias stay within 32 bits."""
-    sums = reduced(chain.product) * _LARGEST_PRODUCT
+def _fits_int32(chain: Chain, bias: Floats) -> bool:
+    """True if sums with the bias stay within 32 bits."""
+    sums = reduction_length(chain.product) * _LARGEST_PRODUCT
     return bool(np.all(np.isfinite(bias)) and np.abs(bias).max() + sums <= _LARGEST_SUM)

@@ -1,4 +1,4 @@
-"""How large the numbers of a tensor can be: which tensors hold no infinity and no NaN."""
+"""Bounds on the magnitude of tensors: which of them hold no infinity and no NaN."""
 
 from __future__ import annotations
 
@@ -28,54 +28,55 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 
+# Half of the largest float32: numbers below it stay finite however they were rounded.
 _LARGEST = float(np.finfo(np.float32).max) / 2
-"""What is below it is finite, however it was rounded."""
 
-_MOVED = (Reshape, Transpose, Slice, Gather, Expand, Concat, Resize)
+_MOVEMENT = (Reshape, Transpose, Slice, Gather, Expand, Concat, Resize)
 """Kinds whose results are elements of the input, or lie between some."""
 
-_BOUNDED = frozenset({"tanh", "sigmoid", "sin", "cos", "erf"})
-"""Operations whose results are between -1 and 1."""
+_BOUNDED_BY_1 = frozenset({"tanh", "sigmoid", "sin", "cos", "erf"})
 
-_KEEPING = frozenset({"neg", "abs", "round", "floor", "ceil", "max", "min"})
-"""Operations whose results are no larger than what they are given, and a step of 1."""
+_PRESERVING = frozenset({"neg", "abs", "round", "floor", "ceil", "max", "min"})
+"""Operations whose results exceed their arguments by at most 1."""
 
 
 def magnitudes(graph: Graph) -> dict[str, float]:
-    """A bound of the magnitude of every tensor's elements, infinite where none is known, and where
-    an element may be no number."""
-    bounds = {name: _of_type(kind.dtype) for name, kind in graph.inputs.items()}
-    bounds |= {name: _of_constant(array) for name, array in graph.constants.items()}
+    """Return a bound on the magnitude of each tensor's elements.
+
+    It is infinite if no bound can be derived, or an element may be NaN.
+    """
+    bounds = {name: _type_bound(kind.dtype) for name, kind in graph.inputs.items()}
+    bounds |= {name: _constant_bound(array) for name, array in graph.constants.items()}
     for operator in graph.operators:
-        bound = _of_operator(graph, operator, [bounds[name] for name in operator.inputs])
+        bound = _operator_bound(graph, operator, [bounds[name] for name in operator.inputs])
         for name in operator.outputs:
-            bounds[name] = min(bound, _of_type(graph.types[name].dtype))
+            bounds[name] = min(bound, _type_bound(graph.types[name].dtype))
     return bounds
 
 
-def of_expression(node: Scalar, inputs: Sequence[float] | Mapping[int, float]) -> float:
-    """A bound of an expression's magnitude, and of those of all its parts, from its inputs'."""
+def expression_bound(node: Scalar, inputs: Sequence[float] | Mapping[int, float]) -> float:
+    """Return a bound on an expression and all of its parts, from bounds of its inputs."""
     if isinstance(node, Number):
         return abs(float(node.value)) if math.isfinite(node.value) else math.inf
     if not isinstance(node, Apply):
         return inputs[node.number]
-    given = [of_expression(argument, inputs) for argument in node.arguments]
-    if math.inf in given:
+    bounds = [expression_bound(argument, inputs) for argument in node.arguments]
+    if math.inf in bounds:
         return math.inf
     match node.operation:
         case "add" | "sub":
-            bound = given[0] + given[1]
+            bound = bounds[0] + bounds[1]
         case "mul":
-            bound = given[0] * given[1]
+            bound = bounds[0] * bounds[1]
         case "fma":
-            bound = given[0] * given[1] + given[2]
+            bound = bounds[0] * bounds[1] + bounds[2]
         case "div":
             divisor = node.arguments[1]
             nonzero = isinstance(divisor, Number) and divisor.value
-            bound = given[0] / abs(float(divisor.value)) if nonzero else math.inf  # type: ignore[union-attr]
-        case operation if operation in _KEEPING:
-            bound = max(given) + 1
-        case operation if operation in _BOUNDED:
+            bound = bounds[0] / abs(float(divisor.value)) if nonzero else math.inf  # type: ignore[union-attr]
+        case operation if operation in _PRESERVING:
+            bound = max(bounds) + 1
+        case operation if operation in _BOUNDED_BY_1:
             bound = 1.0
         case _:
             bound = math.inf
@@ -86,52 +87,52 @@ def _finite(bound: float) -> float:
     return bound if bound < _LARGEST else math.inf
 
 
-def _of_type(dtype: str) -> float:
+def _type_bound(dtype: str) -> float:
     if dtype == "bool":
         return 1.0
     if dtype.startswith(("int", "uint")):
-        limits = np.iinfo(dtype)
-        return float(max(-int(limits.min), int(limits.max)))
+        info = np.iinfo(dtype)
+        return float(max(-int(info.min), int(info.max)))
     return math.inf
 
 
-def _of_operator(graph: Graph, operator: Operator, given: Sequence[float]) -> float:
+def _operator_bound(graph: Graph, operator: Operator, inputs: Sequence[float]) -> float:
     match operator.kind:
         case Elementwise(expression):
-            return of_expression(expression, given)
+            return expression_bound(expression, inputs)
         case Dequantize(scale, zero_point):
-            distance = given[0] + max(abs(zero) for zero in zero_point)
-            return _finite(distance * _of_constant(np.asarray(scale)))
-        case Pool(ratio=None) | Reduce(what="max" | "min" | "mean"):
-            full = graph.types[operator.inputs[0]].elements > 0
-            return given[0] if full else math.inf
-        case Reduce(what="sum"):
-            return _finite(given[0] * graph.types[operator.inputs[0]].elements)
+            distance = inputs[0] + max(abs(zero) for zero in zero_point)
+            return _finite(distance * _constant_bound(np.asarray(scale)))
+        case Pool(ratio=None) | Reduce(operation="max" | "min" | "mean"):
+            has_elements = graph.types[operator.inputs[0]].elements > 0
+            return inputs[0] if has_elements else math.inf
+        case Reduce(operation="sum"):
+            return _finite(inputs[0] * graph.types[operator.inputs[0]].elements)
         case Pad(mode="constant", value=value):
-            return max(given[0], _of_constant(np.asarray(value)))
+            return max(inputs[0], _constant_bound(np.asarray(value)))
         case Pad():
-            return given[0]
+            return inputs[0]
         case Product() as kind:
-            return _of_product(kind, given)
-        case kind if isinstance(kind, _MOVED):
-            return max(given[:1] if isinstance(kind, Gather) else given)
+            return _product_bound(kind, inputs)
+        case kind if isinstance(kind, _MOVEMENT):
+            return max(inputs[:1] if isinstance(kind, Gather) else inputs)
         case _:
             return math.inf
 
 
-def _of_product(kind: Product, given: Sequence[float]) -> float:
+def _product_bound(kind: Product, inputs: Sequence[float]) -> float:
     workload = kind.computation
-    depth = workload.macs // max(1, math.prod(workload.output.shape))
-    first, second = (g + abs(z) for g, z in zip(given, kind.zero_points, strict=False))
-    bound = depth * (first + abs(kind.padding)) * second
+    length = workload.macs // max(1, math.prod(workload.output.shape))
+    first, second = (b + abs(z) for b, z in zip(inputs, kind.zero_points, strict=False))
+    bound = length * (first + abs(kind.padding)) * second
     if kind.epilogue is not None and kind.epilogue.residual is not None:
         return math.inf
-    for name, vector in zip(kind.vectors, given[2:], strict=False):
+    for name, vector in zip(kind.vectors, inputs[2:], strict=False):
         bound = bound + vector if name == BIAS else bound * vector
     return _finite(bound)
 
 
-def _of_constant(array: Array) -> float:
+def _constant_bound(array: Array) -> float:
     if not array.size:
         return 0.0
     largest = float(np.abs(array.astype(np.float64)).max())

@@ -1,4 +1,4 @@
-"""Layer normalization and softmax that are written as means, differences and quotients."""
+"""Recognize layer normalization and softmax in means, differences and quotients."""
 
 from __future__ import annotations
 
@@ -8,36 +8,41 @@ import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, LayerNorm, Reduce, Softmax
-from cpembed.graph.passes.expressions import apply, both_inputs, with_number
+from cpembed.graph.passes.expressions import apply, combines_inputs, number_operand
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
 
 
-def normalizations(graph: Graph) -> Graph:
-    """``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` over the last axes becomes
-    one operator, and so does ``exp(x - max) / sum(exp(x - max))``; without the maximum the powers
-    of large numbers are infinite, and it stays what it is.
+def recognize_normalizations(graph: Graph) -> Graph:
+    """Replace the operators of a normalization by one.
 
-    Both are then computed in wider floats and rounded once: results differ by roundings.
+    Recognized are ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` over the last
+    axes, and ``exp(x - max) / sum(exp(x - max))``. Without the maximum, the powers of large numbers
+    are infinite, so that form stays. Both are computed in wider floats and rounded once: results
+    differ by roundings.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
-        if not _is_quotient(operator):
-            continue
-        norm = _norm(graph, operator)
+        match operator.kind:
+            case Elementwise(dtype="float32") as kind:
+                if kind.expression != apply("div", Input(0), Input(1)):
+                    continue
+            case _:
+                continue
+        norm = _layer_norm(graph, operator)
         if norm is not None:
-            rewriting.replace(norm.last, _normalized(rewriting, norm))
+            rewriting.replace(norm.last, _as_operator(rewriting, norm))
             continue
-        found = _softmax(graph, operator)
-        if found is not None:
-            source, axis = found
+        softmax = _softmax(graph, operator)
+        if softmax is not None:
+            source, axis = softmax
             new = Operator(operator.name, Softmax(axis), (source,), operator.outputs)
             rewriting.replace(operator, new)
     return rewriting.graph()
 
 
 @dataclass(frozen=True)
-class _Norm:
-    """A layer normalization up to the operator ``last``; ``scale`` and ``bias`` are constants."""
+class _LayerNorm:
+    """Layer normalization up to the operator ``last``; ``scale`` and ``bias`` are constants."""
 
     source: str
     axis: int
@@ -47,98 +52,90 @@ class _Norm:
     bias: str | None = None
 
 
-def _is_quotient(operator: Operator) -> bool:
-    match operator.kind:
-        case Elementwise(dtype="float32") as kind:
-            return kind.expression == apply("div", Input(0), Input(1))
-        case _:
-            return False
-
-
-def _applied(graph: Graph, tensor: str, operation: str) -> tuple[Operator, Apply] | None:
-    """The operator that writes a tensor of floats, and its expression: one operation."""
-    found = producer_of(graph, tensor, Elementwise)
-    if found is None:
+def _operation(graph: Graph, tensor: str, operation: str) -> tuple[Operator, Apply] | None:
+    """Return the operator that writes a tensor of floats by one operation, and its expression."""
+    producer = producer_of(graph, tensor, Elementwise)
+    if producer is None:
         return None
-    operator, kind = found
+    operator, kind = producer
     expression = kind.expression
     if not isinstance(expression, Apply) or kind.dtype != "float32":
         return None
     return (operator, expression) if expression.operation == operation else None
 
 
-def _norm(graph: Graph, quotient: Operator) -> _Norm | None:
+def _layer_norm(graph: Graph, quotient: Operator) -> _LayerNorm | None:
     centred, deviation = quotient.inputs
-    found = _applied(graph, centred, "sub")
-    root = _applied(graph, deviation, "sqrt")
-    if found is None or root is None:
+    centring = _operation(graph, centred, "sub")
+    root = _operation(graph, deviation, "sqrt")
+    if centring is None or root is None:
         return None
-    difference, expression = found
+    difference, expression = centring
     mean = _mean(graph, difference.inputs[-1])
-    summed = _applied(graph, root[0].inputs[0], "add")
-    if expression != apply("sub", Input(0), Input(1)) or mean is None or summed is None:
+    total = _operation(graph, root[0].inputs[0], "add")
+    if expression != apply("sub", Input(0), Input(1)) or mean is None or total is None:
         return None
-    epsilon = with_number(summed[1], "add")
-    variance = _mean(graph, summed[0].inputs[0])
+    epsilon = number_operand(total[1], "add")
+    variance = _mean(graph, total[0].inputs[0])
     source, axis = difference.inputs[0], mean[1]
     if epsilon is None or variance is None or mean != (source, axis) or variance[1] != axis:
         return None
     if not _is_square(graph, variance[0], centred):
         return None
     shape = graph.types[source].shape[axis:]
-    norm = _Norm(source, axis, epsilon, quotient)
-    scale = _constant_after(graph, norm.last, "mul", shape)
-    if scale is not None:
-        norm = _Norm(source, axis, epsilon, scale[1], scale[0])
-    bias = _constant_after(graph, norm.last, "add", shape)
-    if bias is not None:
-        norm = _Norm(source, axis, epsilon, bias[1], norm.scale, bias[0])
-    return norm
+    last, names = quotient, list[str | None]()
+    for operation in ("mul", "add"):
+        constant = _constant_operand(graph, last, operation, shape)
+        names.append(None if constant is None else constant[0])
+        last = last if constant is None else constant[1]
+    return _LayerNorm(source, axis, epsilon, last, scale=names[0], bias=names[1])
 
 
 def _mean(graph: Graph, tensor: str) -> tuple[str, int] | None:
-    """The tensor of whose last axes, from which on, another is the mean."""
-    found = producer_of(graph, tensor, Reduce)
-    if found is None or found[1].what != "mean" or not found[1].keeps:
+    """Return the tensor that ``tensor`` is the mean of, and the first of the averaged last axes."""
+    producer = producer_of(graph, tensor, Reduce)
+    if producer is None or producer[1].operation != "mean" or not producer[1].keeps:
         return None
-    source = found[0].inputs[0]
+    source = producer[0].inputs[0]
     rank = len(graph.types[source].shape)
-    axes = sorted(axis % rank for axis in found[1].axes)
+    axes = sorted(axis % rank for axis in producer[1].axes)
     return (source, axes[0]) if axes == list(range(axes[0], rank)) else None
 
 
-def _is_square(graph: Graph, tensor: str, of: str) -> bool:
-    found = producer_of(graph, tensor, Elementwise)
-    if found is None or {*found[0].inputs} != {of}:
+def _is_square(graph: Graph, tensor: str, base: str) -> bool:
+    producer = producer_of(graph, tensor, Elementwise)
+    if producer is None or {*producer[0].inputs} != {base}:
         return False
-    kind = found[1].expression
-    if not isinstance(kind, Apply):
+    expression = producer[1].expression
+    if not isinstance(expression, Apply):
         return False
-    twice = kind.operation == "mul" and all(isinstance(a, Input) for a in kind.arguments)
-    return twice or kind == apply("pow", Input(0), 2.0)
+    is_product = expression.operation == "mul" and all(
+        isinstance(argument, Input) for argument in expression.arguments
+    )
+    return is_product or expression == apply("pow", Input(0), 2.0)
 
 
-def _constant_after(
+def _constant_operand(
     graph: Graph, operator: Operator, operation: str, shape: tuple[int, ...]
 ) -> tuple[str, Operator] | None:
-    """A constant of the normalized axes' shape that the result is combined with, and where."""
+    """Return a constant of ``shape`` that an operator's result is combined with, and the reader."""
     reader = only_reader(graph, operator.output)
     if reader is None or not isinstance(reader.kind, Elementwise) or len(reader.inputs) != 2:
         return None
-    if not both_inputs(reader.kind.expression, operation) or reader.kind.dtype != "float32":
+    if not combines_inputs(reader.kind.expression, operation) or reader.kind.dtype != "float32":
         return None
-    others = [name for name in reader.inputs if name != operator.output]
-    if len(others) != 1 or others[0] not in graph.constants:
+    partners = [name for name in reader.inputs if name != operator.output]
+    if len(partners) != 1 or partners[0] not in graph.constants:
         return None
-    found = graph.constants[others[0]].shape
-    fits = found[len(found) - len(shape) :] == shape and all(
-        size == 1 for size in found[: len(found) - len(shape)]
+    actual = graph.constants[partners[0]].shape
+    fits = actual[len(actual) - len(shape) :] == shape and all(
+        size == 1 for size in actual[: len(actual) - len(shape)]
     )
-    same = graph.types[reader.output] == graph.types[operator.output]
-    return (others[0], reader) if fits and same else None
+    same_type = graph.types[reader.output] == graph.types[operator.output]
+    return (partners[0], reader) if fits and same_type else None
 
 
-def _normalized(rewriting: Rewriting, norm: _Norm) -> Operator:
+def _as_operator(rewriting: Rewriting, norm: _LayerNorm) -> Operator:
     graph = rewriting.source
     shape = graph.types[norm.source].shape[norm.axis :]
     names: list[str] = []
@@ -152,25 +149,26 @@ def _normalized(rewriting: Rewriting, norm: _Norm) -> Operator:
 
 
 def _softmax(graph: Graph, quotient: Operator) -> tuple[str, int] | None:
+    """Return the input and the axis of a softmax that ends in a quotient."""
     powers, total = quotient.inputs
-    found = producer_of(graph, total, Reduce)
-    power = _applied(graph, powers, "exp")
-    if found is None or power is None or found[0].inputs != (powers,):
+    summation = producer_of(graph, total, Reduce)
+    power = _operation(graph, powers, "exp")
+    if summation is None or power is None or summation[0].inputs != (powers,):
         return None
-    kind = found[1]
-    if kind.what != "sum" or not kind.keeps or len(kind.axes) != 1:
+    kind = summation[1]
+    if kind.operation != "sum" or not kind.keeps or len(kind.axes) != 1:
         return None
-    source = power[0].inputs[0]
-    difference = _applied(graph, source, "sub")
+    shifted = power[0].inputs[0]
+    difference = _operation(graph, shifted, "sub")
     if difference is None or difference[1] != apply("sub", Input(0), Input(1)):
         return None
-    largest = producer_of(graph, difference[0].inputs[-1], Reduce)
-    rank = len(graph.types[source].shape)
+    maximum = producer_of(graph, difference[0].inputs[-1], Reduce)
+    rank = len(graph.types[shifted].shape)
     if (
-        largest is not None
-        and largest[1].what == "max"
-        and largest[0].inputs[0] == difference[0].inputs[0]
-        and [axis % rank for axis in largest[1].axes] == [kind.axes[0] % rank]
+        maximum is not None
+        and maximum[1].operation == "max"
+        and maximum[0].inputs[0] == difference[0].inputs[0]
+        and [axis % rank for axis in maximum[1].axes] == [kind.axes[0] % rank]
     ):
         return difference[0].inputs[0], kind.axes[0]
     return None

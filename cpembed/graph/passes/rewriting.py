@@ -1,14 +1,13 @@
-"""What passes share: replacing operators of a graph, and questions about what stands around one.
+"""Tools of the passes: collected replacements, queries about a graph, dimensions of reshapes.
 
-A pass looks at the operators of a graph, writes down what takes the place of some of them, and
-makes the new graph of all of that at once. Tensors keep their names; what nothing reads any more is
-left out.
+A pass walks the operators of a graph, records replacements of some, and builds the new graph from
+all records at once. Tensors keep their names; operators that nothing reads any more are dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,75 +21,75 @@ K = TypeVar("K", bound=Kind)
 
 
 class Rewriting:
-    """Changes of a graph that are collected, then made by :meth:`graph`.
+    """Changes of a graph, recorded one by one and applied by :meth:`graph`.
 
-    The operators that take another's place stand where it stood, so that they may read all that it
-    could. Between them they write its outputs, or these are said to be other tensors
-    (:meth:`equal`).
+    Replacements are inserted at the position of the operator that they replace, so that they may
+    read whatever it could. Together they write its outputs, unless :meth:`redirect` sends the
+    readers of these to other tensors.
     """
 
     def __init__(self, source: Graph) -> None:
         self.source = source
         self.constants: dict[str, Array] = {}
         self._replaced: dict[str, tuple[Operator, ...]] = {}
-        self._equal: dict[str, str] = {}
+        self._redirected: dict[str, str] = {}
         self._outputs: dict[str, str] = {}
         self._names = {*source.inputs, *source.constants, *source.producers}
 
-    def fresh(self, wanted: str) -> str:
-        """A name that no tensor has yet: the wanted one, numbered where it is in use."""
-        name = unused_name(wanted, self._names, ".")
+    def fresh(self, preferred: str) -> str:
+        """Reserve a tensor name: the preferred one, numbered if it is in use."""
+        name = unused_name(preferred, self._names, ".")
         self._names.add(name)
         return name
 
-    def constant(self, wanted: str, array: Array) -> str:
-        """The name of a new constant; one that was made of the same numbers is taken again."""
-        for name, known in self.constants.items():
-            if known.dtype == array.dtype and np.array_equal(known, array):
+    def constant(self, preferred: str, array: Array) -> str:
+        """Add a constant and return its name; equal new constants are added once."""
+        for name, existing in self.constants.items():
+            if existing.dtype == array.dtype and np.array_equal(existing, array):
                 return name
-        name = self.fresh(wanted)
+        name = self.fresh(preferred)
         self.constants[name] = array
         return name
 
-    def replace(self, operator: Operator, *others: Operator) -> None:
-        self._replaced[operator.outputs[0]] = others
+    def replace(self, operator: Operator, *replacements: Operator) -> None:
+        self._replaced[operator.outputs[0]] = replacements
 
     def is_replaced(self, operator: Operator) -> bool:
         return operator.outputs[0] in self._replaced
 
-    def equal(self, tensor: str, other: str) -> bool:
-        """Whoever reads ``tensor`` reads ``other``, which is written before it, and the operator
-        that wrote it is left out.
+    def redirect(self, tensor: str, target: str) -> bool:
+        """Let all readers of ``tensor`` read ``target``, and drop the operator that wrote it.
 
-        False, and nothing is changed, where both are to be seen from outside: an output of the
-        network that is an input of it, or another output.
+        ``target`` has to be written earlier. Returns False, and changes nothing, if both are
+        visible from outside: a network's output that is one of its inputs, or another output.
         """
-        other = self.name_of(other)
+        target = self.name_of(target)
         if tensor in self.source.outputs:
-            if other in self.source.constants or other in self.constants:
-                self.constants[tensor] = self.constants.get(other, self.source.constants.get(other))  # pyright: ignore[reportArgumentType]
+            if target in self.source.constants or target in self.constants:
+                constants = {**self.source.constants, **self.constants}
+                self.constants[tensor] = constants[target]
             elif (
-                other in self.source.inputs
-                or other in self.source.outputs
-                or other in self._outputs
+                target in self.source.inputs
+                or target in self.source.outputs
+                or target in self._outputs
             ):
                 return False
             else:
-                self._outputs[other] = tensor
+                self._outputs[target] = tensor
             self._replaced[tensor] = ()
             return True
-        self._equal[tensor] = other
+        self._redirected[tensor] = target
         self._replaced[tensor] = ()
         return True
 
     def name_of(self, tensor: str) -> str:
-        """The tensor that a tensor was said to be equal to, or itself."""
-        while tensor in self._equal:
-            tensor = self._equal[tensor]
+        """Return the tensor that readers of ``tensor`` are redirected to, or itself."""
+        while tensor in self._redirected:
+            tensor = self._redirected[tensor]
         return tensor
 
     def graph(self) -> Graph:
-        """The graph with all changes, and without operators that nothing reads."""
+        """Return the graph with all changes, without operators that nothing reads."""
         if not self._replaced:
             return self.source
         operators = [
@@ -115,7 +114,7 @@ class Rewriting:
 
 
 def until_unchanged(graph: Graph, change: Callable[[Rewriting, Operator], None]) -> Graph:
-    """The graph after a change of each operator, made again until it replaces none."""
+    """Apply a change to every operator, again and again until it replaces none."""
     while True:
         rewriting = Rewriting(graph)
         for operator in graph.operators:
@@ -127,12 +126,30 @@ def until_unchanged(graph: Graph, change: Callable[[Rewriting, Operator], None])
 
 
 def live(source: Graph, operators: Sequence[Operator], constants: Mapping[str, Array]) -> Graph:
-    """A graph of the operators that something reads, and of the constants that these read."""
+    """Return a graph of the operators that its outputs depend on.
+
+    Parameters
+    ----------
+    source : Graph
+        Graph whose inputs and outputs the result has.
+    operators : sequence of Operator
+        Operators in order, some of which may be dead.
+    constants : mapping from str to ndarray
+        Further constants; unread ones are dropped.
+    """
     return source.with_operators(needed_operators(operators, source.outputs), constants)
 
 
 def producer_of(graph: Graph, tensor: str, kind: type[K]) -> tuple[Operator, K] | None:
-    """The operator that writes a tensor, and its kind, where that is of a class."""
+    """Return the operator that writes a tensor, with its kind, if that is of a class.
+
+    Parameters
+    ----------
+    graph : Graph
+    tensor : str
+    kind : type
+        Class of the kind that is looked for.
+    """
     operator = graph.producers.get(tensor)
     if operator is None or not isinstance(operator.kind, kind):
         return None
@@ -140,8 +157,76 @@ def producer_of(graph: Graph, tensor: str, kind: type[K]) -> tuple[Operator, K] 
 
 
 def only_reader(graph: Graph, tensor: str) -> Operator | None:
-    """The operator that alone reads a tensor, which is no output of the network."""
+    """Return the only reader of a tensor that is no output of the network, else None."""
     readers = graph.readers[tensor]
     if len(readers) != 1 or tensor in graph.outputs:
         return None
     return readers[0]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Adjacent dimensions of two shapes that hold the same elements."""
+
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+
+
+def segments(outer: Sequence[int], inner: Sequence[int]) -> list[Segment]:
+    """Split two row-major shapes of the same elements into their shortest segments.
+
+    Dimensions of one element belong to no segment.
+
+    >>> segments((12, 128, 64), (1, 12, 128, 64))[0]
+    Segment(outer=(0,), inner=(1,))
+    >>> segments((6, 4), (2, 3, 4)), segments((2, 3), (6, 1))
+    ([Segment(outer=(0,), inner=(0, 1)), Segment(outer=(1,), inner=(2,))], \
+[Segment(outer=(0, 1), inner=(0,))])
+    """
+    left, right = ([k for k, size in enumerate(shape) if size > 1] for shape in (outer, inner))
+    result: list[Segment] = []
+    while left and right:
+        firsts, seconds = [left.pop(0)], [right.pop(0)]
+        a, b = outer[firsts[0]], inner[seconds[0]]
+        while a != b:
+            if a < b:
+                firsts.append(left.pop(0))
+                a *= outer[firsts[-1]]
+            else:
+                seconds.append(right.pop(0))
+                b *= inner[seconds[-1]]
+        result.append(Segment(tuple(firsts), tuple(seconds)))
+    return result
+
+
+def broadcastable(
+    outer: Sequence[int], present: Sequence[bool], inner: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return the shape in which a tensor over some dimensions of ``outer`` broadcasts to ``inner``.
+
+    Parameters
+    ----------
+    outer, inner : sequence of int
+        Shapes of the same elements in row-major order.
+    present : sequence of bool
+        Dimensions of ``outer`` that the tensor has.
+
+    Returns
+    -------
+    tuple of int or None
+        None if a dimension of ``inner`` is present only in part.
+
+    Examples
+    --------
+    >>> broadcastable((12, 128, 64), (True, True, False), (1, 12, 128, 64))
+    (1, 12, 128, 1)
+    """
+    shape = [1] * len(inner)
+    for segment in segments(outer, inner):
+        flags = {present[dimension] for dimension in segment.outer}
+        if len(flags) > 1:
+            return None
+        if flags.pop():
+            for dimension in segment.inner:
+                shape[dimension] = inner[dimension]
+    return tuple(shape)

@@ -1,56 +1,68 @@
-"""Transpositions beside products are indices of these."""
+"""Remove transpositions: cancel pairs around other operators, absorb them into products."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Product, Transpose
-from cpembed.graph.passes.dimensions import segments
-from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of, until_unchanged
+from cpembed.graph.kinds import (
+    Concat,
+    Dequantize,
+    Elementwise,
+    Kind,
+    Pad,
+    Product,
+    Quantize,
+    Reduce,
+    Table,
+    Transpose,
+)
+from cpembed.graph.passes.quantization import is_per_tensor
+from cpembed.graph.passes.rewriting import (
+    Rewriting,
+    only_reader,
+    producer_of,
+    segments,
+    until_unchanged,
+)
 from cpembed.ir.computation import Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 
 
-def transpositions(graph: Graph) -> Graph:
-    """Products read what is transposed for them, and write what is only transposed after them, in
-    the other order of the dimensions: equal bit for bit.
+def absorb_transpositions(graph: Graph) -> Graph:
+    """Let products of matrices read operands before, and write results after, a transposition.
 
-    Images are left as they are: their layout is chosen later, for all operators together.
+    Equal bit for bit: only the products' indices change. Products of images are left out, since
+    their layouts are assigned later, for all operators at once.
     """
     return until_unchanged(graph, _absorb)
 
 
-def _is_of_matrices(product: Product) -> bool:
-    """Whether no index is a window that moves."""
-    indices = (i for access in product.computation.reads for i in access.index)
-    return all(index.single_iterator is not None for index in indices)
-
-
 def _absorb(rewriting: Rewriting, operator: Operator) -> None:
     graph, product = rewriting.source, operator.kind
-    if not isinstance(product, Product) or not _is_of_matrices(product):
+    if not isinstance(product, Product) or _has_windows(product):
         return
     kind, inputs = product, list(operator.inputs)
-    for which in (0, 1):
-        found = producer_of(graph, inputs[which], Transpose)
-        if found is None:
+    for position in (0, 1):
+        producer = producer_of(graph, inputs[position], Transpose)
+        if producer is None:
             continue
-        before, moving = found
-        operand = kind.computation.inputs[which]
-        shape = graph.types[inputs[which]].shape
-        order = _order(operand.shape, shape, moving.order)
+        before, transpose = producer
+        operand = kind.computation.inputs[position]
+        order = _operand_order(operand.shape, graph.types[inputs[position]].shape, transpose.order)
         if order is not None:
             workload = _reordered(kind.computation, operand, order)
-            kind, inputs[which] = replace(kind, computation=workload), before.inputs[0]
+            kind, inputs[position] = replace(kind, computation=workload), before.inputs[0]
     reader = only_reader(graph, operator.output)
     outputs = operator.outputs
     has_residual = product.epilogue is not None and product.epilogue.residual is not None
     if reader is not None and isinstance(reader.kind, Transpose) and not has_residual:
         inverse = [reader.kind.order.index(axis) for axis in range(len(reader.kind.order))]
         output = kind.computation.output
-        order = _order(output.shape, product.shape, inverse)
+        order = _operand_order(output.shape, product.shape, inverse)
         if order is not None:
             workload = _reordered(kind.computation, output, order)
             kind = replace(kind, computation=workload, shape=graph.types[reader.output].shape)
@@ -64,16 +76,25 @@ def _absorb(rewriting: Rewriting, operator: Operator) -> None:
         rewriting.replace(reader, new)
 
 
-def _order(operand: Sequence[int], shape: Sequence[int], order: Sequence[int]) -> list[int] | None:
-    """The dimensions of an operand in the order in which they lie in the tensor that is transposed
-    to ``shape``: axis k of that is axis ``order[k]`` of the other. None where they do not stay
-    together."""
-    blocks: list[tuple[list[int], tuple[int, ...]]] = []
-    for segment in segments(operand, shape):
-        places = [order[axis] for axis in segment.inner]
-        blocks.append((places, segment.outer))
-    blocks.sort()
-    flat = [place for places, _ in blocks for place in places]
+def _has_windows(product: Product) -> bool:
+    """True if an operand is indexed by a sliding window."""
+    indices = (i for access in product.computation.reads for i in access.index)
+    return any(index.single_iterator is None for index in indices)
+
+
+def _operand_order(
+    operand: Sequence[int], shape: Sequence[int], order: Sequence[int]
+) -> list[int] | None:
+    """Return an operand's dimensions in the order of the tensor before a transposition.
+
+    The transposed tensor has ``shape``; its axis k is axis ``order[k]`` of the tensor before. None
+    if the axes of one dimension do not stay adjacent.
+    """
+    blocks = sorted(
+        ([order[axis] for axis in segment.inner], segment.outer)
+        for segment in segments(operand, shape)
+    )
+    flat = [axis for axes, _ in blocks for axis in axes]
     if flat != sorted(flat):
         return None
     single = [dimension for dimension, size in enumerate(operand) if size == 1]
@@ -81,20 +102,149 @@ def _order(operand: Sequence[int], shape: Sequence[int], order: Sequence[int]) -
 
 
 def _reordered(workload: Computation, operand: Operand, order: Sequence[int]) -> Computation:
-    """The computation with the dimensions of an operand in another order."""
+    """Return the computation with the dimensions of one operand in another order."""
 
-    def change(access: Access) -> Access:
+    def reindexed(access: Access) -> Access:
         if access.operand != operand.name:
             return access
-        return replace(access, index=tuple(access.index[place] for place in order))
+        return replace(access, index=tuple(access.index[dimension] for dimension in order))
 
-    def swapped(other: Operand) -> Operand:
-        shape = tuple(operand.shape[place] for place in order)
-        return replace(operand, shape=shape) if other.name == operand.name else other
+    def reshaped(candidate: Operand) -> Operand:
+        shape = tuple(operand.shape[dimension] for dimension in order)
+        return replace(operand, shape=shape) if candidate.name == operand.name else candidate
 
     return replace(
         workload,
-        inputs=tuple(map(swapped, workload.inputs)),
-        outputs=tuple(map(swapped, workload.outputs)),
-        statements=changed_accesses(workload.statements, change),
+        inputs=tuple(map(reshaped, workload.inputs)),
+        outputs=tuple(map(reshaped, workload.outputs)),
+        statements=changed_accesses(workload.statements, reindexed),
     )
+
+
+def cancel_transpositions(graph: Graph) -> Graph:
+    """Remove transpositions, and those back, around operators to which the order is irrelevant.
+
+    Exporters of networks with channels last write such pairs around each convolution. Results are
+    equal bit for bit.
+    """
+    rewriting = Rewriting(graph)
+    seen: set[str] = set()
+    for operator in graph.operators:
+        if isinstance(operator.kind, Transpose) and operator.output not in seen:
+            region = _Region(graph, operator.kind.order)
+            if region.grow(operator) and region.closings:
+                region.rewrite(rewriting)
+                seen |= region.tensors
+    return rewriting.graph()
+
+
+@dataclass
+class _Region:
+    """Connected operators whose tensors all have the ``order`` that transpositions gave them.
+
+    Attributes
+    ----------
+    tensors : set of str
+        Outputs of the opening transpositions and of the members.
+    members : dict from str to Operator
+        Operators of the region, by output.
+    closings : dict from str to Operator
+        Transpositions back, by output.
+    """
+
+    graph: Graph
+    order: tuple[int, ...]
+    tensors: set[str] = field(default_factory=set[str])
+    members: dict[str, Operator] = field(default_factory=dict[str, Operator])
+    closings: dict[str, Operator] = field(default_factory=dict[str, Operator])
+
+    @property
+    def inverse(self) -> tuple[int, ...]:
+        return tuple(self.order.index(axis) for axis in range(len(self.order)))
+
+    def grow(self, start: Operator) -> bool:
+        """Collect all that a transposition reaches; False if that is not closed."""
+        waiting = [start.output]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor in self.tensors:
+                continue
+            self.tensors.add(tensor)
+            neighbours = self._neighbours(tensor)
+            if neighbours is None:
+                return False
+            waiting += neighbours
+        return True
+
+    def _neighbours(self, tensor: str) -> list[str] | None:
+        """Return the tensors around a tensor; None if an operator needs the order of axes."""
+        producer = self.graph.producers.get(tensor)
+        if producer is None or tensor in self.graph.outputs:
+            return None
+        names: list[str] = []
+        for operator in (producer, *self.graph.readers[tensor]):
+            if isinstance(operator.kind, Transpose):
+                if operator is producer and operator.kind.order == self.order:
+                    continue
+                if operator is producer or operator.kind.order != self.inverse:
+                    return None
+                self.closings[operator.output] = operator
+            elif reordered(operator.kind, self.order) is None:
+                return None
+            else:
+                self.members[operator.output] = operator
+                names += [operator.output, *operator.inputs]
+        return [name for name in names if not self.graph.is_constant(name)]
+
+    def rewrite(self, rewriting: Rewriting) -> None:
+        """Let the members compute in the order from before the opening transpositions."""
+        names = {name: rewriting.fresh(f"{name} in order") for name in self.members}
+        for output, operator in self.members.items():
+            inputs = tuple(self._input(rewriting, name, names) for name in operator.inputs)
+            kind = reordered(operator.kind, self.order)
+            if kind is not None:
+                new = Operator(operator.name, kind, inputs, (names[output],))
+                rewriting.replace(operator, new)
+        for output, operator in self.closings.items():
+            source = operator.inputs[0]
+            opening = producer_of(self.graph, source, Transpose)
+            equal = names[source] if opening is None else opening[0].inputs[0]
+            if not rewriting.redirect(output, equal):
+                identity = Transpose(tuple(range(len(self.order))))
+                rewriting.replace(operator, replace(operator, kind=identity, inputs=(equal,)))
+
+    def _input(self, rewriting: Rewriting, name: str, names: dict[str, str]) -> str:
+        if name in names:
+            return names[name]
+        if self.graph.is_constant(name):
+            array = self.graph.constants[name]
+            if array.size == 1:
+                return name
+            full_rank = array.reshape((1,) * (len(self.order) - array.ndim) + array.shape)
+            return rewriting.constant(
+                f"{name} in order", np.ascontiguousarray(full_rank.transpose(self.inverse))
+            )
+        return self.graph.producers[name].inputs[0]
+
+
+def reordered(kind: Kind, order: Sequence[int]) -> Kind | None:
+    """Return the kind that computes before a transposition what ``kind`` computes after it.
+
+    Axis k after the transposition is axis ``order[k]`` before it. None if there is no such kind.
+    """
+    rank = len(order)
+    match kind:
+        case Elementwise() | Table():
+            return kind
+        case Quantize() | Dequantize():
+            return kind if is_per_tensor(kind) else replace(kind, axis=order[kind.axis % rank])
+        case Concat():
+            return Concat(order[kind.axis % rank])
+        case Reduce(keeps=True):
+            return replace(kind, axes=tuple(sorted(order[axis % rank] for axis in kind.axes)))
+        case Pad():
+            inverse = [order.index(axis) for axis in range(rank)]
+            before, after = (tuple(w[k] for k in inverse) for w in (kind.before, kind.after))
+            return replace(kind, before=before, after=after)
+        case _:
+            return None

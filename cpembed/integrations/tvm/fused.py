@@ -1,46 +1,53 @@
-"""A TensorIR function of several blocks as a computation with what follows it: a product, then
-bias, activation and conversions, as TVM's fusion puts them into one function.
+"""A TensorIR function of several blocks as a product with an epilogue: bias, activation and
+conversions, as TVM's fusion puts them into one function.
 """
 # pyright: basic
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 
 from cpembed.codegen.epilogue import BIAS, RESIDUAL, SCALE, Epilogue, channel_axes
 from cpembed.errors import WorkloadError
 from cpembed.integrations.tvm.recognise import (
     Recognised,
+    buffers_of,
     constant_size,
+    inline_blocks,
     read_block,
-    reduces,
-    vars_of,
 )
-from cpembed.integrations.tvm.steps import Term, steps_of
-from cpembed.integrations.tvm.storing import Stored, stored
+from cpembed.integrations.tvm.stored import Stored, Term, steps_of, stored
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 
-
 OPERAND = "operand"
-"""What operands are called, with their numbers."""
+"""Prefix of operands' names, which end in their numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """A product and what is stored of its sums.
+    """Product and the epilogue of its sums.
 
-    ``operands`` gives, by operand of the computation, the number of the function's parameter that
-    it is; terms of ``stored`` have such numbers as parameters. ``shape`` and ``dtype`` are those of
-    the function's output; vectors move with its dimensions ``channels``.
+    Parameters
+    ----------
+    recognised
+        Computation of the sums.
+    operands
+        Number of the function's parameter for each operand of the computation.
+    stored
+        Epilogue; its terms refer to parameters by number.
+    channels
+        Dimensions of the output along which vectors of the epilogue vary.
+    shape, dtype
+        Shape and element type of the function's output.
     """
 
     recognised: Recognised
@@ -59,34 +66,33 @@ class Fused:
         return self.stored.epilogue
 
     def vectors(self, constants: Mapping[int, Array]) -> dict[str, int | Array]:
-        """What the epilogue takes beside the operands, by its names: the number of a parameter, or
-        an array, of ``constants``, which are parameters whose values are known, and numbers.
+        """Return the additional inputs of the epilogue by name: the number of a parameter, or an
+        array.
 
-        Raises :class:`WorkloadError` for what would have to be computed of what is not known.
+        ``constants`` are the values of constant parameters, by number. Raises
+        :class:`WorkloadError` for an input that would have to be computed at run time.
         """
-        found: dict[str, int | Array] = {}
+        inputs: dict[str, int | Array] = {}
         scale = () if self.stored.scale is None else (self.stored.scale,)
         terms = {BIAS: self.stored.bias, SCALE: scale}
         epilogue = self.epilogue
         if epilogue is None:
-            return found
+            return inputs
         for name in epilogue.vectors:
             dtype = epilogue.vector_dtype(name, self.computation.output.dtype)
-            found[name] = self._vector(terms[name], numpy_dtype(dtype), constants)
+            inputs[name] = self._vector(terms[name], numpy_dtype(dtype), constants)
         if self.stored.residual is not None:
-            found[RESIDUAL] = self.stored.residual.parameter
-        self._check_sign(found.get(SCALE))
-        return found
+            inputs[RESIDUAL] = self.stored.residual.parameter
+        self._check_sign(inputs.get(SCALE))
+        return inputs
 
     def _vector(
         self, terms: Sequence[Term], dtype: Any, constants: Mapping[int, Array]
     ) -> int | Array:
         first = terms[0]
         if len(terms) == 1 and not first.is_number and first.parameter not in constants:
-            if first.axes != self._moving:
-                raise WorkloadError(
-                    "a vector that is not constant has fewer elements than channels"
-                )
+            if first.axes != tuple(axis for axis in self.channels if self.shape[axis] > 1):
+                raise WorkloadError("a variable vector has fewer elements than channels")
             return first.parameter
         shape = [self.shape[axis] for axis in self.channels]
         total = np.zeros(shape, dtype)
@@ -94,21 +100,17 @@ class Fused:
             total = total + self._values(term, dtype, constants)
         return total.astype(dtype).reshape(-1)
 
-    @property
-    def _moving(self) -> tuple[int, ...]:
-        return tuple(axis for axis in self.channels if self.shape[axis] > 1)
-
     def _values(self, term: Term, dtype: Any, constants: Mapping[int, Array]) -> Array:
         if term.is_number:
             return np.asarray(term.number, dtype)
         if term.parameter not in constants:
             raise WorkloadError("several vectors are added, not all of them constants")
-        moved = [self.shape[a] if a in term.axes else 1 for a in self.channels]
-        return constants[term.parameter].reshape(moved)
+        shape = [self.shape[a] if a in term.axes else 1 for a in self.channels]
+        return constants[term.parameter].reshape(shape)
 
     def _check_sign(self, scale: int | Array | None) -> None:
-        """Negative sums become 0 before they are scaled: that is the same afterwards if no scale is
-        negative."""
+        """Raise an error if sums are rectified before a scale that may be negative: the epilogue
+        rectifies after scaling."""
         if not self.stored.positive:
             return
         if not isinstance(scale, np.ndarray) or not (scale > 0).all():
@@ -116,74 +118,76 @@ class Fused:
 
 
 def recognise_fused(function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
-    """The product of a function with what follows it; a function of one block is one that nothing
-    follows.
+    """Return the product of a function with its epilogue, which a function of one block lacks.
 
-    Raises :class:`WorkloadError` for a function that is none, or stores what no kernel stores.
+    Raises :class:`WorkloadError` for a function that is none, or that no kernel's epilogue matches.
     """
-    parameters = vars_of(function)
-    if not all(isinstance(parameter.ty, tirx.BufferType) for parameter in parameters):
-        raise WorkloadError(f"{name}: has a parameter that is no buffer")
-    nests = _inlined(function, name)
+    parameters = buffers_of(function, name)
+    nests = _loop_nests(function, name)
     if len(nests) > 2:
-        raise WorkloadError(
-            f"{name}: has {len(nests)} blocks that compute, not one and what follows"
-        )
+        raise WorkloadError(f"{name}: has {len(nests)} blocks that compute, not one or two")
     sums = _written(nests[0])
-    read = [p for p in parameters[:-1] if _reads(nests[0], p)]
-    # Equal products of a network are equal computations: solved once, tuned once.
-    names = [f"{OPERAND}{number}" for number in range(len(read))]
-    recognised = read_block(nests[0], [*read, sums], name, [*names, "sums"])
+    inputs = [p for p in parameters[:-1] if _reads(nests[0], p)]
+    # Neutral names make equal products of a network equal computations: solved and tuned once.
+    names = [f"{OPERAND}{number}" for number in range(len(inputs))]
+    recognised = read_block(nests[0], [*inputs, sums], name, [*names, "sums"])
     numbers = {parameter: number for number, parameter in enumerate(parameters)}
     operands = {
         operand: numbers[parameter]
-        for operand, parameter in zip(recognised.parameters, read, strict=False)
+        for operand, parameter in zip(recognised.parameters, inputs, strict=False)
     }
     output = parameters[-1]
     shape = tuple(constant_size(size, f"{name}: a size of the output") for size in output.shape)
     channels = channel_dimensions(recognised)
-    found = Stored(None)
+    epilogue = Stored(None)
     if len(nests) > 1:
-        found = _following(nests[1], sums, recognised, channels, shape)
+        epilogue = _epilogue(nests[1], sums, recognised, channels, shape)
     elif not sums.same_as(output):
         raise WorkloadError(f"{name}: its sums are not its output")
     return Fused(
-        recognised, operands, _numbered(found, numbers), channels, shape, str(output.dtype)
+        recognised, operands, _numbered(epilogue, numbers), channels, shape, str(output.dtype)
     )
 
 
-def _following(
+def _epilogue(
     nest: Any, sums: Any, recognised: Recognised, channels: Sequence[int], shape: Sequence[int]
 ) -> Stored:
+    """Return the epilogue that the loop nest of the output computes of the sums."""
     block = _block(nest)
     if not isinstance(block.body, tirx.BufferStore) or block.init is not None:
-        raise WorkloadError("what follows the sums is no statement of one element")
-    whole = [axis for axis, size in enumerate(shape) if size > 1]
+        raise WorkloadError("the block after the sums is no statement of one element")
+    full = [axis for axis, size in enumerate(shape) if size > 1]
     steps = steps_of(block.body, sums)
-    return stored(steps, recognised.computation.output.dtype, channels, whole)
+    return stored(steps, recognised.computation.output.dtype, channels, full)
 
 
-def _numbered(found: Stored, numbers: Mapping[Any, int]) -> Stored:
-    def of(term: Term | None) -> Term | None:
+def _numbered(epilogue: Stored, numbers: Mapping[Any, int]) -> Stored:
+    """Return an epilogue whose terms refer to parameters by number."""
+
+    def numbered(term: Term | None) -> Term | None:
         if term is None or term.is_number:
             return term
         if term.parameter not in numbers:
-            raise WorkloadError(f"{term.parameter.name} is computed beside the sums")
+            raise WorkloadError(f"{term.parameter.name} is computed within the function")
         return Term(numbers[term.parameter], term.axes)
 
-    bias = tuple(term for term in map(of, found.bias) if term is not None)
-    return Stored(found.epilogue, bias, of(found.scale), of(found.residual), found.positive)
+    return replace(
+        epilogue,
+        bias=tuple(term for term in map(numbered, epilogue.bias) if term is not None),
+        scale=numbered(epilogue.scale),
+        residual=numbered(epilogue.residual),
+    )
 
 
 def channel_dimensions(recognised: Recognised) -> tuple[int, ...]:
-    """The dimensions of a function's output that vectors of an epilogue move with; none where they
-    would not be vectors in the output's order."""
+    """Return the dimensions of a function's output along which vectors of an epilogue vary; none if
+    they would not be vectors in the output's order."""
     workload = recognised.computation
     if len(workload.inputs) < 2:
         return ()
     axes = list(channel_axes(workload))
     places = [index.single_iterator for index in workload.access(workload.output.name).index]
-    found: list[int] = []
+    channels: list[int] = []
     order: list[str] = []
     place = 0
     for dimension, count in enumerate(recognised.output_split):
@@ -192,25 +196,14 @@ def channel_dimensions(recognised: Recognised) -> tuple[int, ...]:
         if parts and len(parts) != count:
             return ()
         if parts:
-            found.append(dimension)
+            channels.append(dimension)
             order += parts
-    return tuple(found) if order == axes else ()
+    return tuple(channels) if order == axes else ()
 
 
-def _inlined(function: tirx.PrimFunc, name: str) -> list[Any]:
-    """The loop nests that are left when everything is inlined but the sums and what is stored."""
-    schedule: Any = s_tir.Schedule(ir.IRModule({"main": function}))
-    root = schedule.get_sblock("root")
-    outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
-    for block in schedule.get_child_blocks(root):
-        found = schedule.get(block)
-        if found.name_hint in outputs or reduces(found):
-            continue
-        try:
-            schedule.compute_inline(block)
-        except s_tir.schedule.ScheduleError:
-            raise WorkloadError(f"{name}: block {found.name_hint} cannot be inlined") from None
-    body = schedule.mod["main"].body
+def _loop_nests(function: tirx.PrimFunc, name: str) -> list[Any]:
+    """Return the loop nests of the sums and of the output, with everything else inlined."""
+    body = inline_blocks(function, name, keeps_sums=True).body
     body = body.block.body if isinstance(body, s_tir.SBlockRealize) else body
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 

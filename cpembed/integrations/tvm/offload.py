@@ -1,4 +1,4 @@
-"""The pass: operators of a relax module become programs of a target."""
+"""Pass that replaces operators of a relax module by programs of a target."""
 # pyright: basic
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.integrations.tvm.choice import Machine, Program, Refused
-from cpembed.integrations.tvm.emit import emit
-from cpembed.integrations.tvm.epilogue import constant
+from cpembed.integrations.tvm.execution import emit
+from cpembed.integrations.tvm.kernels import Machine, Program, Rejection
 from cpembed.integrations.tvm.recognise import Recognised
-from cpembed.integrations.tvm.report import OffloadReport, OperatorReport
-from cpembed.integrations.tvm.sites import Site, sites
+from cpembed.integrations.tvm.relax_operators import ProductCall, constant, product_calls
+from cpembed.integrations.tvm.reports import OffloadReport, OperatorReport
+from cpembed.targets.capabilities import exact_epilogue, requantized_epilogue
 
 
 def offload(
@@ -26,23 +26,34 @@ def offload(
     constraints: str | ConstraintSet | None = None,
     requantize: bool = True,
 ) -> ir.transform.ModulePass:
-    """A pass that replaces the convolutions and matrix products in which a target's instruction
-    embeds.
+    """Return a pass that replaces the convolutions and matrix products in which a target's
+    instruction embeds.
 
-    Operands have to be of its types; results keep all bits, so the module computes what it did
-    before. With ``requantize`` a bias, shifts and clips to int8 that follow in the same dataflow
-    block are part of the program, where the target stores that. After a run ``report`` of the pass
-    is its :class:`OffloadReport`.
+    Operands must have the target's types; results are equal bit for bit. After a run ``report`` of
+    the pass is its :class:`OffloadReport`.
 
-    Raises as :meth:`~cpembed.integrations.tvm.choice.Machine.of`.
+    Parameters
+    ----------
+    target
+        Name, file or specification of the target.
+    constraints
+        Constraint set; None for the presets.
+    requantize
+        True makes a bias, shifts and clips to int8 that follow in the same dataflow block part of
+        the program, if the target stores that.
+
+    Raises
+    ------
+    BackendUnavailable, SpecError
+        Nothing executes the target here, or its specification is wrong.
     """
-    made: Any = Offload(Machine.of(target, constraints), requantize)
-    return made
+    offload_pass: Any = Offload(Machine.open(target, constraints), requantize)
+    return offload_pass
 
 
 @ir.transform.module_pass(opt_level=0, name="cpembed.offload")
 class Offload:
-    """The pass, on a machine."""
+    """Pass of :func:`offload` for a machine."""
 
     def __init__(self, machine: Machine, requantize: bool) -> None:
         self.machine = machine
@@ -54,65 +65,66 @@ class Offload:
         entries: list[OperatorReport] = []
         for variable, function in mod.functions_items():
             if isinstance(function, relax.Function):
-                for site in sites(mod, variable.name_hint, function):
-                    entry, replacement = self._decide(site)
+                for call in product_calls(mod, variable.name_hint, function):
+                    entry, replacement = self._decide(call)
                     entries.append(entry)
                     if replacement is not None:
                         plan[replacement.variable] = replacement
         self.report = OffloadReport(self.machine.spec.name, tuple(entries))
         return rewritten(mod, plan)
 
-    def _decide(self, site: Site) -> tuple[OperatorReport, Replacement | None]:
-        name = (site.function, site.variable.name, site.operator)
-        if site.recognised is None:
-            return OperatorReport(*name, reason=site.problem), None
-        workload = site.recognised.computation
-        found = self._requantized(site, site.recognised) if self.requantize else None
-        choice = found or self._chosen(site, site.recognised, self.machine.target.exact(workload))
-        if isinstance(choice, Refused):
-            return OperatorReport(*name, str(workload), reason=choice.reason), None
-        replacement, ranked = choice
+    def _decide(self, call: ProductCall) -> tuple[OperatorReport, Replacement | None]:
+        name = (call.function, call.variable.name, call.operator)
+        recognised = call.recognised
+        if recognised is None:
+            return OperatorReport(*name, reason=call.problem), None
+        workload = recognised.computation
+        requantized = self._requantized(call, recognised) if self.requantize else None
+        exact = exact_epilogue(self.machine.target, workload)
+        replacement = requantized or self._replacement(call, recognised, exact)
+        if isinstance(replacement, Rejection):
+            return OperatorReport(*name, str(workload), reason=replacement.reason), None
+        ranked = replacement.program.ranked
         entry = OperatorReport(
             *name,
             str(workload),
             embedding=ranked.candidate.embedding.identifier(),
             utilisation=ranked.overheads.utilisation,
-            output="requantized" if found else workload.output.dtype,
+            output="requantized" if requantized else workload.output.dtype,
         )
         return entry, replacement
 
-    def _requantized(self, site: Site, recognised: Recognised) -> tuple[Replacement, Any] | None:
-        """The operator with what follows, or None: then TVM does that."""
-        epilogue = site.epilogue
+    def _requantized(self, call: ProductCall, recognised: Recognised) -> Replacement | None:
+        """Return the operator with the requantization that follows, or None if TVM has to do it."""
+        following = call.requantization
+        if following is None:
+            return None
+        axes = following.axes(recognised.output_split)
+        target = self.machine.target
+        epilogue = requantized_epilogue(
+            target, following.shift, following.low, following.high, axes
+        )
         if epilogue is None:
             return None
-        axes = epilogue.axes(recognised.output_split)
-        stored = self.machine.target.requantized(epilogue.shift, epilogue.low, epilogue.high, axes)
-        if stored is None:
+        sums = self._replacement(call, recognised, epilogue)
+        if isinstance(sums, Rejection):
             return None
-        found = self._chosen(site, recognised, stored)
-        if isinstance(found, Refused):
-            return None
-        replacement, ranked = found
-        bias = {f"{recognised.computation.output.name}.bias": epilogue.bias}
-        added = bias if axes else {}
-        return Replacement(
-            epilogue.last, replacement.program, {**replacement.arguments, **added}
-        ), ranked
+        bias = {f"{recognised.computation.output.name}.bias": following.bias} if axes else {}
+        return Replacement(following.last, sums.program, {**sums.arguments, **bias})
 
-    def _chosen(
-        self, site: Site, recognised: Recognised, stored: Any
-    ) -> tuple[Replacement, Any] | Refused:
-        found = self.machine.choose(recognised.computation, stored)
-        if not isinstance(found, Program):
-            return found
-        arguments = dict(zip(recognised.parameters, site.arguments, strict=False))
-        return Replacement(site.variable, found, arguments), found.ranked
+    def _replacement(
+        self, call: ProductCall, recognised: Recognised, epilogue: Any
+    ) -> Replacement | Rejection:
+        program = self.machine.choose(recognised.computation, epilogue)
+        if not isinstance(program, Program):
+            return program
+        arguments = dict(zip(recognised.parameters, call.arguments, strict=False))
+        return Replacement(call.variable, program, arguments)
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """The program for a variable of the module, and what its inputs are there."""
+    """Program that computes a variable of the module, and its inputs there."""
 
     variable: relax.Var
     program: Program
@@ -127,18 +139,19 @@ class Replacement:
 
 
 class Replaces(Protocol):
-    """What takes the place of a variable's value, made of ``arguments`` of the module."""
+    """Replacement of a variable's value that uses ``arguments`` of the module."""
 
     @property
     def arguments(self) -> Mapping[str, Any]: ...
 
     def emit(self, builder: Any, arguments: Mapping[str, Any], result: Any) -> Any:
-        """An expression of type ``result``, of the arguments as the rewritten module has them."""
+        """Return an expression of type ``result`` of the rewritten module's arguments."""
         ...
 
 
 def rewritten(mod: ir.IRModule, plan: Mapping[Any, Replaces]) -> ir.IRModule:
-    """The module with the values of variables replaced, and without what is then unused."""
+    """Return a module with the values of variables replaced, without bindings that become
+    unused."""
     rewriter: Any = _Rewriter(mod, plan)
     for variable, function in mod.functions_items():
         if isinstance(function, relax.Function):
@@ -149,7 +162,7 @@ def rewritten(mod: ir.IRModule, plan: Mapping[Any, Replaces]) -> ir.IRModule:
 
 @mutator
 class _Rewriter(PyExprMutator):
-    """Binds each variable of the plan to its program's result; what led to it is then unused."""
+    """Binds each variable of the plan to its replacement."""
 
     def __init__(self, mod: ir.IRModule, plan: Mapping[Any, Replaces]) -> None:
         super().__init__(mod)
@@ -164,5 +177,5 @@ class _Rewriter(PyExprMutator):
         super().visit_var_binding_(binding)
 
     def _argument(self, argument: Any) -> Any:
-        """Expressions as the rewritten module has them."""
+        """Return an argument as the rewritten module has it."""
         return self.visit_expr(argument) if isinstance(argument, ir.Expr) else argument

@@ -1,8 +1,7 @@
 """A TensorIR function as a computation.
 
-Blocks that only move elements, such as the padding of an image, are inlined first; what is left has
-to be one block over affine accesses.
-"""
+Blocks that only copy elements, such as the padding of an image, are inlined first; the rest must be
+one block with affine accesses."""
 # pyright: basic
 
 from __future__ import annotations
@@ -16,8 +15,14 @@ from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from cpembed.errors import WorkloadError
-from cpembed.integrations.tvm.digits import dimensions_of, in_parts, split_axes
-from cpembed.integrations.tvm.indices import is_conditional, read_index, read_window
+from cpembed.integrations.tvm.indices import (
+    dimensions_of,
+    in_parts,
+    is_conditional,
+    read_index,
+    read_window,
+    split_axes,
+)
 from cpembed.ir.computation import (
     Assignment,
     Axis,
@@ -38,15 +43,23 @@ _OPERATIONS = {
     tirx.Min: "min",
 }
 
-_TAKEN = ("uops",)
-"""What programs call something else than an operand."""
+_RESERVED = ("uops",)
+"""Names that programs use for something other than operands."""
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """A computation, the operand of each parameter of the function, and for each dimension of the
-    function's output how many dimensions of the computation's it is: an index ``group * 8 +
-    filter`` makes two of one. Elements lie in memory as they did.
+    """Computation of a function; the positions of elements in memory are the function's.
+
+    Parameters
+    ----------
+    computation
+        Computation with affine accesses.
+    parameters
+        Operand of each parameter of the function.
+    output_split
+        Number of the computation's dimensions for each dimension of the function's output: an
+        index ``group * 8 + filter`` makes two of one.
     """
 
     computation: Computation
@@ -55,58 +68,100 @@ class Recognised:
 
 
 def recognise(function: tirx.PrimFunc, name: str = "tensorir") -> Recognised:
-    """The computation of a function with buffers as parameters, the output last.
+    """Return the computation of a function with buffers as parameters, the output last.
 
     Raises :class:`WorkloadError` for a function that is none: several blocks that compute, an index
     that is not affine, an operation that computations do not have, a loop nest already scheduled.
     """
-    whole = _in_one_block(function, name)
-    if not all(isinstance(parameter.ty, tirx.BufferType) for parameter in whole.params):
-        raise WorkloadError(f"{name}: has a parameter that is no buffer")
-    return read_block(whole.body, list(whole.params), name)
+    inlined = inline_blocks(function, name)
+    return read_block(inlined.body, buffers_of(inlined, name), name)
 
 
 def read_block(
     body: Any, parameters: list[Any], name: str, operands: Sequence[str] | None = None
 ) -> Recognised:
-    """The computation of one block under loops, which reads and, as the last, writes parameters;
-    ``operands`` are their names, where they are not to be those of the buffers.
+    """Return the computation of a single block under loops.
 
-    Raises as :func:`recognise`.
+    Parameters
+    ----------
+    body
+        Loop nest.
+    parameters
+        Buffers that it reads, then the one that it writes.
+    name
+        Name of the computation.
+    operands
+        Names of the operands; None for those of the buffers.
+
+    Raises
+    ------
+    WorkloadError
+        The block is no computation; see :func:`recognise`.
     """
     block, bound = _only_block(body, name)
     return _Reader(name, block, bound, parameters, operands).recognised()
 
 
 def reduces(block: Any) -> bool:
-    """Whether a block has a reduction."""
+    """Return whether a block has a reduction."""
     return any(iterator.iter_type == tirx.IterVar.CommReduce for iterator in block.iter_vars)
 
 
 def vars_of(function: Any) -> list[Any]:
-    """The parameters of a TensorIR function."""
+    """Return the parameters of a TensorIR function."""
     return list(function.params)
 
 
-def _in_one_block(function: tirx.PrimFunc, name: str) -> Any:
+def blocks_of(function: Any) -> list[Any]:
+    """Return the blocks of an unscheduled function."""
+    schedule: Any = s_tir.Schedule(ir.IRModule({"main": function}))
+    root = schedule.get_sblock("root")
+    return [schedule.get(block) for block in schedule.get_child_blocks(root)]
+
+
+def buffers_of(function: Any, name: str) -> list[Any]:
+    """Return the parameters of a function; raise :class:`WorkloadError` if one is no buffer."""
+    parameters = vars_of(function)
+    if not all(isinstance(parameter.ty, tirx.BufferType) for parameter in parameters):
+        raise WorkloadError(f"{name}: has a parameter that is no buffer")
+    return parameters
+
+
+def inline_blocks(function: tirx.PrimFunc, name: str, *, keeps_sums: bool = False) -> Any:
+    """Return a function with every block inlined but those that write outputs.
+
+    Parameters
+    ----------
+    function
+        Unscheduled function.
+    name
+        Name in messages.
+    keeps_sums
+        True keeps blocks with a reduction too.
+
+    Raises
+    ------
+    WorkloadError
+        A block cannot be inlined.
+    """
     schedule: Any = s_tir.Schedule(ir.IRModule({"main": function}))
     root = schedule.get_sblock("root")
     outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
-    for block in schedule.get_child_blocks(root):
-        found = schedule.get(block)
-        if found.name_hint in outputs:
+    for reference in schedule.get_child_blocks(root):
+        block = schedule.get(reference)
+        if block.name_hint in outputs or (keeps_sums and reduces(block)):
             continue
         try:
-            schedule.compute_inline(block)
+            schedule.compute_inline(reference)
         except s_tir.schedule.ScheduleError:
-            raise WorkloadError(
-                f"{name}: block {found.name_hint} cannot be inlined: a computation is one block"
-            ) from None
+            rule = "" if keeps_sums else ": a computation is one block"
+            problem = f"{name}: block {block.name_hint} cannot be inlined{rule}"
+            raise WorkloadError(problem) from None
     return schedule.mod["main"]
 
 
 def _only_block(body: Any, name: str) -> tuple[Any, dict[Any, int]]:
-    """The block under the loops, and the extent of each of its iterators."""
+    """Return the block under the loops, and the extent of each of its iterators."""
     statement = body.block.body if isinstance(body, s_tir.SBlockRealize) else body
     loops: dict[Any, int] = {}
     while isinstance(statement, tirx.For):
@@ -117,9 +172,9 @@ def _only_block(body: Any, name: str) -> tuple[Any, dict[Any, int]]:
     block: Any = statement.block
     values = list(statement.iter_values)
     predicate = statement.predicate
-    always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
-    plain = all(value in loops for value in values) and len(set(values)) == len(loops)
-    if not plain or len(values) != len(loops) or not always:
+    is_unconditional = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
+    is_plain = all(value in loops for value in values) and len(set(values)) == len(loops)
+    if not is_plain or len(values) != len(loops) or not is_unconditional:
         raise WorkloadError(
             f"{name}: block {block.name_hint} is not under plain loops: pass it unscheduled"
         )
@@ -128,33 +183,47 @@ def _only_block(body: Any, name: str) -> tuple[Any, dict[Any, int]]:
     }
 
 
-def constant_size(value: Any, what: str) -> int:
-    """A number; raises :class:`WorkloadError` for an expression."""
+def constant_size(value: Any, subject: str) -> int:
+    """Return a size as a number; raise :class:`WorkloadError` for an expression."""
     if not isinstance(value, int | tirx.IntImm):
-        raise WorkloadError(f"{what} is {value}, not a number: bind the symbolic sizes first")
+        raise WorkloadError(f"{subject} is {value}, not a number: bind the symbolic sizes first")
     return int(value)
 
 
 class _Reader:
-    """Reads one block."""
+    """Reads the computation of a block.
+
+    Parameters
+    ----------
+    name
+        Name of the computation.
+    block
+        Block of TensorIR.
+    iterators
+        Iteration variables with their extents.
+    parameters
+        Buffers that the block reads, then the one that it writes.
+    operands
+        Names of the operands; None for those of the buffers.
+    """
 
     def __init__(
         self,
         name: str,
         block: Any,
-        bound: Mapping[Any, int],
+        iterators: Mapping[Any, int],
         parameters: list[Any],
-        named: Sequence[str] | None = None,
+        operands: Sequence[str] | None = None,
     ) -> None:
         self._name, self._block = name, block
-        names = _unique(var.name.removeprefix("v_") for var in bound)
-        self._iterators = dict(zip(bound, names, strict=True))
-        self._extents = dict(zip(names, bound.values(), strict=True))
+        names = _unique(var.name.removeprefix("v_") for var in iterators)
+        self._iterators = dict(zip(iterators, names, strict=True))
+        self._extents = dict(zip(names, iterators.values(), strict=True))
         kinds = (iterator.iter_type for iterator in block.iter_vars)
         self._reduced = {
             axis for axis, kind in zip(names, kinds, strict=True) if kind == tirx.IterVar.CommReduce
         }
-        operands = named or _unique((buffer.name for buffer in parameters), _TAKEN)
+        operands = operands or _unique((buffer.name for buffer in parameters), _RESERVED)
         self._operands = dict(zip(parameters, operands, strict=True))
         self._buffers = dict(zip(operands, parameters, strict=True))
         self._zero_outside: set[str] = set()
@@ -178,8 +247,8 @@ class _Reader:
         return self._operands[buffer]
 
     def _shape(self, operand: str) -> tuple[int, ...]:
-        where = f"{self._name}: a size of {operand}"
-        return tuple(constant_size(size, where) for size in self._buffers[operand].shape)
+        subject = f"{self._name}: a size of {operand}"
+        return tuple(constant_size(size, subject) for size in self._buffers[operand].shape)
 
     def _indices(self, indices: Any) -> tuple[IndexExpr, ...]:
         return tuple(self._index(index) for index in indices)
@@ -188,20 +257,21 @@ class _Reader:
         return read_index(index, self._iterators, self._extents)
 
     def _reduction(self, store: Any) -> tuple[str | None, Any]:
-        """The operation that combines a value with the output's, and the value."""
+        """Return the operation that combines a value with the output's, and the value."""
         kind = _OPERATIONS.get(type(store.value))
-        for own, other in (("a", "b"), ("b", "a")) if kind else ():
-            old = getattr(store.value, own)
+        for first, second in (("a", "b"), ("b", "a")) if kind else ():
+            old = getattr(store.value, first)
             if (
                 isinstance(old, ir.TensorLoad)
                 and old.source.same_as(store.buffer)
                 and structural_equal(list(old.indices), list(store.indices))
             ):
                 self._check_start(kind, store.buffer.dtype)
-                return kind, getattr(store.value, other)
+                return kind, getattr(store.value, second)
         return None, store.value
 
     def _check_start(self, kind: str | None, dtype: str) -> None:
+        """Raise an error unless sums start from the neutral element."""
         start = self._block.init
         neutral = OPERATIONS[kind].neutral if kind else None
         if neutral is None:
@@ -228,8 +298,8 @@ class _Reader:
         raise self._error(f"{node} is no operation of a computation")
 
     def _cast(self, node: Any) -> Expression:
-        """Conversions that change no value go without saying: a computation's arithmetic is exact.
-        Of a value that was computed, it is not known whether it was cut off before."""
+        """Return a converted value; a conversion that keeps every value is left out, since a
+        computation's arithmetic is exact. A computed value may have been cut off before."""
         inner = self._expression(node.value)
         wide, narrow = str(node.ty.dtype), str(node.value.ty.dtype)
         if {wide, narrow} <= set(DTYPES) and isinstance(inner, Access | Constant):
@@ -237,30 +307,30 @@ class _Reader:
         raise self._error(f"converts {inner} to {wide}, which is computed: convert what is read")
 
     def _padded_read(self, conditions: list[Any], load: Any) -> Access:
-        """A read with zero where the conditions fail: they must say, all of it and no more, that
-        the element exists."""
+        """Return a read that is zero where conditions fail: they must hold exactly if the element
+        exists."""
         access = Access(self._operand(load.source), self._indices(load.indices))
-        given = [self._index(condition) for condition in conditions]
+        guards = [self._index(condition) for condition in conditions]
         for index, size in zip(access.index, self._shape(access.operand), strict=True):
             low, high = index.bounds(self._extents)
             negated = IndexExpr.of((t.times(-1) for t in index.terms), size - 1 - index.constant)
             for margin, needed in ((index, low < 0), (negated, high >= size)):
-                same = set(margin.terms), margin.constant
-                equal = [g for g in given if (set(g.terms), g.constant) == same]
+                key = set(margin.terms), margin.constant
+                equal = [g for g in guards if (set(g.terms), g.constant) == key]
                 if needed and not equal:
                     raise self._error(f"{access} leaves {access.operand} and nothing guards it")
-                given = [g for g in given if g not in equal]
-        for condition in given:
-            if condition.bounds(self._extents)[0] < 0:
-                raise self._error(f"reads {access} only where {condition} >= 0, which cuts it")
+                guards = [g for g in guards if g not in equal]
+        for guard in guards:
+            if guard.bounds(self._extents)[0] < 0:
+                raise self._error(f"reads {access} only where {guard} >= 0, which cuts it")
         self._zero_outside.add(access.operand)
         return access
 
     def _in_axes(self, statement: Assignment) -> Recognised:
-        """The computation over axes and dimensions in which every index is affine."""
+        """Return the computation over axes and dimensions in which every index is affine."""
         accesses = dict.fromkeys((statement.store, *statement.reads))
         parts = split_axes(self._extents, (i for a in accesses for i in a.index))
-        extents = {part.name: part.extent for found in parts.values() for part in found}
+        extents = {part.name: part.extent for digits in parts.values() for part in digits}
         shapes: dict[str, tuple[int, ...]] = {}
         output_split: tuple[int, ...] = ()
         rewritten: dict[Access, Access] = {}
@@ -284,8 +354,8 @@ class _Reader:
                 part.extent,
                 AxisKind.REDUCTION if axis in self._reduced else AxisKind.SPATIAL,
             )
-            for axis, found in parts.items()
-            for part in found
+            for axis, digits in parts.items()
+            for part in digits
             if part.extent > 1 or part.name in used
         )
         computation = self._computation(axes, shapes, final)
@@ -306,11 +376,11 @@ class _Reader:
         return Computation(self._name, axes, operands, (operand(output),), (final,))
 
 
-def _unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """The names, with a number behind those that are taken."""
-    found = list(taken)
-    given = len(found)
+def _unique(names: Iterable[str], reserved: Iterable[str] = ()) -> list[str]:
+    """Return the names, with a number appended to repeated and reserved ones."""
+    used = list(reserved)
+    start = len(used)
     for name in names:
         numbered = (f"{name}_{number}" for number in itertools.count(2))
-        found.append(next(n for n in itertools.chain([name], numbered) if n not in found))
-    return found[given:]
+        used.append(next(n for n in itertools.chain([name], numbered) if n not in used))
+    return used[start:]

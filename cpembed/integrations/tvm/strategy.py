@@ -1,4 +1,4 @@
-"""Candidate programs of one operator that is given as a TensorIR function."""
+"""Candidate programs of an operator in the form of a TensorIR function."""
 # pyright: basic
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.integrations.tvm.choice import Machine, Program, programs
-from cpembed.integrations.tvm.emit import emit
+from cpembed.integrations.tvm.execution import emit
+from cpembed.integrations.tvm.kernels import Machine, Program, programs
 from cpembed.integrations.tvm.recognise import Recognised, recognise
+from cpembed.targets.capabilities import exact_epilogue
 
 
 @dataclass(frozen=True, eq=False)
 class StrategyCandidate:
-    """One way to execute an operator: ``artifact`` is what the target built of it."""
+    """Candidate program of an operator with its artifact."""
 
     program: Program
     recognised: Recognised
@@ -35,8 +36,8 @@ class StrategyCandidate:
         return self.program.artifact
 
     def module(self) -> ir.IRModule:
-        """A relax module whose ``main`` takes the function's inputs and returns its output:
-        packing, the program, unpacking."""
+        """Return a relax module whose ``main`` takes the function's inputs and returns its output,
+        by packing, the program and unpacking."""
         *inputs, output = (relax.TensorType(_shape(p), str(p.dtype)) for p in self._function.params)
         names = self.recognised.parameters
         variables = [relax.Var(name, ty) for name, ty in zip(names, inputs, strict=False)]
@@ -52,8 +53,10 @@ class StrategyCandidate:
 
 @dataclass(frozen=True, eq=False)
 class Strategy:
-    """The candidates of an operator, best first. ``refused`` says why others of ``solved`` have no
-    program, or why there is no candidate at all."""
+    """Candidates of an operator, best first.
+
+    ``refused`` are the reasons why other embeddings of ``solved`` have no program, or why there is
+    no candidate at all."""
 
     recognised: Recognised
     solved: SolveResult
@@ -68,25 +71,38 @@ def strategy(
     constraints: str | ConstraintSet | None = None,
     top: int = 5,
 ) -> Strategy:
-    """The best ``top`` candidates for an unscheduled function, as ``te.create_prim_func`` makes it.
+    """Return the best candidates for a function, whose outputs equal the function's bit for bit.
 
-    The output of the candidates is the function's, every bit of it.
+    Parameters
+    ----------
+    prim_func
+        Unscheduled function, as ``te.create_prim_func`` makes it.
+    target
+        Name, file or specification of the target.
+    constraints
+        Constraint set; None for the presets.
+    top
+        Maximum number of candidates.
 
-    Raises :class:`WorkloadError` for a function that is no computation, or of other element types
-    than the target's, and as :meth:`Machine.of`.
+    Raises
+    ------
+    WorkloadError
+        The function is no computation, or has other element types than the target.
+    BackendUnavailable, SpecError
+        Nothing executes the target here, or its specification is wrong.
     """
-    machine = Machine.of(target, constraints)
+    machine = Machine.open(target, constraints)
     recognised = recognise(prim_func)
     workload = recognised.computation
     solved = solve(workload, machine.spec, constraints=constraints, top=top)
-    found = list(programs(machine.target, solved, machine.target.exact(workload)))
+    results = list(programs(machine.target, solved, exact_epilogue(machine.target, workload)))
     candidates = tuple(
-        StrategyCandidate(item, recognised, prim_func)
-        for item in found
-        if isinstance(item, Program)
+        StrategyCandidate(program, recognised, prim_func)
+        for program in results
+        if isinstance(program, Program)
     )
-    refused = tuple(item.reason for item in found if not isinstance(item, Program))
-    return Strategy(recognised, solved, candidates, refused if found else (solved.why_nothing,))
+    reasons = tuple(each.reason for each in results if not isinstance(each, Program))
+    return Strategy(recognised, solved, candidates, reasons if results else (solved.why_nothing,))
 
 
 def _shape(parameter: Any) -> list[Any]:

@@ -10,18 +10,19 @@
 ({'conv': 0}, 10.0, True)
 """
 
-from cpembed.network.assignment.assigning import REDUCTIONS, Reductions, assign
 from cpembed.network.assignment.elimination import Bounds
-from cpembed.network.assignment.evaluation import Outcome, evaluate
 from cpembed.network.assignment.problem import (
     ANY,
     Assignment,
     Conversion,
     Node,
     Option,
+    Outcome,
     Problem,
     Tensor,
+    evaluate,
 )
+from cpembed.network.assignment.solve import REDUCTIONS, Reductions, assign
 
 __all__ = [
     "ANY",

@@ -1,20 +1,138 @@
 """Minimising a cost network with CP-SAT."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from ortools.sat.python import cp_model_helper as cmh
 
 from cpembed.embedding.cpsat import solve_in_thread
-from cpembed.network.assignment.cost_network import CostNetwork
-from cpembed.network.assignment.flow_model import FlowModel
+from cpembed.network.assignment.elimination import CostNetwork, Costs, Shared, Table
+
+_STEPS = 10_000_000
+"""Costs are whole numbers of units to the solver; the dearest assignment has at most so many, or
+one that is known."""
+
+
+@dataclass
+class FlowModel:
+    """The model and its objective, which is whole: the network costs ``offset`` and ``unit`` times
+    the objective, or more by less than a unit for each table and each conversion, since costs are
+    rounded down. ``known``: the cost of some solution."""
+
+    network: CostNetwork
+    known: float = math.inf
+    proto: Any = field(default_factory=cmh.CpModelProto)
+    offset: float = 0.0
+    unit: float = 1.0
+    booleans: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    costs: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+
+    def __post_init__(self) -> None:
+        used = {k for part in (*self.network.tables, *self.network.shared) for k in part.scope}
+        for variable in sorted(used):
+            values = [self._boolean() for _ in range(self.network.sizes[variable])]
+            self.booleans[variable] = values
+            self.proto.constraints.add().exactly_one.literals.extend(values)
+        for table in self.network.tables:
+            self._post(table)
+        for shared in self.network.shared:
+            self._share(shared)
+        self._objective()
+
+    def values(self, solution: Sequence[int]) -> dict[int, int]:
+        """The value of each variable in a solution of the model."""
+        return {
+            variable: next(k for k, literal in enumerate(literals) if solution[literal])
+            for variable, literals in self.booleans.items()
+        }
+
+    def hint(self, values: Sequence[int]) -> None:
+        """Where the search starts: values of all of the network's variables."""
+        for variable, literals in self.booleans.items():
+            for value, literal in enumerate(literals):
+                self.proto.solution_hint.vars.extend([literal])
+                self.proto.solution_hint.values.extend([int(values[variable] == value)])
+
+    def _boolean(self) -> int:
+        self.proto.variables.add().domain.extend([0, 1])
+        return len(self.proto.variables) - 1
+
+    def _sum(self, parts: list[int], whole: int) -> None:
+        """The Booleans sum to another one."""
+        linear = self.proto.constraints.add().linear
+        linear.vars.extend([*parts, whole])
+        linear.coeffs.extend([1] * len(parts) + [-1])
+        linear.domain.extend([0, 0])
+
+    def _post(self, table: Table) -> None:
+        costs = self._shifted(table)
+        if len(table.scope) == 1:
+            (variable,) = table.scope
+            for literal, cost in zip(self.booleans[variable], costs.tolist(), strict=True):
+                if cost < math.inf:
+                    self.costs.append((literal, cost))
+                else:
+                    self._sum([], literal)
+            return
+        flows = self._flows(table.scope, np.isfinite(costs))
+        self.costs += [(int(flows[at]), float(costs[at])) for at in _where(flows >= 0)]
+
+    def _shifted(self, table: Table) -> Costs:
+        """Costs from the least on."""
+        least = float(table.costs.min())
+        if least == math.inf:
+            return table.costs
+        self.offset += least
+        return table.costs - least
+
+    def _flows(self, scope: tuple[int, ...], allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """A Boolean for each allowed combination of values; -1 elsewhere."""
+        flows = np.full(allowed.shape, -1, np.int64)
+        for at in _where(allowed):
+            flows[at] = self._boolean()
+        for axis, variable in enumerate(scope):
+            for value, literal in enumerate(self.booleans[variable]):
+                through = np.take(flows, value, axis)
+                self._sum(through[through >= 0].tolist(), literal)
+        return flows
+
+    def _share(self, shared: Shared) -> None:
+        rows, columns = shared.costs.shape
+        paid = np.full((rows, columns), -1, np.int64)
+        for row, column in _where((shared.costs > 0) & np.isfinite(shared.costs)):
+            paid[row, column] = self._boolean()
+            self.costs.append((int(paid[row, column]), float(shared.costs[row, column])))
+        free = np.concatenate([shared.costs, np.zeros((rows, 1))], axis=1)
+        for reader, needs in zip(shared.readers, shared.needs, strict=True):
+            flows = self._flows((shared.written, reader), np.isfinite(free[:, list(needs)]))
+            for value, column in enumerate(needs):
+                for row in range(rows):
+                    if column >= 0 and flows[row, value] >= 0 and paid[row, column] >= 0:
+                        implied = self.proto.constraints.add()
+                        implied.enforcement_literal.extend([int(flows[row, value])])
+                        implied.bool_and.literals.extend([int(paid[row, column])])
+
+    def _objective(self) -> None:
+        dearest = math.fsum(cost for _, cost in self.costs)
+        limit = max(min(dearest, self.known - self.offset), dearest / _STEPS)
+        self.unit = limit / _STEPS if limit > 0 else 1.0
+        whole = [(literal, int(cost / self.unit)) for literal, cost in self.costs]
+        whole = [(literal, cost) for literal, cost in whole if cost]
+        self.proto.objective.vars.extend([literal for literal, _ in whole])
+        self.proto.objective.coeffs.extend([cost for _, cost in whole])
+
+
+def _where(mask: NDArray[np.bool_]) -> list[tuple[int, ...]]:
+    """The indices at which a mask is true."""
+    return [tuple(at) for at in np.argwhere(mask).tolist()]
 
 
 class State(Enum):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds import (
@@ -32,21 +34,28 @@ from cpembed.graph.kinds import (
     Table,
     Transpose,
 )
-from cpembed.network.operators.dynamic import dynamic_quantize_plan
 from cpembed.network.operators.elementwise import (
     dequantize_plan,
+    dynamic_quantize_plan,
     elementwise_plan,
     quantize_plan,
     table_plan,
 )
-from cpembed.network.operators.extrema import extremum_plan
-from cpembed.network.operators.indexed import gather_plan, pad_plan, resize_plan
-from cpembed.network.operators.moves import conversion_plan, move_plan
-from cpembed.network.operators.normalizations import layer_norm_plan, softmax_plan
-from cpembed.network.operators.placed import Placed
-from cpembed.network.operators.reductions import reduce_plan
-from cpembed.network.operators.traffic import bytes_moved
-from cpembed.network.operators.windows import pool_plan
+from cpembed.network.operators.movement import (
+    conversion_plan,
+    gather_plan,
+    move_plan,
+    pad_plan,
+    resize_plan,
+)
+from cpembed.network.operators.nest import Placed
+from cpembed.network.operators.pooling import pool_plan
+from cpembed.network.operators.reductions import (
+    extremum_plan,
+    layer_norm_plan,
+    reduce_plan,
+    softmax_plan,
+)
 
 __all__ = ["Placed", "bytes_moved", "conversion_plan", "generated_plan"]
 
@@ -105,3 +114,14 @@ def generated_plan(
                 f"{kind.label} with {tensor.type}, which has no elements: fold the graph before"
             )
     return plan(kind, inputs, outputs, threads)
+
+
+def bytes_moved(kind: Kind, inputs: Sequence[Placed], outputs: Sequence[Placed]) -> int:
+    """Of the elements that a kernel reads, each counted once, and of those that it writes; halos
+    are not touched. A slice and a gather read no more of the data than they write."""
+    written = sum(tensor.bytes for tensor in outputs)
+    if isinstance(kind, (Slice, Gather, Expand)):
+        size = np.dtype(inputs[0].stored).itemsize
+        taken = min(inputs[0].type.elements, outputs[0].type.elements) * size
+        return taken + sum(tensor.bytes for tensor in inputs[1:]) + written
+    return sum(tensor.bytes for tensor in inputs) + written

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from cpembed.network.operators.intrinsics import nearest
+from cpembed.network.operators.values import nearest
 
 Let = Callable[[str], str]
 

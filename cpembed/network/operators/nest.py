@@ -11,9 +11,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from cpembed.errors import TransformError
+from cpembed.graph.kinds.base import TensorType
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.network.layout import Layout
+from cpembed.network.operators.values import stored
 from cpembed.transform.index_algebra import divide, simplify
 
 
@@ -207,3 +211,55 @@ def coalesced(nest: Nest, apart: Collection[str] = ()) -> Nest:
 
 def _without(index: IndexExpr, name: str) -> IndexExpr:
     return IndexExpr.of([t for t in index.terms if name not in t.iterators], index.constant)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor of a ``type`` whose elements lie as ``layout`` says; ``fill``: what the elements of
+    its halo hold. Kernels neither write nor read the halo."""
+
+    type: TensorType
+    layout: Layout
+    fill: int | float = 0
+
+    @classmethod
+    def plain(cls, type: TensorType) -> Placed:
+        """Row-major."""
+        return cls(type, Layout.plain(type.shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
+
+    @property
+    def stored(self) -> str:
+        """The element type in memory."""
+        return stored(self.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Of the elements, without the halo."""
+        return self.type.elements * np.dtype(self.stored).itemsize
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether elements lie in the order of their indices with nothing between them."""
+        layout = self.layout
+        return layout.same_memory(Layout.plain(layout.shape))
+
+    def parameter(self, name: str) -> str:
+        """A flat buffer of the kernel."""
+        return f'{name}: T.Buffer(({max(1, self.layout.elements)},), "{self.stored}")'
+
+
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements from one index of each axis to the next.
+
+    >>> row_major_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))

@@ -6,13 +6,200 @@ The compiler takes floats to be numbers: where a NaN matters, its bits tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from cpembed.network.operators.intrinsics import nearest, rounded_product
-from cpembed.network.operators.placed import stored
+from cpembed.codegen.script import read, storage_dtype
+from cpembed.errors import LoweringError
+from cpembed.graph.kinds.base import Array
+
+
+def nearest(value: str, dtype: str = "float32") -> str:
+    """A float rounded to the nearest whole number, to the even one of two."""
+    return _intrinsic("nearbyint", value, dtype)
+
+
+def rounded_product(value: str, dtype: str = "float32") -> str:
+    """A product that is rounded by itself. The compiler contracts a product and a sum into one
+    operation with one rounding; here that becomes one with the product times :func:`one_function`,
+    which the compiler does not know to be 1, and rounds as both would. (``llvm.canonicalize`` would
+    do as well, but ends LLVM's code generator for x86 where vectors are of two floats.)"""
+    return f"({value}) * {ones(dtype)}"
+
+
+def maximum(first: str, second: str, dtype: str, lanes: int = 1) -> str:
+    """The larger of two, of floats a NaN where one of both is (TVM's would be the second one); of
+    vectors with so many ``lanes``."""
+    return _extremum("max", first, second, dtype, lanes)
+
+
+def minimum(first: str, second: str, dtype: str, lanes: int = 1) -> str:
+    """The smaller of two, likewise."""
+    return _extremum("min", first, second, dtype, lanes)
+
+
+def _extremum(what: str, first: str, second: str, dtype: str, lanes: int) -> str:
+    if not dtype.startswith("float"):
+        return f"T.{what}({first}, {second})"
+    kind = dtype if lanes == 1 else f"{dtype}x{lanes}"
+    return _intrinsic(f"{what}imum", f"{first}, {second}", kind)
+
+
+_FLOAT_OPERATIONS = {
+    "add": "fadd",
+    "sub": "fsub",
+    "mul": "fmul",
+    "div": "fdiv",
+    "equal": "fcmp oeq",
+    "less": "fcmp olt",
+    "less_equal": "fcmp ole",
+}
+
+
+def float_function(operation: str, dtype: str) -> tuple[str, str]:
+    """The name and the text of an operation on two floats, a comparison as 0 or 1 (int32). TVM's
+    simplifications take floats for numbers: x - x, x * 0 and 0 / x would become 0, and what is not
+    less would be at least as large. LLVM keeps to the standard."""
+    kind, name = {"float32": "float", "float64": "double"}[dtype], f"cpembed_{operation}_{dtype}"
+    instruction = _FLOAT_OPERATIONS[operation]
+    result = "i32" if instruction.startswith("fcmp") else kind
+    last = "  %result = zext i1 %value to i32\n" if result != kind else ""
+    return (
+        name,
+        f"""
+define internal {result} @{name}({kind} %a, {kind} %b) alwaysinline {{
+  {"%value" if last else "%result"} = {instruction} {kind} %a, %b
+{last}  ret {result} %result
+}}
+""",
+    )
+
+
+def ones(dtype: str) -> str:
+    """The name of 1 in a kernel that multiplies by it."""
+    return f"one_{dtype}"
+
+
+def one_function(dtype: str) -> tuple[str, str]:
+    """The name and the text of a function that returns 1, of which the compiler knows nothing."""
+    kind, name = {"float32": "float", "float64": "double"}[dtype], f"cpembed_one_{dtype}"
+    return (
+        name,
+        f"""
+define internal {kind} @{name}() alwaysinline {{
+  %place = alloca {kind}
+  store volatile {kind} 1.0, ptr %place
+  %result = load volatile {kind}, ptr %place
+  ret {kind} %result
+}}
+""",
+    )
+
+
+def _intrinsic(name: str, value: str, dtype: str) -> str:
+    number = f'T.llvm_lookup_intrinsic_id("llvm.{name}")'
+    return f'T.call_llvm_pure_intrin({number}, {value}, dtype="{dtype}")'
+
+
+def quotient_function(operation: str, dtype: str) -> tuple[str, str]:
+    """The name and the text of a division of integers towards zero (``div``) or of its remainder
+    (``rem``): 0 where the divisor is, and without the one quotient that is no number of the
+    type, which processors refuse as well."""
+    kind, name = f"i{dtype.removeprefix('int')}", f"cpembed_{operation}_{dtype}"
+    of_minus = f"sub {kind} 0, %a" if operation == "div" else f"and {kind} %a, 0"
+    return (
+        name,
+        f"""
+define internal {kind} @{name}({kind} %a, {kind} %b) alwaysinline {{
+  %none = icmp eq {kind} %b, 0
+  %minus = icmp eq {kind} %b, -1
+  %refused = or i1 %none, %minus
+  %divisor = select i1 %refused, {kind} 1, {kind} %b
+  %usual = s{operation} {kind} %a, %divisor
+  %opposite = {of_minus}
+  %other = select i1 %minus, {kind} %opposite, {kind} %usual
+  %result = select i1 %none, {kind} 0, {kind} %other
+  ret {kind} %result
+}}
+""",
+    )
+
+
+def power_function(dtype: str) -> tuple[str, str]:
+    """The name and the text of an integer's power, of which the lowest bits are kept; of a negative
+    exponent it is 1."""
+    kind, name = f"i{dtype.removeprefix('int')}", f"cpembed_power_{dtype}"
+    return (
+        name,
+        f"""
+define internal {kind} @{name}({kind} %base, {kind} %exponent) {{
+start:
+  %any = icmp sgt {kind} %exponent, 0
+  br i1 %any, label %step, label %done
+step:
+  %left = phi {kind} [ %exponent, %start ], [ %fewer, %step ]
+  %square = phi {kind} [ %base, %start ], [ %next, %step ]
+  %total = phi {kind} [ 1, %start ], [ %taken, %step ]
+  %bit = and {kind} %left, 1
+  %odd = icmp ne {kind} %bit, 0
+  %product = mul {kind} %total, %square
+  %taken = select i1 %odd, {kind} %product, {kind} %total
+  %next = mul {kind} %square, %square
+  %fewer = lshr {kind} %left, 1
+  %more = icmp ne {kind} %fewer, 0
+  br i1 %more, label %step, label %done
+done:
+  %result = phi {kind} [ 1, %start ], [ %taken, %step ]
+  ret {kind} %result
+}}
+""",
+    )
+
+
+def stored(dtype: str) -> str:
+    """The element type in memory.
+
+    >>> stored("bool"), stored("bfloat16"), stored("int8")
+    ('uint8', 'uint16', 'int8')
+
+    Raises :class:`LoweringError` for a type that kernels do not hold.
+    """
+    return "uint8" if dtype == "bool" else storage_dtype(dtype)
+
+
+def memory_of(values: Array) -> Array:
+    """A flat array as memory holds it."""
+    values = np.ascontiguousarray(values).reshape(-1)
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8)
+    return values.view(np.uint16) if values.dtype.name == "bfloat16" else values
+
+
+def numbers(values: Sequence[float | int], dtype: str) -> Array:
+    """An array of a type, bfloat16 included."""
+    if dtype != "bfloat16":
+        return np.asarray(values, dtype)
+    import ml_dtypes
+
+    return np.asarray(values, ml_dtypes.bfloat16)
+
+
+def loaded(element: str, dtype: str, into: str) -> str:
+    """An element in memory, as a value of another type (``bool``: a condition).
+
+    >>> loaded("A[i]", "bool", "bool"), loaded("A[i]", "uint8", "int32")
+    ('(A[i] != T.uint8(0))', 'T.cast(A[i], "int32")')
+    """
+    if into == "bool":
+        if dtype != "bool":
+            raise LoweringError(f"an element of {dtype} is no Boolean: convert it first")
+        return f"({element} != T.uint8(0))"
+    if dtype == "bool":
+        return f'T.cast({element}, "{into}")'
+    return read(element, dtype, into)
+
 
 Let = Callable[[str], str]
 """Gives a name to the text of a value."""

@@ -1,4 +1,4 @@
-"""A network as one HTML page: :func:`~cpembed.report.network_page.page.write_page`."""
+"""A network as an HTML page: :func:`~cpembed.report.network_page.page.write_page`."""
 
 from cpembed.report.network_page.page import page, write_page
 

@@ -1,4 +1,4 @@
-"""The document of ``cpembed network --json``, as values that reports read."""
+"""The document of ``cpembed network --json`` as values that reports read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cpembed.errors import InvariantError
 
 
 class State(StrEnum):
-    """Of an operator: what computes it."""
+    """Kind of code that computes an operator."""
 
     EMBEDDED = "embedded"
     """The target's instruction."""
     ALTERNATIVE = "alternative"
-    """That of an alternative of the target."""
+    """The instruction of an alternative of the target."""
     GENERATED = "generated"
     """A generated kernel: the operator is no product."""
     UNMATCHED = "unmatched"
@@ -26,13 +26,15 @@ class State(StrEnum):
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """A tensor copied to another layout."""
+    """Copy of a tensor to another layout, with its time in microseconds."""
 
     to: str
     us: float | None = None
 
 
 class Tensor(msgspec.Struct, frozen=True):
+    """Tensor of the network, its layout, and the copies to other layouts."""
+
     shape: tuple[int, ...] = ()
     dtype: str = ""
     layout: str = ""
@@ -40,8 +42,15 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """``workload`` is the product's computation, with its ``axes``, None of other kinds;
-    ``layouts`` those in which the inputs are read, then those of the outputs, where given."""
+    """Operator with its embedding and times; what a document leaves out is None or empty.
+
+    Parameters
+    ----------
+    workload, axes
+        Computation of a product and its extents; None and empty for other kinds.
+    layouts
+        Layouts in which the inputs are read, then those of the outputs.
+    """
 
     name: str
     kind: str = ""
@@ -68,40 +77,40 @@ class Operator(msgspec.Struct, frozen=True):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether results differ from the definition, on whichever inputs."""
+        """True if results differ from the definition, on ordinary or on special inputs."""
         return False in (self.verified, self.verified_with_special_values)
 
     def reads_as(self, number: int) -> str | None:
-        """The layout in which an input is read; None where that is not given."""
-        known = len(self.layouts) == len(self.inputs) + len(self.outputs)
-        return self.layouts[number] if known else None
+        """Return the layout in which an input is read; None if the document does not say."""
+        is_complete = len(self.layouts) == len(self.inputs) + len(self.outputs)
+        return self.layouts[number] if is_complete else None
 
     @property
     def predicted(self) -> float | None:
-        """In the unit of the network, as what follows."""
-        known = (self.predicted_us, self.estimated_us, self.estimated_cycles)
-        return next((value for value in known if value is not None), None)
+        """Predicted time in the unit of the network."""
+        times = (self.predicted_us, self.estimated_us, self.estimated_cycles)
+        return next((time for time in times if time is not None), None)
 
     @property
     def measured(self) -> float | None:
-        """Or simulated."""
+        """Measured or simulated time in the unit of the network."""
         return self.cycles if self.measured_us is None else self.measured_us
 
     @property
     def amount(self) -> float | None:
-        """The measured time, or else the predicted one."""
+        """Measured time, or else the predicted one, in the unit of the network."""
         return self.predicted if self.measured is None else self.measured
 
     @property
     def ratio(self) -> float | None:
-        """The measured time over the predicted one."""
+        """Measured time divided by the predicted one."""
         if self.measured is None or not self.predicted:
             return None
         return self.measured / self.predicted
 
     @property
     def mapping(self) -> str:
-        """The family in words: ``y ← k   z ← c r s``."""
+        """Axes that feed each instruction axis: ``y ← k   z ← c r s``."""
         family: object = self.family
         if isinstance(family, Mapping):
             pairs = cast("Mapping[str, Any]", family)
@@ -110,6 +119,8 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
+    """Times, sizes and numbers of products of the network."""
+
     predicted_us: float | None = None
     measured_us: float | None = None
     cold_us: float | None = None
@@ -122,8 +133,15 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """How the layouts were chosen: the ``cost_us`` of all operators and conversions, a lower bound,
-    and the costs of the two simple rules; ``costs`` says where those of the operators are from."""
+    """Selection of the layouts: cost, lower bound, and the costs of two simple rules.
+
+    Parameters
+    ----------
+    cost_us, bound_us
+        Sum over all operators and conversions in microseconds, and its lower bound.
+    costs
+        Origin of the operators' costs: ``estimated`` or ``measured``.
+    """
 
     cost_us: float | None = None
     bound_us: float | None = None
@@ -138,6 +156,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Network(msgspec.Struct, frozen=True):
+    """Network on a target: operators, tensors, totals; times are in ``unit``."""
+
     network: str
     target: str
     threads: int | None = None
@@ -162,24 +182,24 @@ class Network(msgspec.Struct, frozen=True):
 
     @property
     def took(self) -> float | None:
-        """The whole network, in its unit."""
+        """Time of the network in its unit; None if it did not run."""
         return self.totals.total_cycles if self.unit == "cycles" else self.totals.measured_us
 
     @property
     def operators_amount(self) -> float:
-        """Of all operators, measured or else predicted."""
+        """Sum of the operators' times, each measured or else predicted."""
         return sum(operator.amount or 0.0 for operator in self.operators)
 
     @property
     def conversions_us(self) -> float:
-        """Of all tensors."""
+        """Sum of the conversions' times in microseconds."""
         return sum(c.us or 0.0 for tensor in self.tensors.values() for c in tensor.conversions)
 
 
 def read(document: Mapping[str, Any]) -> Network:
-    """The document as a value; what it leaves out is not known.
+    """Return a document as a value.
 
-    Raises :class:`InvariantError` for what is no such document.
+    Raises :class:`InvariantError` for a mapping that is no such document.
     """
     try:
         return msgspec.convert(_finite(document), Network, strict=False)
@@ -188,7 +208,7 @@ def read(document: Mapping[str, Any]) -> Network:
 
 
 def _finite(value: Any) -> Any:
-    """Numbers that are none as not known, mappings and lists as JSON has them."""
+    """Return a value as JSON has it, with None in place of infinities and NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

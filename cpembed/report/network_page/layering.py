@@ -1,8 +1,7 @@
-"""Where the nodes of a graph are drawn: in layers from top to bottom, branches side by side.
+"""Positions of a graph's nodes in layers from top to bottom, branches side by side.
 
-The steps are Sugiyama's: a layer for each node, places of passage for edges over several layers,
-an order within each layer that crosses few edges, and then coordinates that keep edges straight.
-"""
+Sugiyama's method: assign a layer to each node, add bends where an edge passes a layer, order each
+layer so that few edges cross, then find coordinates that keep edges straight."""
 
 from __future__ import annotations
 
@@ -13,26 +12,38 @@ from dataclasses import dataclass
 Point = tuple[float, float]
 
 _SWEEPS = 12
-_STRAIGHT, _TRUNK = 4.0, 1e4
-"""How much more a place of passage counts than a node, so that long edges are straight, and what
-lies on the trunk, a longest way through the graph, which is drawn as a straight line."""
+"""Number of passes over the layers, down and up in turn, in ordering and in placement."""
+
+_BEND_WEIGHT, _TRUNK_WEIGHT = 4.0, 1e4
+"""Weights relative to a node's: of a bend, so that long edges are straight, and of a vertex on the
+trunk, a longest path through the graph, which is drawn as a straight line."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of all nodes, in pixels, and the distances between them; ``passage``: between long edges."""
+    """Size of all nodes and the distances between them in pixels; ``bend_gap`` between long
+    edges."""
 
     width: float
     height: float
     gap: float
     layer_gap: float
-    passage: float = 18.0
+    bend_gap: float = 18.0
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Centres of the nodes; for each edge its points from the source's centre to the target's, each
-    in a layer; the size of all."""
+    """Positions in pixels.
+
+    Parameters
+    ----------
+    centres
+        Centre of each node.
+    paths
+        Points of each edge from the source's centre to the target's, one in each layer.
+    width, height
+        Size of the drawing.
+    """
 
     centres: tuple[Point, ...]
     paths: tuple[tuple[Point, ...], ...]
@@ -41,7 +52,16 @@ class Placed:
 
 
 def place(count: int, edges: Sequence[tuple[int, int]], sizes: Sizes) -> Placed:
-    """Positions of ``count`` nodes, of which each edge leads to a later one.
+    """Return the positions of a graph's nodes and edges.
+
+    Parameters
+    ----------
+    count
+        Number of nodes.
+    edges
+        Source and target of each edge; the target has the larger number.
+    sizes
+        Sizes and distances.
 
     >>> sizes = Sizes(100, 40, 20, 30)
     >>> chain = place(2, [(0, 1)], sizes)
@@ -55,12 +75,9 @@ def place(count: int, edges: Sequence[tuple[int, int]], sizes: Sizes) -> Placed:
     graph.order()
     xs = graph.coordinates(sizes)
     step = sizes.height + sizes.layer_gap
-    left = min(
-        xs[v] - (sizes.width / 2 if v < count else sizes.passage / 2) for v in range(len(xs))
-    )
-    right = max(
-        xs[v] + (sizes.width / 2 if v < count else sizes.passage / 2) for v in range(len(xs))
-    )
+    half = [(sizes.width if v < count else sizes.bend_gap) / 2 for v in range(len(xs))]
+    left = min(x - margin for x, margin in zip(xs, half, strict=True))
+    right = max(x + margin for x, margin in zip(xs, half, strict=True))
 
     def point(vertex: int) -> Point:
         return xs[vertex] - left, graph.layer[vertex] * step + sizes.height / 2
@@ -71,8 +88,8 @@ def place(count: int, edges: Sequence[tuple[int, int]], sizes: Sizes) -> Placed:
 
 
 def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The layer of each node: below all that it reads; of what reads nothing, above the first
-    reader.
+    """Return the layer of each node: below all nodes that it reads; a node that reads nothing is
+    directly above its first reader.
 
     >>> layers_of(4, [(0, 1), (1, 2), (3, 2)])
     [0, 1, 2, 1]
@@ -89,7 +106,10 @@ def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 class _Layered:
-    """Nodes and places of passage, by layer in their order; edges between neighbouring layers."""
+    """Graph of nodes and bends with edges between neighbouring layers only, each layer in order.
+
+    Vertices below ``count`` are nodes, the others bends.
+    """
 
     def __init__(self, count: int, edges: Sequence[tuple[int, int]], layers: list[int]) -> None:
         self.count = count
@@ -100,9 +120,9 @@ class _Layered:
             between = range(layers[source] + 1, layers[target])
             first = len(self.layer)
             self.layer.extend(between)
-            places = range(first, len(self.layer))
-            self.chain_of |= dict.fromkeys(places, len(self.chains))
-            self.chains.append([source, *places, target])
+            bends = range(first, len(self.layer))
+            self.chain_of |= dict.fromkeys(bends, len(self.chains))
+            self.chains.append([source, *bends, target])
         self.above: list[list[int]] = [[] for _ in self.layer]
         self.below: list[list[int]] = [[] for _ in self.layer]
         for chain in self.chains:
@@ -115,33 +135,34 @@ class _Layered:
             self.rows[layer].append(vertex)
 
     def _trunk(self) -> frozenset[int]:
-        """The vertices of a way from a node in the lowest layer up to the first, without places of
-        passage where that is possible."""
-        at = max(range(self.count), key=lambda v: (self.layer[v], -v))
-        found = [at]
-        while self.above[at]:
-            at = min(self.above[at])
-            found.append(at)
-        return frozenset(found)
+        """Return the vertices of a path from the lowest layer up to the first, through nodes rather
+        than bends."""
+        vertex = max(range(self.count), key=lambda v: (self.layer[v], -v))
+        path = [vertex]
+        while self.above[vertex]:
+            # Nodes have smaller numbers than bends.
+            vertex = min(self.above[vertex])
+            path.append(vertex)
+        return frozenset(path)
 
     def order(self) -> None:
-        """Sort each layer by the mean place of its neighbours, downwards and upwards in turn; the
-        order with the fewest crossings stays."""
+        """Sort each layer by the mean place of its neighbours, downwards and upwards in turn, and
+        keep the order with the fewest crossings."""
         best, fewest = [list(row) for row in self.rows], self.crossings()
         for sweep in range(_SWEEPS):
             down = sweep % 2 == 0
             rows = self.rows[1:] if down else self.rows[-2::-1]
             for row in rows:
                 self._sort(row, self.above if down else self.below)
-            found = self.crossings()
-            if found < fewest:
-                best, fewest = [list(row) for row in self.rows], found
+            # Sorting by means may also add crossings, so the last sweep need not be the best.
+            if (crossings := self.crossings()) < fewest:
+                best, fewest = [list(row) for row in self.rows], crossings
             if not fewest:
                 break
         self.rows = best
 
     def _sort(self, row: list[int], neighbours: list[list[int]]) -> None:
-        place = {v: k for other in self.rows for k, v in enumerate(other)}
+        place = {v: k for layer in self.rows for k, v in enumerate(layer)}
 
         def mean(vertex: int) -> float:
             near = neighbours[vertex]
@@ -150,7 +171,7 @@ class _Layered:
         row.sort(key=mean)
 
     def crossings(self) -> int:
-        """Pairs of edges between neighbouring layers that cross."""
+        """Return the number of pairs of edges between neighbouring layers that cross."""
         total = 0
         for row, following in itertools.pairwise(self.rows):
             place = {v: k for k, v in enumerate(following)}
@@ -159,15 +180,14 @@ class _Layered:
         return total
 
     def coordinates(self, sizes: Sizes) -> list[float]:
-        """Of each vertex along its layer: near its neighbours, as far apart as sizes ask."""
+        """Return each vertex's coordinate along its layer: near its neighbours, and far enough from
+        the next vertex."""
         xs = [0.0] * len(self.layer)
         for row in self.rows:
-            at = 0.0
-            for before, vertex in zip([None, *row], row, strict=False):
-                at += 0.0 if before is None else self._distance(before, vertex, sizes)
-                xs[vertex] = at
-            for vertex in row:
-                xs[vertex] -= at / 2
+            distances = [self._distance(a, b, sizes) for a, b in itertools.pairwise(row)]
+            starts = list(itertools.accumulate(distances, initial=0.0))
+            for vertex, start in zip(row, starts, strict=False):
+                xs[vertex] = start - starts[-1] / 2
         for sweep in range(_SWEEPS):
             rows = self.rows if sweep % 2 == 0 else self.rows[::-1]
             for row in rows:
@@ -175,68 +195,80 @@ class _Layered:
         return xs
 
     def _align(self, row: list[int], xs: list[float], sizes: Sizes, sweep: int) -> None:
-        last = sweep >= _SWEEPS - 2
-        wanted: list[float] = []
+        """Move a layer towards its neighbours: those above and those below in turn, in the last two
+        sweeps both."""
+        is_last = sweep >= _SWEEPS - 2
+        ideal: list[float] = []
         for vertex in row:
             near = self.above[vertex] if sweep % 2 == 0 else self.below[vertex]
-            near = self.above[vertex] + self.below[vertex] if last else near
+            near = self.above[vertex] + self.below[vertex] if is_last else near
             mean = sum(xs[v] for v in near) / len(near) if near else xs[vertex]
             if vertex in self.trunk:
                 mean = 0.0
             elif vertex >= self.count:
-                mean = self._passing(vertex, xs, outside=sweep >= _SWEEPS // 2)
-            wanted.append(mean)
+                mean = self._bend(vertex, xs, outside=sweep >= _SWEEPS // 2)
+            ideal.append(mean)
         weights = [self._weight(v) for v in row]
-        apart = [self._distance(a, b, sizes) for a, b in itertools.pairwise(row)]
-        for vertex, x in zip(row, spread(wanted, weights, apart), strict=True):
+        distances = [self._distance(a, b, sizes) for a, b in itertools.pairwise(row)]
+        for vertex, x in zip(row, spread(ideal, weights, distances), strict=True):
             xs[vertex] = x
 
-    def _passing(self, vertex: int, xs: list[float], *, outside: bool) -> float:
-        """Where a long edge passes a layer: between its ends, or, ``outside``, straight beside the
-        widest of what it has to go around."""
-        source, *passed, target = self.chains[self.chain_of[vertex]]
+    def _bend(self, vertex: int, xs: list[float], *, outside: bool) -> float:
+        """Return where a long edge passes a layer: halfway between its ends, or ``outside`` in line
+        with its outermost bend, so that it goes straight past everything that it must avoid."""
+        source, *bends, target = self.chains[self.chain_of[vertex]]
         if outside:
-            return max((xs[v] for v in passed), key=abs)
+            return max((xs[bend] for bend in bends), key=abs)
         return (xs[source] + xs[target]) / 2
 
     def _weight(self, vertex: int) -> float:
         if vertex in self.trunk:
-            return _TRUNK
-        return 1.0 if vertex < self.count else _STRAIGHT
+            return _TRUNK_WEIGHT
+        return 1.0 if vertex < self.count else _BEND_WEIGHT
 
     def _distance(self, first: int, second: int, sizes: Sizes) -> float:
         nodes = (first < self.count) + (second < self.count)
         if nodes == 2:
             return sizes.width + sizes.gap
-        return sizes.passage if not nodes else (sizes.width + sizes.passage + sizes.gap) / 2
+        return sizes.bend_gap if not nodes else (sizes.width + sizes.bend_gap + sizes.gap) / 2
 
 
 def spread(
-    wanted: Sequence[float], weights: Sequence[float], apart: Sequence[float]
+    ideal: Sequence[float], weights: Sequence[float], distances: Sequence[float]
 ) -> list[float]:
-    """Places in order, at least ``apart`` from each other, with the least weighted squares of the
-    distances to those that are ``wanted``: isotonic regression, by pooling neighbours.
+    """Return positions in a given order that are as close as possible to ideal ones.
+
+    The weighted sum of squared differences is least: isotonic regression, by pooling neighbours.
+
+    Parameters
+    ----------
+    ideal
+        Position that each vertex would have alone.
+    weights
+        Weight of each vertex.
+    distances
+        Minimum distance between each vertex and the next.
 
     >>> spread([0, 0], [1, 1], [10])
     [-5.0, 5.0]
     >>> spread([0, 30], [1, 1], [10])
     [0.0, 30.0]
     """
-    offsets = [0.0, *itertools.accumulate(apart)]
+    offsets = [0.0, *itertools.accumulate(distances)]
     blocks: list[tuple[float, float, int]] = []
-    for value, weight, offset in zip(wanted, weights, offsets, strict=True):
+    for value, weight, offset in zip(ideal, weights, offsets, strict=True):
         mean, total, size = value - offset, weight, 1
         while blocks and blocks[-1][0] > mean:
-            other, more, items = blocks.pop()
-            mean = (mean * total + other * more) / (total + more)
-            total, size = total + more, size + items
+            before, added, count = blocks.pop()
+            mean = (mean * total + before * added) / (total + added)
+            total, size = total + added, size + count
         blocks.append((mean, total, size))
     means = [mean for mean, _, size in blocks for _ in range(size)]
     return [float(mean + offset) for mean, offset in zip(means, offsets, strict=True)]
 
 
 def _inversions(values: Sequence[int]) -> int:
-    """Pairs that are out of order, by merging."""
+    """Return the number of pairs that are out of order, by merge sort."""
     if len(values) < 2:
         return 0
     middle = len(values) // 2

@@ -1,18 +1,19 @@
-"""The network as a picture: operators in layers, tensors between them."""
+"""The network as a picture, operators in layers and tensors between them; texts of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 
 from cpembed.report.network_page.document import Conversion, Network, Operator, State, Tensor
 from cpembed.report.network_page.layering import Placed, Point, Sizes, place
-from cpembed.report.network_page.text import html, short, time
+from cpembed.wording import amount, count
 
 SIZES = Sizes(width=196, height=46, gap=24, layer_gap=48)
 _MARGIN = 12.0
 _CHARACTERS = 24
-"""Of a node's lines."""
+"""Maximum number of characters of a line in a node."""
 
 SYMBOLS = {
     State.EMBEDDED: "●",
@@ -20,14 +21,24 @@ SYMBOLS = {
     State.GENERATED: "○",
     State.UNMATCHED: "✕",
 }
-"""Beside the colours, for those who do not see them apart."""
+"""Symbols in addition to the colours, for readers who cannot distinguish them."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor from the operator that writes it to one that reads it, by their numbers; ``first``
-    of the tensor's edges, which has its label; ``layout`` in which it is read, where that is
-    known."""
+    """A tensor from the operator that writes it to one that reads it.
+
+    Parameters
+    ----------
+    source, target
+        Numbers of the two operators.
+    tensor
+        Name of the tensor.
+    first
+        True for the first edge of the tensor, which has its label.
+    layout
+        Layout in which the tensor is read; None if unknown.
+    """
 
     source: int
     target: int
@@ -36,35 +47,35 @@ class Edge:
     layout: str | None = None
 
     def conversions(self, tensor: Tensor) -> tuple[Conversion, ...]:
-        """The copies of the tensor that this edge takes: on the first edge all of them, where it is
-        not known who reads which."""
+        """Return the copies of the tensor that this edge reads: all of them on the first edge, if
+        the document does not say which operator reads which."""
         if self.layout is None:
             return tensor.conversions if self.first else ()
         return tuple(c for c in tensor.conversions if c.to == self.layout != tensor.layout)
 
 
 def edges(network: Network) -> list[Edge]:
-    """Each tensor to each reader once, in the order of the readers."""
+    """Return an edge for each tensor and reader, in the order of the readers."""
     writer: dict[str, int] = {}
-    found: dict[tuple[int, int, str], Edge] = {}
+    by_ends: dict[tuple[int, int, str], Edge] = {}
     labelled: set[str] = set()
     for number, operator in enumerate(network.operators):
         for position, name in enumerate(operator.inputs):
             source = writer.get(name)
-            if source is None or (source, number, name) in found:
+            if source is None or (source, number, name) in by_ends:
                 continue
-            found[source, number, name] = Edge(
-                source, number, name, name not in labelled, operator.reads_as(position)
-            )
+            layout = operator.reads_as(position)
+            is_first = name not in labelled
+            by_ends[source, number, name] = Edge(source, number, name, is_first, layout)
             labelled.add(name)
         for name in operator.outputs:
-            # What an operator writes is read by later ones only.
+            # Operators are in the order of execution: only later ones read this.
             writer.setdefault(name, number)
-    return list(found.values())
+    return list(by_ends.values())
 
 
 def picture(network: Network) -> str:
-    """An SVG element whose nodes are links to what the page says of their operators."""
+    """Return an SVG element whose nodes link to the cards of their operators."""
     between = edges(network)
     placed = place(len(network.operators), [(edge.source, edge.target) for edge in between], SIZES)
     width, height = placed.width + 2 * _MARGIN, placed.height + 2 * _MARGIN
@@ -89,13 +100,13 @@ def picture(network: Network) -> str:
 def _node(network: Network, number: int, operator: Operator, centre: Point, longest: float) -> str:
     state = network.state(operator)
     x, y = centre[0] - SIZES.width / 2, centre[1] - SIZES.height / 2
-    amount, took = operator.amount, time(operator.amount, network.unit)
+    took = time(operator.amount, network.unit)
     detail = short(operator.label or operator.kind, _CHARACTERS - 10)
-    bar = (SIZES.width - 8) * (amount or 0.0) / longest if longest else 0.0
-    words = f"{operator.name}, {operator.label or operator.kind}, {state.value}, {took}"
+    bar = (SIZES.width - 8) * (operator.amount or 0.0) / longest if longest else 0.0
+    title = f"{operator.name}, {operator.label or operator.kind}, {state.value}, {took}"
     symbol = f'<tspan class="symbol">{SYMBOLS[state]}</tspan>'
     inner = [
-        f"<title>{html(words)}</title>",
+        f"<title>{html(title)}</title>",
         f'<rect class="body" width="{SIZES.width:g}" height="{SIZES.height:g}" rx="6"/>',
         f'<text x="10" y="17">{symbol} {html(short(operator.name, _CHARACTERS - 2))}</text>',
         f'<text class="dim" x="10" y="33">{html(detail)}</text>',
@@ -115,13 +126,13 @@ def _edges(network: Network, between: list[Edge], placed: Placed) -> Iterator[st
             f'<path d="{_path(points)}" data-from="{edge.source}" data-to="{edge.target}">'
             f"<title>{title}</title></path>"
         )
-    # On top of all edges.
+    # Labels come last, so that no edge is drawn over them.
     for edge, points in zip(between, placed.paths, strict=True):
         yield from _labels(edge, network.tensor(edge.tensor), points)
 
 
 def _path(points: tuple[Point, ...]) -> str:
-    """Curves that leave each point straight down."""
+    """Return curves that leave and enter each point vertically."""
     half = SIZES.height / 2
     (x, above), *rest = points
     text = [f"M{x:.1f} {above + half:.1f}"]
@@ -130,15 +141,15 @@ def _path(points: tuple[Point, ...]) -> str:
         bend = (start + end) / 2
         text.append(f"C{x:.1f} {bend:.1f} {to_x:.1f} {bend:.1f} {to_x:.1f} {end:.1f}")
         if number < len(rest) - 1:
-            # Past the nodes of the layer.
+            # A straight line past the nodes of this layer.
             text.append(f"V{below + half:.1f}")
         x, above = to_x, below
     return "".join(text)
 
 
 def _labels(edge: Edge, tensor: Tensor, points: tuple[Point, ...]) -> Iterator[str]:
-    """The layout beside the beginning of a tensor's first edge; where an edge takes a copy, a mark:
-    below that, or above the reader."""
+    """Yield the layout next to the start of a tensor's first edge, and a mark for each copy: below
+    the layout, or above the reader on later edges."""
     x, y = points[0][0] + 6, points[0][1] + SIZES.height / 2 + 12
     if not edge.first:
         x, y = points[-1][0] + 6, points[-1][1] - SIZES.height / 2 - 16
@@ -147,17 +158,58 @@ def _labels(edge: Edge, tensor: Tensor, points: tuple[Point, ...]) -> Iterator[s
         yield f'<text class="layout" x="{x:.1f}" y="{y:.1f}">{layout}</text>'
     for number, conversion in enumerate(edge.conversions(tensor)):
         at = y + 12 * (number + 1)
-        words = f"{short(conversion.to, 16)} {time(conversion.us)}"
+        label = f"{short(conversion.to, 16)} {time(conversion.us)}"
         copied = f"{edge.tensor} is copied to {conversion.to} in {time(conversion.us)}"
         yield (
             f'<g class="conversion"><title>{html(copied)}</title>'
             f'<path d="M{x - 6:.1f} {at - 7:.1f}l5 4 -5 4 -5 -4z"/>'
-            f'<text x="{x + 2:.1f}" y="{at:.1f}">{html(words)}</text></g>'
+            f'<text x="{x + 2:.1f}" y="{at:.1f}">{html(label)}</text></g>'
         )
 
 
 def describe(tensor: Tensor) -> str:
-    """``uint8 1x64x56x56, NHWC``."""
+    """Return ``uint8 1x64x56x56, NHWC``."""
     sizes = "x".join(map(str, tensor.shape))
-    said = [" ".join(part for part in (tensor.dtype, sizes) if part), tensor.layout]
-    return ", ".join(part for part in said if part) or "not described"
+    parts = [" ".join(part for part in (tensor.dtype, sizes) if part), tensor.layout]
+    return ", ".join(part for part in parts if part) or "not described"
+
+
+# -- texts ----------------------------------------------------------------------------------------
+
+UNKNOWN = "-"
+
+
+def html(text: object) -> str:
+    """Return a text escaped for an element or an attribute: names come from models and may contain
+    anything. Characters that cannot be printed become replacement characters.
+
+    >>> html("<b>'x'\\x00")
+    '&lt;b&gt;&#x27;x&#x27;\\ufffd'
+    """
+    printable = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
+    return escape(printable)
+
+
+def short(text: str, length: int) -> str:
+    """Return at most ``length`` characters, the last ones: names of a model differ at their ends.
+
+    >>> short("/layer1/layer1.0/conv1/Conv", 15)
+    '…1.0/conv1/Conv'
+    """
+    return text if len(text) <= length else f"…{text[1 - length :]}"
+
+
+def time(value: float | None, unit: str = "us") -> str:
+    return UNKNOWN if value is None else amount(value, unit).replace("us", "µs")
+
+
+def share(part: float | None, whole: float | None = 1.0) -> str:
+    return UNKNOWN if part is None or not whole else f"{part / whole:.1%}"
+
+
+def macs(number: int | None) -> str:
+    return count(number) if number else UNKNOWN
+
+
+def yes(value: bool | None) -> str:
+    return UNKNOWN if value is None else "yes" if value else "NO"

@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cpu_model
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError
 from cpembed.runtime.cluster.address import scheduler_address
 from cpembed.runtime.cluster.base import Outcome, Task, Workers

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 
-from cpembed.codegen.system import cpu_model
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.runtime.measurement.environment import source_digest, versions
 
 _MEASURING = "cpembed measures on "

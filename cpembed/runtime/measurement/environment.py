@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cpu_model
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _REPORTED = ("cpembed", "ortools", "apache-tvm", "numpy")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -58,9 +58,9 @@ class TemplateTarget(Target[Walk, Order, Unit]):
         """Nothing: where hardware is needed, say what of it this machine lacks."""
         return ()
 
-    def epilogue(self, workload: Computation, storing: Storing) -> None:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> None:
         """The unit stores its sums and nothing else."""
-        if storing != Storing():
+        if storing != EpilogueRequest():
             raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Walk:

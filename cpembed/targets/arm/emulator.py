@@ -14,11 +14,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
+
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import ObjectFile, bits, compile_object
+from cpembed.codegen.script import storage_dtype
 from cpembed.errors import BackendUnavailable, CrashError, InvariantError
 from cpembed.steps import LIMIT_VARIABLE, time_limit
+from cpembed.targets.arm.image import START, Array, image, places_of
 
 _NAMES = ("qemu-aarch64", "qemu-aarch64-static")
 """As Debian's packages qemu-user and qemu-user-static have it."""
@@ -81,3 +89,48 @@ def _end_with_this() -> None:
     """In the child: it ends when this process does, however that ends."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+TRIPLE = "aarch64-linux-gnu"
+
+
+class Function:
+    """A compiled kernel over flat arrays."""
+
+    def __init__(self, kernel: ObjectFile, name: str) -> None:
+        self._kernel = kernel
+        self._name = name
+
+    def __call__(self, *buffers: Array) -> None:
+        """Raises as :func:`~cpembed.targets.arm.emulator.emulate`."""
+        written = emulate(image(self._kernel.contents, buffers), f"running the {self._name} kernel")
+        for buffer, place in zip(buffers, places_of(buffers), strict=False):
+            buffer[:] = np.frombuffer(written, buffer.dtype, buffer.size, place)
+
+    def bound(self, *buffers: Array) -> Callable[[], None]:
+        return partial(self, *buffers)
+
+    def assembly(self) -> str:
+        return self._kernel.assembly()
+
+
+class EmulatedProcessor:
+    """A core with what each kernel asks for (:attr:`KernelPlan.attributes`) beside Armv8.0-A."""
+
+    def thread_count(self) -> int:
+        """Of a kernel; an image has no others."""
+        return 1
+
+    def compile_plan(self, plan: KernelPlan) -> Function:
+        """As :func:`cpembed.codegen.runtime.compile_plan`."""
+        started = replace(plan, functions=plan.functions + START)
+        return Function(compile_object(started, TRIPLE), plan.backend)
+
+    def from_array(self, array: Array) -> Array:
+        return bits(array).reshape(-1).copy()
+
+    def empty(self, elements: int, dtype: str) -> Array:
+        return np.zeros(elements, storage_dtype(dtype))
+
+    def to_array(self, buffer: Array, shape: Sequence[int]) -> Array:
+        return buffer.reshape(tuple(shape))

@@ -1,7 +1,10 @@
-"""The constants of a machine that the model of its kernels needs, measured once and kept.
+"""Constants of the performance model of CPU kernels: of a machine and of the model itself.
 
-``cpembed calibrate`` measures them (:mod:`cpembed.targets.x86.calibrate`). They are kept in a file
-for each CPU model and number of threads.
+:class:`Calibration` holds the times of one machine. ``cpembed calibrate`` measures them
+(:mod:`cpembed.targets.x86.calibrate`) and stores them in a file for each CPU model and number of
+threads. :class:`ModelConstants` holds what the model uses for every CPU, until another machine's
+differs. Both have defaults in ``targets/x86/machines/*.toml``, which say what each constant means,
+where and when it was measured.
 """
 
 from __future__ import annotations
@@ -13,18 +16,75 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import platformdirs
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cpu_model
-from cpembed.errors import CpembedError
-from cpembed.files import write_whole
+from cpembed.errors import CpembedError, InvariantError
+from cpembed.files import read_toml, write_whole
 from cpembed.stores import Count, Natural, NotARow, Positive, Time, decoded, say
-from cpembed.targets.cpu.figures import published
+
+MACHINES = Path(__file__).parents[1] / "x86" / "machines"
+
+
+class ModelConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Contents of all ``[model]`` tables; each field is explained beside its value."""
+
+    line_bytes: int
+    page_bytes: int
+    not_hidden: float
+    pieces: tuple[tuple[int, float, float], ...]
+    hardware_streams: int
+    unforeseen: float
+    coherence_miss: float
+    transposed: float
+    scattered: float
+    computed: float
+    segment_lines: float
+    segment_ns: float
+    launches_worth: float
+    packing_shares: tuple[float, float]
+    packed_in: tuple[float, float, float]
+    cache_tile_shares: tuple[float, ...]
+    prefetch_a_share: float
+    prefetch_b_share: float
+    spare_registers: int
+    largest_side: int
+    waits: float
+    lane_sum_registers: int
+    halving_products: int
+    lane_products: float
+    tile_rows_saved: int
+    rows_apart: float
+    rows_near_bytes: int
+    stream_bytes: int
+    converted_store: dict[int, float]
+
+
+@cache
+def model_constants() -> ModelConstants:
+    """Return the constants of the model. Raises :class:`InvariantError` if two files define one."""
+    constants: dict[str, Any] = {}
+    for path in sorted(MACHINES.glob("*.toml")):
+        model = read_toml(path).get("model", {})
+        if duplicates := constants.keys() & model.keys():
+            raise InvariantError(f"{path}: {', '.join(sorted(duplicates))}: in another file too")
+        constants |= model
+    # The keys of a TOML table are strings.
+    return msgspec.convert(constants, ModelConstants, strict=False)
+
+
+@cache
+def published_calibration() -> dict[str, Any]:
+    """Return the calibration without threads that is used where nothing was measured."""
+    return read_toml(MACHINES / "sapphire_rapids.toml")["published"]
+
 
 DIRECTORY_VARIABLE = "CPEMBED_CALIBRATION_DIR"
+"""Environment variable that names the folder of calibrations."""
 
 OPERATIONS: Mapping[str, int] = {
     "tdpbusd": 2 * 16 * 16 * 64,
@@ -35,97 +95,99 @@ OPERATIONS: Mapping[str, int] = {
     "vfmadd231ps": 2 * 16,
     "vfmadd231ps_ymm": 2 * 8,
 }
-"""Of one product at its largest, a multiplication and an addition being two."""
+"""Number of operations of a full-size product, by instruction; a multiply-accumulate is two."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Times of the parts of a kernel, in nanoseconds where the name does not say otherwise.
+    """Times of the parts of a kernel, in nanoseconds unless the name says otherwise.
 
-    Products, and lines that come from L1 and L2, are those of a thread that has its core for
-    itself. L3 and memory are shared: a line's time is each thread's while all ``threads`` stream.
-    What the CPU has not is absent from the mappings, and 0 in the tuples.
+    Times of products, and of lines from L1 and L2, hold for a thread that has its core for itself.
+    L3 and memory are shared: a line's time is that of each thread while all ``threads`` stream.
+    What a CPU does not have is absent from the mappings and 0 in the tuples.
     """
 
     cpu: str
-    """The model, as :func:`~cpembed.codegen.system.cpu_model` names it."""
+    """Model of the CPU, as named by :func:`~cpembed.codegen.host_cpu.cpu_model`."""
     threads: Count
     cache_bytes: tuple[Natural, Natural, Natural]
-    """L1 data, L2, L3 as the system gives them; 0 where unknown."""
+    """Sizes of L1 data, L2 and L3, as the system gives them; 0 if unknown."""
     product_ns: Mapping[str, Positive]
-    """A product of the largest shape, operands in registers, accumulators independent."""
+    """Time of a full-size product with operands in registers and independent accumulators."""
     product_row_ns: Mapping[str, Time]
-    """What a tile row less saves of it, between 16 rows and 8; fewer rows save nothing more. 0
-    where there are no rows."""
+    """Time that each missing tile row saves, from 16 rows down to 8; fewer rows save nothing more.
+    0 for instructions without rows."""
     latency_ns: Mapping[str, Positive]
-    """From a product to one that adds to the same accumulator."""
+    """Time from a product to one that adds to the same accumulator."""
     tile_line_ns: tuple[Time, Time, Time, Time]
-    """A row of 64 bytes of a tile load, from L1, L2, L3, memory, in sequence."""
+    """Time of a 64-byte row of a tile load from L1, L2, L3 and memory, in sequence."""
     vector_line_ns: tuple[Time, Time, Time, Time]
-    """The same by 64-byte vectors."""
+    """Time of a 64-byte vector load from L1, L2, L3 and memory, in sequence."""
     store_line_ns: tuple[Time, Time, Time]
-    """A row of a tile store (of vectors where there are no tiles), to lines in L1, in L2, and
-    streaming through more than L2 holds."""
+    """Time of a row of a tile store (of a vector store where there are no tiles) to lines in L1, in
+    L2, and streaming through more than L2 holds."""
     task_ns: Time
-    """What a task costs beside its steps and the lines it stores: clearing accumulators, filling
-    and draining the pipeline, its loop."""
+    """Overhead of a task besides its steps and stored lines: clearing accumulators, filling and
+    draining the pipeline, its loop."""
     launch_us: Time
-    """Calling a kernel of ``threads`` parallel parts without work."""
+    """Time to call a kernel of ``threads`` parallel parts without work."""
     call_us: Time
-    """Calling a kernel of one part without work."""
+    """Time to call a kernel of one part without work."""
     copy_ns_per_line: Time
-    """Copying 64 bytes to another place, one thread, both in L2."""
+    """Time to copy 64 bytes by one thread, both places in L2."""
     measured: str
-    """Date (ISO 8601); empty where nothing was measured and the figures are published ones."""
+    """Date of the measurement (ISO 8601); empty for published constants."""
     split_line_ns: Time = 0.0
-    """A row of a tile load that lies in two cache lines, both in L1; 0 where that is unknown."""
+    """Time of a row of a tile load that spans two cache lines, both in L1; 0 if unknown."""
     product_shared_ns: Mapping[str, Positive] = field(default_factory=dict[str, float])
     """``product_ns`` of each thread while all threads multiply; a product whose threads never ran
     at the same time is absent."""
     noisy: tuple[str, ...] = ()
-    """Figures that did not settle, by field, a place in it after a colon (``tile_line_ns:L3``)."""
+    """Constants that did not settle, by field, with a place in it after a colon
+    (``tile_line_ns:L3``)."""
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing was measured."""
+        """True if nothing was measured."""
         return not self.measured
 
-    def knowing(self, product: str) -> Calibration:
-        """These figures where they have the product, else published ones: kernels are planned also
-        on a machine that cannot execute them."""
+    def for_product(self, product: str) -> Calibration:
+        """Return this calibration if it has the product, else the published one: kernels are
+        planned also on machines that cannot execute them."""
         return self if product in self.product_ns else default_calibration(self.threads)
 
     def peak_gops(self, product: str) -> float:
-        """Operations a nanosecond of a thread that has its core for itself."""
+        """Return the operations per nanosecond of a thread that has its core for itself."""
         return OPERATIONS[product] / self.product_ns[product]
 
     def shared_peak_gops(self, product: str) -> float | None:
-        """Operations a nanosecond of all threads together; None where that was not measured."""
+        """Return the operations per nanosecond of all threads; None if that was not measured."""
         if product not in self.product_shared_ns:
             return None
         return self.threads * OPERATIONS[product] / self.product_shared_ns[product]
 
 
-_ROWS = 8
-"""Of 16 that a product can have less and be faster."""
+_REMOVABLE_ROWS = 8
+"""Number of rows, of 16, that a product can lack and be faster for it."""
 
 
 def default_calibration(threads: int = 1) -> Calibration:
-    """Figures of a Sapphire Rapids server core, for where nothing was measured: ``measured`` is
-    empty and ``cpu`` says so (:func:`~cpembed.targets.cpu.figures.published`)."""
-    found = msgspec.convert({**published(), "threads": threads, "measured": ""}, Calibration)
-    # Made anew, so that fields of a default are among those that documents show.
-    return replace(found)
+    """Return the constants of a Sapphire Rapids server core: ``measured`` is empty and ``cpu`` says
+    so."""
+    values = {**published_calibration(), "threads": threads, "measured": ""}
+    # A copy, so that fields with defaults count as set and appear in documents.
+    return replace(msgspec.convert(values, Calibration))
 
 
 def default_directory() -> Path:
-    """The folder that ``CPEMBED_CALIBRATION_DIR`` names, else one of the user's data folder."""
-    told = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(told) if told else platformdirs.user_data_path("cpembed") / "calibration"
+    """Return the folder that ``CPEMBED_CALIBRATION_DIR`` names, else one in the user's data
+    folder."""
+    folder = os.environ.get(DIRECTORY_VARIABLE)
+    return Path(folder) if folder else platformdirs.user_data_path("cpembed") / "calibration"
 
 
 def calibration_path(folder: Path | None = None, threads: int | None = None) -> Path:
-    """The file of this machine's CPU and of a number of threads, those of kernels by default."""
+    """Return the file of this machine's CPU for a number of threads, by default that of kernels."""
     cpu, count = cpu_model(), threads or thread_count()
     digest = hashlib.sha256(cpu.encode()).hexdigest()[:8]
     name = re.sub(r"\W+", "_", cpu).strip("_")
@@ -133,8 +195,8 @@ def calibration_path(folder: Path | None = None, threads: int | None = None) -> 
 
 
 def load_calibration(folder: Path | None = None) -> Calibration | None:
-    """What was measured on this CPU with as many threads as kernels have; None where nothing was,
-    or what is there is damaged, which is said in one line."""
+    """Return what was measured on this CPU with the threads of kernels; None if nothing was, or if
+    the file is damaged, which is reported in one line."""
     path = calibration_path(folder)
     try:
         return decoded(path.read_bytes(), Calibration, _flaw)
@@ -148,30 +210,30 @@ def load_calibration(folder: Path | None = None) -> Calibration | None:
     return None
 
 
-def _flaw(found: Calibration) -> str | None:
-    """What no measurement of this machine says."""
-    if found.threads != thread_count():
-        return f"threads: {found.threads}, and kernels have {thread_count()}"
-    if not found.measured:
+def _flaw(calibration: Calibration) -> str | None:
+    """Return the reason why a file holds no measurement of this machine; None if it does."""
+    if calibration.threads != thread_count():
+        return f"threads: {calibration.threads}, and kernels have {thread_count()}"
+    if not calibration.measured:
         return "measured: no date"
-    if not found.product_ns:
+    if not calibration.product_ns:
         return "product_ns: no product"
-    for name, ns in found.product_ns.items():
+    for name, ns in calibration.product_ns.items():
         if name not in OPERATIONS:
             return f"product_ns: {name} is none of {', '.join(OPERATIONS)}"
-        if name not in found.latency_ns:
+        if name not in calibration.latency_ns:
             return f"latency_ns: {name} is missing"
-        if name not in found.product_row_ns:
+        if name not in calibration.product_row_ns:
             return f"product_row_ns: {name} is missing"
-        if _ROWS * found.product_row_ns[name] >= ns:
-            return f"product_row_ns: {_ROWS} rows less of {name} take no time"
+        if _REMOVABLE_ROWS * calibration.product_row_ns[name] >= ns:
+            return f"product_row_ns: {_REMOVABLE_ROWS} rows less of {name} take no time"
     return None
 
 
 def store_calibration(measured: Calibration, folder: Path | None = None) -> Path:
-    """Keep a calibration of this machine in the place of an older one, in one step; where it is.
+    """Replace the stored calibration of this machine and return its file.
 
-    Raises :class:`CpembedError` where the folder cannot be written.
+    Raises :class:`CpembedError` if the folder cannot be written.
     """
     path = calibration_path(folder, measured.threads)
     try:
@@ -187,5 +249,6 @@ def store_calibration(measured: Calibration, folder: Path | None = None) -> Path
 
 @cache
 def calibration() -> Calibration:
-    """What kernels are planned by: what was measured here, else :func:`default_calibration`."""
+    """Return the constants that kernels are planned by: measured here, else
+    :func:`default_calibration`."""
     return load_calibration() or default_calibration(thread_count())

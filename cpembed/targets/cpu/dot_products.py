@@ -9,21 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from cpembed.codegen.emit import kernel_plan
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
-from cpembed.codegen.nest import Nest
+from cpembed.codegen.nest import KernelOperand, Nest, Peeling, Prefetch
+from cpembed.codegen.passes import order_reductions, split_axes
 from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.prefetch import Prefetch
+from cpembed.codegen.program_nest import kernel_nest, lane_name
 from cpembed.codegen.script import HEADER, read, storage_dtype
 from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import is_signed, size_bytes
-from cpembed.targets.cpu.calibration import Calibration
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.targets.cpu.calibration import Calibration, model_constants
 from cpembed.targets.cpu.estimate import BlockStep
-from cpembed.targets.cpu.figures import figures
-from cpembed.targets.cpu.register_blocks import RegisterModel
-from cpembed.targets.cpu.roles import column_loops, row_loops
+from cpembed.targets.cpu.lowering import BackEnd
+from cpembed.targets.cpu.register_blocks import (
+    LaneRoles,
+    RegisterModel,
+    column_loops,
+    lane_extent,
+    lane_roles,
+    row_loops,
+)
+from cpembed.transform.program import DerivedProgram, Loop
 
 
 @dataclass(frozen=True)
@@ -94,14 +107,19 @@ class DotProduct:
 
 
 def register_model(
-    dot: DotProduct, registers: int, *, waits: float = 0.0, adding_up: float = 0.0, streams: bool
+    dot: DotProduct,
+    registers: int,
+    *,
+    exposed_latency: float = 0.0,
+    adding_up: float = 0.0,
+    streams: bool,
 ) -> RegisterModel:
     """What a block of accumulators costs in so many registers, where one side of it stays in them
     beside the accumulators while the other passes through one more. A load of a register takes as
     long as one of a line, whatever its width.
 
-    ``waits``: see :class:`BlockStep`. ``adding_up`` products take as long as what each accumulator
-    costs beside its steps; ``streams``: each row is a place of its own in memory.
+    ``exposed_latency``: see :class:`BlockStep`. ``adding_up`` products take as long as what each
+    accumulator costs beside its steps; ``streams``: each row is a place of its own in memory.
     """
 
     def fits(rows: int, columns: int) -> bool:
@@ -118,14 +136,16 @@ def register_model(
             stored_lines=rows * columns * dot.registers.bytes / nest.line_bytes,
             streams=rows if streams else 1,
             aliased=streams and _are_aliased(nest, machine, rows),
-            second_lines=1 + (split / columns if _are_adjacent(dot, nest) else split),
+            second_line_factor=1 + (split / columns if _are_adjacent(dot, nest) else split),
             task_ns=rows * columns * adding_up * product,
-            waits=waits,
+            exposed_latency=exposed_latency,
         )
 
     # A row of a tile along rows is a stream of its own, and its results are few.
     prefetched = frozenset[Prefetch]() if streams else frozenset(Prefetch)
-    return RegisterModel(fits, step, figures().largest_side, dot.timed, prefetched=prefetched)
+    return RegisterModel(
+        fits, step, model_constants().largest_side, dot.timed, prefetched=prefetched
+    )
 
 
 def _split_share(dot: DotProduct, nest: Nest) -> float:
@@ -150,7 +170,7 @@ def _are_adjacent(dot: DotProduct, nest: Nest) -> bool:
 def _are_aliased(nest: Nest, machine: Calibration, rows: int) -> bool:
     """Whether so many rows of the first factor lie whole ways of the first-level cache apart, each
     a page, and are more than it has."""
-    first, page = nest.operands[0], figures().page_bytes
+    first, page = nest.operands[0], model_constants().page_bytes
     distances = [first.stride(loop.name) * size_bytes(first.dtype) for loop in row_loops(nest)]
     ways = machine.cache_bytes[0] // page
     return 0 < ways < rows and bool(distances) and distances[-1] % page == 0
@@ -233,3 +253,131 @@ def _loops(dot: DotProduct, first: str, second: str, apart: int, *, broadcast: b
                 {axes} = T.axis.remap("{kinds}", [{names}])
                 {total} = {total} + {one} * {other}
 """
+
+
+def column_back_end(dot: DotProduct) -> BackEnd:
+    """The code generator of a dot product whose lanes are columns."""
+    nest = partial(column_nest, dot)
+    return BackEnd(
+        nest,
+        lambda _: column_registers(dot),
+        partial(column_plan, dot),
+        partial(nest, unpadded=True),
+    )
+
+
+def column_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
+    """A kernel on a dot product."""
+    roles = lane_roles(program)
+    apart = 0 if roles.row is None else nest.operands[0].stride(roles.row)
+    return dot_plan(dot, nest, roles.column, apart=apart)
+
+
+@cache
+def column_registers(dot: DotProduct) -> RegisterModel:
+    """What a block of its accumulators costs."""
+    return register_model(
+        dot,
+        dot.registers.count - model_constants().spare_registers,
+        exposed_latency=model_constants().waits,
+        streams=False,
+    )
+
+
+def column_nest(
+    dot: DotProduct,
+    program: DerivedProgram,
+    epilogue: Epilogue | None = None,
+    *,
+    unpadded: bool = False,
+) -> Nest:
+    """Lanes in digits; raises :class:`LoweringError` where the layout does not suit the
+    instruction; ``unpadded`` as in :func:`~cpembed.codegen.program_nest.kernel_nest`."""
+    nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
+    dot.check(nest)
+    _check_lanes(dot, nest, lane_roles(program))
+    # Tiles of several rows would have many bodies at the halo, and each takes long to compile.
+    peeling = Peeling.POINTS if dot.rows == 1 else Peeling.STEPS
+    return replace(order_reductions(nest), peeling=peeling)
+
+
+def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
+    first, second, output = nest.operands
+    extents = [lane_extent(nest, lane) for lane in (roles.row, roles.column, roles.depth)]
+    if (roles.row is None) != (dot.rows == 1) or extents != [dot.rows, dot.lanes, dot.depth]:
+        rows = f"{dot.rows} rows, " if dot.rows > 1 else ""
+        raise LoweringError(
+            f"{dot.name} needs {rows}{dot.lanes} lanes of {dot.depth} neighbours, each lane one "
+            "digit"
+        )
+    wanted = (
+        (first, roles.depth, 1),
+        (second, roles.depth, 1),
+        (second, roles.column, dot.depth),
+        (output, roles.column, 1),
+    )
+    for operand, lane, stride in wanted:
+        if lane is not None and operand.stride(lane) != stride:
+            raise LoweringError(
+                f"{dot.name} needs {lane} of operand {operand.parameter} at stride {stride}, "
+                f"not {operand.stride(lane)}"
+            )
+    if roles.row is not None and first.stride(roles.row) < 0:
+        raise LoweringError(f"{dot.name} needs the rows of operand {first.parameter} in order")
+
+
+PARTIAL_SUMS = "parts"
+"""The lanes of an accumulator, as a loop."""
+
+
+def adds_to_one_sum(spec: HardwareSpec) -> bool:
+    """Whether an instruction adds all its products to one sum."""
+    return not spec.instruction.computation.output.shape
+
+
+def sum_back_end(dot: DotProduct) -> BackEnd:
+    """The code generator of a dot product along rows."""
+    return BackEnd(partial(sum_nest, dot), lambda _: sum_registers(dot), partial(sum_plan, dot))
+
+
+def sum_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
+    """A kernel on a dot product whose lanes are added up."""
+    del program
+    return dot_plan(dot, nest, PARTIAL_SUMS, along_rows=True)
+
+
+@cache
+def sum_registers(dot: DotProduct) -> RegisterModel:
+    """What a block of its accumulators costs."""
+    constants = model_constants()
+    adding_up = constants.halving_products * (dot.lanes.bit_length() - 1)
+    registers = dot.registers.count - constants.lane_sum_registers
+    return register_model(dot, registers, adding_up=adding_up, streams=True)
+
+
+def sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+    """The nest with the lanes of the sums as a loop of their own, which are neighbours in both
+    factors; raises :class:`LoweringError` where the layout does not suit the instruction."""
+    nest = split_axes(kernel_nest(program, epilogue))
+    names = [lane_name(lane.name) for lane in program.instruction_axes]
+    lanes = [loop for loop in nest.inner if loop.name in names]
+    wanted = dot.lanes * dot.depth
+    if len(names) != 1 or [loop.extent for loop in lanes] != [wanted]:
+        raise LoweringError(f"{dot.name} along rows needs {wanted} neighbours that are one digit")
+    lane = lanes[0]
+    for operand in nest.operands[:2]:
+        if operand.stride(lane.name) != 1:
+            raise LoweringError(
+                f"{dot.name} along rows needs operand {operand.parameter} at stride 1, "
+                f"not {operand.stride(lane.name)}"
+            )
+    dot.check(nest)
+    digits = Loop(PARTIAL_SUMS, dot.lanes, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
+    split = {lane.name: IndexExpr.of([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
+
+    def in_digits(operand: KernelOperand) -> KernelOperand:
+        return replace(operand, access=operand.access.substitute(split))
+
+    inner = tuple(loop for loop in nest.inner if loop is not lane)
+    nest = nest.changed(in_digits, inner=(*inner, *digits))
+    return replace(order_reductions(nest), peeling=Peeling.POINTS)

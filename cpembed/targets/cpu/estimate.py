@@ -1,37 +1,57 @@
-"""The time of a kernel by an analytical model, to choose among embeddings and schedules.
+"""Performance model of CPU kernels and of the layout transforms around them.
 
-In the sense of AMOS section 5.3 and swATOP section 4.6: levels are the instruction, the caches and
-the cores; each has a few constants of the machine (:mod:`~cpembed.targets.cpu.calibration`).
-Products and loads overlap, so a task takes the longer of the two and a share of the other.
+As in AMOS (section 5.3) and swATOP (section 4.6), the model has the levels instruction, caches and
+cores, with a few constants of the machine each (:mod:`~cpembed.targets.cpu.calibration`). Products
+and loads overlap, so a task takes the longer of both and a fraction of the shorter.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cpembed.codegen.halo import executed_share, stepped_share
 from cpembed.codegen.nest import Nest
+from cpembed.codegen.packing import Direction, blocks_of, plan_transform
+from cpembed.codegen.per_thread_packing import PerThreadPacking
 from cpembed.codegen.traffic import USED_SHARE, Reuse
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cpu.calibration import Calibration
-from cpembed.targets.cpu.figures import figures
+from cpembed.targets.cpu.calibration import Calibration, model_constants
+from cpembed.transform.program import PackedOperand
 
 
 @dataclass(frozen=True)
 class BlockStep:
-    """What one reduction step of a register block costs, data being in the first-level cache.
+    """Cost of one reduction step of a register block whose data is in the first-level cache.
 
-    ``products_ns`` is bounded by the latency of a product, which adds to what the last step left.
-    ``loads_ns`` is for all rows of tiles, or vectors, that are loaded; ``line_ns`` for one that
-    comes from L1, L2, L3 or memory, ``loaded_lines`` how many are loaded of each factor;
-    ``stored_lines`` are rows that the block's results fill; ``share_more`` is added to the kernel's
-    time, as a share of it; ``task_ns`` is what a task takes beside its steps. ``streams`` are the
-    places of the first factor that steps walk along, at so many a time, where they are far from
-    each other; ``aliased``: their lines share sets of the first-level cache, and are more than its
-    ways. ``second_lines`` is what a line of the second factor takes for one that begins at a line.
-    ``waits``: of what a line takes longer from beyond L1, the share that products wait for
-    it.
+    Parameters
+    ----------
+    products_ns : float
+        Time of the products, at least the latency of one, which adds to the result of the previous
+        step.
+    loads_ns : float
+        Time of loading all rows of tiles, or vectors.
+    line_ns : tuple of float
+        Time of a line from L1, L2, L3 and memory.
+    stored_lines : float
+        Number of lines that the block's results fill.
+    loaded_lines : tuple of int
+        Number of lines loaded of each factor.
+    slowdown : float
+        Additional time of the kernel, as a fraction of it.
+    streams : int
+        Number of distant places of the first factor that a step walks along.
+    aliased : bool
+        True if the lines of these streams map to the same sets of the first-level cache and are
+        more than its ways.
+    second_line_factor : float
+        Time of a line of the second factor, relative to one that begins at a line.
+    task_ns : float
+        Time of a task besides its steps.
+    exposed_latency : float
+        Fraction of the additional time of a line from beyond L1 that products wait for.
     """
 
     products_ns: float
@@ -39,17 +59,17 @@ class BlockStep:
     line_ns: tuple[float, float, float, float]
     stored_lines: float
     loaded_lines: tuple[int, int] = (0, 0)
-    share_more: float = 0.0
+    slowdown: float = 0.0
     streams: int = 1
     aliased: bool = False
-    second_lines: float = 1.0
+    second_line_factor: float = 1.0
     task_ns: float = 0.0
-    waits: float = 0.0
+    exposed_latency: float = 0.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Microseconds of a kernel on all threads, and its parts on the busiest one."""
+    """Microseconds of a kernel on all threads (``us``), and of its parts on the busiest thread."""
 
     us: float
     products_us: float
@@ -59,8 +79,11 @@ class Estimate:
 
 
 def shared_lines(nest: Nest, threads: int) -> float:
-    """Lines of the output that two threads write, because the loop that is shared out ends a
-    thread's part of a row of results within a line: of 96 channels of a byte, 48 are each one's."""
+    """Number of output lines that two threads write.
+
+    The loop that is divided among threads may end a thread's part of a row of results within a
+    line: of 96 channels of one byte, each of two threads writes 48.
+    """
     loop = next((task for task in nest.tasks if task.count > 1), None)
     output = nest.operands[2]
     stride = 0 if loop is None else abs(output.stride(loop.name))
@@ -87,11 +110,33 @@ def estimate(
     non_temporal: int | None = None,
     packed_bytes: int = 0,
 ) -> Estimate:
-    """The time of a tiled nest, whose ``reuse`` it is by so many threads; ``non_temporal`` is the
-    factor, by number, whose loads leave the first-level cache to the other operands.
-    ``packed_bytes`` of the first one are packed before they are read, and are still in a cache that
-    has room for them."""
-    constants = figures()
+    """Estimate the time of a tiled nest.
+
+    Parameters
+    ----------
+    nest : Nest
+        Nest after all passes.
+    step : BlockStep
+        Cost of a reduction step.
+    machine : Calibration
+        Constants of the machine.
+    threads : int
+        Number of threads.
+    reuse : Reuse
+        Cache traffic of the nest on these threads.
+    non_temporal : int, optional
+        Number of the factor whose loads bypass the first-level cache, leaving it to the other
+        operands.
+    packed_bytes : int
+        Bytes of the first factor that are packed just before they are read, and are still in a
+        cache that has room for them.
+
+    Returns
+    -------
+    Estimate
+        Time with its parts, in microseconds.
+    """
+    constants = model_constants()
     tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
     steps = tasks * math.prod(loop.extent for loop in nest.reductions)
     products = steps * executed_share(nest) * step.products_ns
@@ -99,43 +144,43 @@ def estimate(
     steps *= stepped
     loads = nearest = steps * step.loads_ns
     stores = tasks * step.stored_lines * machine.store_line_ns[0]
-    share = tasks / reuse.tasks
+    thread_share = tasks / reuse.tasks
     for level, size in enumerate(machine.cache_bytes):
         if not size:
-            # Unknown: taken to be no smaller than the next one outside.
+            # Unknown size: assumed to be no smaller than the next cache outside.
             continue
-        past = non_temporal if level == 0 else None
-        first, second, output = (lines * share for lines in reuse.traffic(size, past))
-        second *= step.second_lines
+        bypassing = non_temporal if level == 0 else None
+        first, second, output = (lines * thread_share for lines in reuse.traffic(size, bypassing))
+        second *= step.second_line_factor
         if 0 < packed_bytes <= size * USED_SHARE:
             first = 0.0
-        if past is not None:
-            first += steps * step.loaded_lines[past]
+        if bypassing is not None:
+            first += steps * step.loaded_lines[bypassing]
         if level == 0 and step.aliased:
-            # What hardware prefetch brings is evicted before it is used, and comes from L2 again:
-            # beside lines from memory that does not show.
-            first += max(0.0, first - share * reuse.traffic(machine.cache_bytes[2])[0])
+            # Prefetched lines are evicted before they are used and come from L2 again. Lines from
+            # memory take so long that this does not show in their time.
+            first += max(0.0, first - thread_share * reuse.traffic(machine.cache_bytes[2])[0])
         if level > 0 and step.streams > constants.hardware_streams:
             first *= constants.unforeseen
-        further = step.line_ns[level + 1] - step.line_ns[level]
-        # What is not multiplied is not loaded either.
-        loads += (first + second) * stepped * max(0.0, further)
+        added_ns = step.line_ns[level + 1] - step.line_ns[level]
+        # Steps in the halo that are left out load nothing either.
+        loads += (first + second) * stepped * max(0.0, added_ns)
         if level + 1 < len(machine.store_line_ns):
             stores += output * (machine.store_line_ns[level + 1] - machine.store_line_ns[level])
         if level == 1:
-            for near, part, more in constants.pieces:
-                pieces = output * reuse.pieces(part * machine.cache_bytes[near])
-                stores += pieces * more * machine.store_line_ns[2]
+            for cache, fraction, extra_lines in constants.pieces:
+                pieces = output * reuse.pieces(fraction * machine.cache_bytes[cache])
+                stores += pieces * extra_lines * machine.store_line_ns[2]
     busy = (
         max(products, loads)
         + constants.not_hidden * min(products, loads)
-        + step.waits * (loads - nearest)
+        + step.exposed_latency * (loads - nearest)
     )
     launch = machine.call_us if threads == 1 or nest.task_count == 1 else machine.launch_us
     line_ns = constants.coherence_miss * machine.vector_line_ns[2]
     overhead = tasks * (machine.task_ns + step.task_ns) + shared_lines(nest, threads) * line_ns
     return Estimate(
-        us=(1 + step.share_more) * (busy + stores + overhead) / 1e3 + launch,
+        us=(1 + step.slowdown) * (busy + stores + overhead) / 1e3 + launch,
         products_us=products / 1e3,
         loads_us=loads / 1e3,
         stores_us=stores / 1e3,
@@ -143,9 +188,180 @@ def estimate(
     )
 
 
-def adding_us(nest: Nest, machine: Calibration, threads: int) -> float:
-    """Microseconds of adding up partial sums, most of which other threads have made."""
+def split_k_sum_us(nest: Nest, machine: Calibration, threads: int) -> float:
+    """Estimate the microseconds of adding up partial sums, most of which other threads computed."""
     sums = nest.operands[2]
     lines = sums.elements * size_bytes(sums.dtype) / nest.line_bytes / threads
-    line_ns = figures().coherence_miss * machine.vector_line_ns[2]
+    line_ns = model_constants().coherence_miss * machine.vector_line_ns[2]
     return machine.launch_us + lines * line_ns * (1 - 1 / threads) / 1e3
+
+
+def cache_affine(
+    nest: Nest, operands: Sequence[PackedOperand], machine: Calibration, threads: int
+) -> frozenset[str]:
+    """Find the operands that each thread transforms exactly where it computes with them.
+
+    Packing divides rows of the packed layout among threads, the contraction its outermost loop. The
+    parts are the same if that loop is an operand's outermost dimension and both fall into equal
+    parts. Using all threads costs a launch; for a few lines it is faster to fetch them from the
+    other core.
+
+    Parameters
+    ----------
+    nest : Nest
+        Nest as it is executed.
+    operands : sequence of PackedOperand
+        Operands in the nest's order.
+    machine : Calibration
+        Constants of the machine.
+    threads : int
+        Number of threads.
+
+    Returns
+    -------
+    frozenset of str
+        Names of the operands.
+    """
+    loop = next((task for task in nest.tasks if task.count > 1), None)
+    if threads == 1 or loop is None or loop.recomputes or loop.count % threads:
+        return frozenset()
+    loops_per_thread = loop.count // threads
+    if any(
+        loop.start(part * loops_per_thread) * threads != part * loop.extent
+        for part in range(threads)
+    ):
+        return frozenset()
+    return frozenset(
+        packed.name
+        for operand, packed in zip(nest.operands, operands, strict=True)
+        # The comparison fails for partial sums (split-K), which are not the packed output.
+        if operand.stride(loop.name) * loop.extent == operand.elements == packed.elements
+        and plan_transform(packed).row_count % threads == 0
+        and _affine_us(packed, machine, threads) < _unrelated_us(packed, machine, threads)
+    )
+
+
+def threads_worth(
+    operand: PackedOperand, machine: Calibration, threads: int, *, affine: bool = False
+) -> int:
+    """Return the number of threads to divide a layout transform among.
+
+    Parameters
+    ----------
+    operand : PackedOperand
+        Layout to pack into or unpack from.
+    machine : Calibration
+        Constants of the machine.
+    threads : int
+        Maximum number of threads.
+    affine : bool
+        True if each thread transforms what it computes with (:func:`cache_affine`).
+    """
+    share = model_constants().launches_worth * machine.launch_us
+    if affine or threads == 1 or share <= 0:
+        return threads
+    return max(1, min(threads, int(_one_thread_us(operand, machine) / share)))
+
+
+def transform_us(
+    operand: PackedOperand, machine: Calibration, threads: int, *, affine: bool = False
+) -> float:
+    """Estimate a layout transform by a kernel of its own.
+
+    The time includes bringing what it wrote to the cores that read it.
+
+    Parameters
+    ----------
+    operand : PackedOperand
+        Layout to pack into or unpack from.
+    machine : Calibration
+        Constants of the machine.
+    threads : int
+        Maximum number of threads.
+    affine : bool
+        True if each thread transforms what it computes with (:func:`cache_affine`).
+
+    Returns
+    -------
+    float
+        Microseconds.
+    """
+    return (_affine_us if affine else _unrelated_us)(operand, machine, threads)
+
+
+def _affine_us(operand: PackedOperand, machine: Calibration, threads: int) -> float:
+    return machine.launch_us + _one_thread_us(operand, machine) / threads
+
+
+def _unrelated_us(operand: PackedOperand, machine: Calibration, threads: int) -> float:
+    used_threads = threads_worth(operand, machine, threads)
+    call = machine.call_us if used_threads == 1 else machine.launch_us
+    line_ns = model_constants().coherence_miss * machine.vector_line_ns[2]
+    handed_over = _lines(operand) * line_ns * (1 - 1 / threads)
+    return call + _one_thread_us(operand, machine) / used_threads + handed_over / 1e3
+
+
+def per_thread_packing_us(packing: PerThreadPacking, machine: Calibration) -> float:
+    """Estimate the microseconds of packing inside a kernel, in the part that packs most; what it
+    writes stays in a near cache."""
+    operand = packing.operand
+    alone = _copied_us(operand, machine) + _distance_us(_original_bytes(operand), machine)
+    return alone * packing.share()
+
+
+def _one_thread_us(operand: PackedOperand, machine: Calibration) -> float:
+    """Estimate one thread, which walks the larger of the two layouts, both wherever they fit."""
+    sides = _original_bytes(operand), operand.elements * size_bytes(operand.dtype)
+    return _copied_us(operand, machine) + sum(_distance_us(side, machine) for side in sides)
+
+
+def _copied_us(operand: PackedOperand, machine: Calibration) -> float:
+    """Estimate one thread with both layouts in the second-level cache."""
+    lines_ns = _lines(operand) * element_cost(operand) * machine.copy_ns_per_line
+    return max(lines_ns, segments(operand) * model_constants().segment_ns) / 1e3
+
+
+def _distance_us(size: int, machine: Calibration) -> float:
+    """Additional time of reading, or writing, so many bytes from beyond the second-level cache."""
+    level = 1
+    for outer in (2, 3):
+        capacity = machine.cache_bytes[outer - 1]
+        level = outer if capacity and size > capacity * USED_SHARE else level
+    line_ns = max(0.0, machine.vector_line_ns[level] - machine.vector_line_ns[1])
+    return size / model_constants().line_bytes * line_ns / 1e3
+
+
+def _original_bytes(operand: PackedOperand) -> int:
+    return math.prod(operand.original_shape) * size_bytes(operand.dtype)
+
+
+def _lines(operand: PackedOperand) -> int:
+    elements = max(math.prod(operand.original_shape), operand.elements)
+    return -(-elements * size_bytes(operand.dtype) // model_constants().line_bytes)
+
+
+@lru_cache(1 << 10)
+def element_cost(operand: PackedOperand) -> float:
+    """Return the time to pack or unpack an element, relative to one that is copied with its
+    neighbours."""
+    if not operand.dimensions:
+        return 1.0
+    constants, transform = model_constants(), plan_transform(operand)
+    if transform.copies:
+        return 1.0
+    if transform.windows is not None:
+        lines = transform.windows.size * size_bytes(operand.dtype) / constants.line_bytes
+        return max(1.0, constants.segment_lines * transform.windows.copied / lines)
+    inner = [t for t in transform.original_index.terms if set(t.iterators) & set(transform.order)]
+    if not all(term.is_affine for term in inner) or transform.bounds()[2]:
+        return constants.computed
+    transposed = blocks_of(transform, Direction.PACK) is not None
+    return constants.transposed if transposed else constants.scattered
+
+
+@lru_cache(1 << 10)
+def segments(operand: PackedOperand) -> int:
+    """Return the number of contiguous segments that im2col packing copies; 0 for other
+    transforms."""
+    windows = plan_transform(operand).windows if operand.dimensions else None
+    return 0 if windows is None else operand.elements // windows.size * windows.copied

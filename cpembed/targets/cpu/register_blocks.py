@@ -10,21 +10,109 @@ from functools import partial
 from typing import get_args
 
 from cpembed.codegen.halo import reads_no_padding
-from cpembed.codegen.loop_order import order_tasks
-from cpembed.codegen.nest import Nest, Pass, TileLoop
+from cpembed.codegen.nest import Nest, Pass, Prefetch, TileLoop
+from cpembed.codegen.passes import (
+    cache_tile,
+    can_tile,
+    drop_unit_loops,
+    loop_to_split,
+    order_tasks,
+    register_tile,
+    shorten_remainder,
+    split_k,
+)
 from cpembed.codegen.per_thread_packing import PerThreadPacking, pack_per_thread, plan_packing
 from cpembed.codegen.plan import Knobs, LoopOrder
-from cpembed.codegen.prefetch import Prefetch, prefetch_a, prefetch_b, prefetch_c
-from cpembed.codegen.remainder import shorten_remainder
-from cpembed.codegen.split_k import loop_to_split, split_k
-from cpembed.codegen.tiling import cache_tile, drop_unit_loops, register_tile
+from cpembed.codegen.prefetch import prefetch_a, prefetch_b, prefetch_c
+from cpembed.codegen.program_nest import lane_name
 from cpembed.codegen.traffic import USED_SHARE, Reuse, touched_lines
 from cpembed.errors import LoweringError
-from cpembed.targets.cpu.calibration import Calibration
-from cpembed.targets.cpu.estimate import BlockStep, Estimate, adding_us, estimate
-from cpembed.targets.cpu.figures import figures
-from cpembed.targets.cpu.roles import column_loops, row_loops
-from cpembed.transform.program import DerivedProgram
+from cpembed.targets.cpu.calibration import Calibration, model_constants
+from cpembed.targets.cpu.estimate import BlockStep, Estimate, estimate, split_k_sum_us
+from cpembed.transform.program import DerivedProgram, Loop
+
+
+@dataclass(frozen=True)
+class LaneRoles:
+    """Kernel names of the lanes: ``C[row, column] += A[row, depth] * B[depth, column]``.
+
+    ``row`` is None for an instruction whose first factor has one row, ``depth`` for one that adds
+    a single product to a sum.
+    """
+
+    row: str | None
+    column: str
+    depth: str | None
+
+
+def lane_roles(program: DerivedProgram) -> LaneRoles:
+    """Read the roles off the accesses of the instruction's computation."""
+    computation = program.instruction.computation
+    used = [
+        {name for index in computation.access(operand.name).index for name in index.iterators}
+        for operand in computation.operands
+    ]
+    if len(used) != 3:
+        raise LoweringError(f"{program.instruction.name} is not a product of two operands")
+    first, second, output = used
+    rows = sorted((first & output) - second)
+    columns = sorted((second & output) - first)
+    depths = sorted((first & second) - output)
+    if len(rows) > 1 or len(columns) != 1 or len(depths) > 1:
+        raise LoweringError(f"{program.instruction.name} is not a matrix product")
+    row, depth = (lane_name(found[0]) if found else None for found in (rows, depths))
+    return LaneRoles(row, lane_name(columns[0]), depth)
+
+
+def useful_depth(program: DerivedProgram, roles: LaneRoles, group: int) -> int:
+    """Steps of the depth lane that can add to a sum, in whole groups: an axis that is shorter than
+    the lane and feeds it alone leaves the others to padding, which one factor holds zeros for."""
+    lane = next(o for o in program.instruction_axes if lane_name(o.name) == roles.depth)
+    found = program.embedding.digits.get(lane.name, ())
+    if len(found) != 1 or found[0].stride != 1:
+        return lane.extent
+    return min(lane.extent, -(-program.workload.extents[found[0].axis] // group) * group)
+
+
+def lane_extent(nest: Nest, lane: str | None) -> int:
+    """Extent of a lane; 1 where the nest does not have it."""
+    return nest.inner_loop(lane).extent if lane in {loop.name for loop in nest.inner} else 1
+
+
+def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
+    """The inner loops a lane was split into, outermost first."""
+    if lane is None:
+        return ()
+    return tuple(
+        loop for loop in nest.inner if loop.name == lane or loop.name.startswith(f"{lane}_")
+    )
+
+
+def row_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
+    """Task loops that move the first factor and keep the second: what to block for its reuse.
+
+    By falling distance between their points. With ``results``, those that move the results by a
+    constant too.
+    """
+    return _blockable(nest, moves=0, keeps=1, results=results)
+
+
+def column_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
+    """Task loops that move the second factor and keep the first, likewise."""
+    return _blockable(nest, moves=1, keeps=0, results=results)
+
+
+def _blockable(nest: Nest, *, moves: int, keeps: int, results: bool) -> tuple[TileLoop, ...]:
+    def walks(number: int, loop: TileLoop) -> bool:
+        return loop.name in nest.operands[number].access.iterators
+
+    found = (
+        loop
+        for loop in nest.tasks
+        if walks(moves, loop) and not walks(keeps, loop) and can_tile(nest, loop, results=results)
+    )
+    return tuple(sorted(found, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))
+
 
 _SCREENED = 24
 """Register blocks whose schedules are estimated in full: the best by their steps alone."""
@@ -113,7 +201,7 @@ class Schedules:
         found = estimate(nest, step, self.machine, self.threads, reuse, past, packed_bytes)
         if knobs.split_k == 1:
             return found
-        more = adding_us(nest, self.machine, self.threads)
+        more = split_k_sum_us(nest, self.machine, self.threads)
         return replace(found, us=found.us + more, overhead_us=found.overhead_us + more)
 
     def applied(self, knobs: Knobs) -> Nest:
@@ -146,9 +234,9 @@ class Schedules:
             reuse = Reuse(nest, self.threads)
         # What a thread packs for itself lies near.
         if Prefetch.A in asks and packing is None:
-            nest = prefetch_a(nest, reuse, second_level, figures().prefetch_a_share)
+            nest = prefetch_a(nest, reuse, second_level, model_constants().prefetch_a_share)
         if Prefetch.B in asks:
-            nest = prefetch_b(nest, reuse, second_level, figures().prefetch_b_share)
+            nest = prefetch_b(nest, reuse, second_level, model_constants().prefetch_b_share)
         nest = replace(nest, non_temporal=self.model.non_temporal(self.nest, knobs))
         return nest if packing is None else pack_per_thread(nest, packing)
 
@@ -166,9 +254,9 @@ class Schedules:
         nest = self.applied(knobs)
         if knobs.split_k > 1 or self.on_original(knobs) is not None:
             return None
-        shares, sizes = figures().packing_shares, self.machine.cache_bytes
+        shares, sizes = model_constants().packing_shares, self.machine.cache_bytes
         rooms = [share * size for share, size in zip(shares, sizes, strict=False)]
-        return plan_packing(program, nest, rooms, figures().packed_in)
+        return plan_packing(program, nest, rooms, model_constants().packed_in)
 
     def _proposals(self) -> Iterator[Knobs]:
         for blocks in self._blocks():
@@ -226,7 +314,7 @@ class Schedules:
             [loop for loop in loops if loop.steps > 1][:1]
             for loops in (self.model.rows(self.nest), self.model.columns(self.nest))
         )
-        shares = figures().cache_tile_shares
+        shares = model_constants().cache_tile_shares
         filling = [*itertools.product(rows, (first,), shares)]
         filling += itertools.product(columns, (second,), shares)
         if knobs.columns_outermost and touched(output, everything) > room:

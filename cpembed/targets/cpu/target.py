@@ -4,64 +4,64 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cpembed.codegen import runtime
 from cpembed.codegen.compiled import CompiledKernel, Processor, described
-from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, Storing
+from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, EpilogueRequest
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import Knobs
 from cpembed.codegen.recorded import Recorder
 from cpembed.cost.candidate import Candidate
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import WorkloadError
+from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.files import make_folder, write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Timing, measure
-from cpembed.runtime.tuning.session import CandidatePool, Task
-from cpembed.targets.base import Array, Execution, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Execution, Target
+from cpembed.targets.capabilities import Calibrated, HasVariants, Linkable, Saveable, Weighing
 from cpembed.targets.choice import Choice, built_first, compared, storing
-from cpembed.targets.cpu import report
-from cpembed.targets.cpu.build import BackEnd, Lowered
-from cpembed.targets.cpu.calibration import Calibration, calibration
-from cpembed.targets.cpu.choice import AMONG, EQUAL, Objective, contenders, machine_weights
-from cpembed.targets.cpu.figures import figures
-from cpembed.targets.cpu.measure import IsolatedMeasurer
+from cpembed.targets.cpu.calibration import Calibration, calibration, model_constants
+from cpembed.targets.cpu.lowering import BackEnd, Lowered, portable_kernel
 from cpembed.targets.cpu.methods import CpuMethods
-from cpembed.targets.cpu.space import CpuSpace
-from cpembed.targets.cpu.trials import CpuTrial, key_of, schedule_json
-from cpembed.targets.cpu.tuning import CpuTuning
+from cpembed.targets.cpu.register_blocks import Schedules
+from cpembed.targets.cpu.space import (
+    AMONG,
+    EQUAL,
+    CpuSpace,
+    Objective,
+    contenders,
+    machine_weights,
+    schedule_json,
+)
+from cpembed.targets.cpu.tuning import CpuTrial, CpuTuner, schedule_text
 from cpembed.targets.cpu.variants import require_variant, with_variants
+from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
 
 
-class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
+class CpuTarget(
+    Target[Lowered, Knobs, CompiledKernel],
+    Linkable,
+    Saveable,
+    HasVariants,
+    Weighing,
+    Calibrated,
+):
     """``objective``: whether packing and unpacking count where schedules are compared."""
 
-    considered = AMONG
-    equal = EQUAL
-    contenders = staticmethod(contenders)
-    weighs = True
-    trial = CpuTrial
-    objectives = ("total", "kernel")
-    tunes_stored = False
-    files = ("--save",)
-    spread = 2.0
+    policy = ChoicePolicy(considered=AMONG, tie_ratio=EQUAL, shortlist=contenders)
+    tuner = CpuTuner
 
     def __init__(self, spec: HardwareSpec, objective: Objective = "total") -> None:
         super().__init__(spec)
-        self.objective = objective
-
-    @property
-    def _minimised(self) -> Objective:
-        return "kernel" if self.objective == "kernel" else "total"
+        self.objective: Objective = objective
 
     @property
     @abstractmethod
@@ -83,9 +83,13 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
 
     @property
     def methods(self) -> CpuMethods | None:
-        return CpuMethods(self) if self.processor is runtime else None
+        return (
+            CpuMethods(self.spec, self.machine, self.processor)
+            if self.processor is runtime
+            else None
+        )
 
-    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         if storing.output is not None and storing.output not in PROCESSOR_RESULT_TYPES:
             raise WorkloadError(
                 f"{self.spec.name} stores {', '.join(PROCESSOR_RESULT_TYPES)}, not "
@@ -97,21 +101,18 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return Lowered.of(program, self.back_end, epilogue, self.machine, self.processor)
 
     def space(self, lowered: Lowered) -> CpuSpace:
-        return CpuSpace(lowered.program, lowered.schedules, self._minimised)
+        return CpuSpace(lowered.program, lowered.schedules, self.objective)
 
     def build(self, lowered: Lowered, schedule: Knobs) -> CompiledKernel:
         return lowered.compiled(schedule)
-
-    links = True
-    has_tensorir = True
 
     def planned(
         self, lowered: Lowered, schedule: Knobs, processor: Processor | None = None
     ) -> CompiledKernel:
         return replace(lowered, processor=processor or Recorder()).compiled(schedule)
 
-    def copying_us(self, size: int, threads: int, *, reordered: bool) -> float | None:
-        machine, constants = self.machine, figures()
+    def copy_us(self, size: int, threads: int, *, reordered: bool) -> float:
+        machine, constants = self.machine, model_constants()
         launch = machine.launch_us if threads > 1 else machine.call_us
         line_ns = machine.copy_ns_per_line / 2 * (constants.transposed if reordered else 1.0)
         return launch + size / constants.line_bytes * line_ns / threads / 1e3
@@ -150,7 +151,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return artifact.backend
 
     def schedule_text(self, embedding: Embedding, schedule: Knobs) -> str:
-        return report.knobs(schedule, embedding)
+        return schedule_text(schedule, embedding)
 
     def schedule_json(self, schedule: Knobs) -> dict[str, Any]:
         return schedule_json(schedule)
@@ -164,47 +165,75 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
                 "the machine is not as it was when it was calibrated: run `cpembed calibrate` "
                 "again when it is idle"
             )
-        return (*((again,) if noisy else ()), known, *super().doubts(noisy=noisy))
+        return (*((again,) if noisy else ()), known)
 
-    def figures(self) -> str:
+    def calibration_digest(self) -> str:
         return repr(self.machine)
-
-    def minimising(self, objective: str | None) -> CpuTarget:
-        return type(self)(self.spec, "kernel" if objective == "kernel" else "total")
-
-    def trial_key(
-        self,
-        workload: Computation,
-        constraints: ConstraintSet,
-        epilogue: Any,
-        objective: str | None,
-    ) -> dict[str, Any]:
-        """Kernels are tuned for the sums as they are, whatever is stored."""
-        return key_of(
-            workload, self.spec, constraints, "kernel" if objective == "kernel" else "total"
-        )
 
     def schedule_of(self, trial: CpuTrial) -> Knobs:
         return trial.knobs
-
-    def open_tuning(
-        self,
-        task: Task,
-        field: CandidatePool[Knobs],
-        epilogue: Any,
-        folder: Path,
-        call: Callable[..., Any] = worker.call,
-    ) -> CpuTuning:
-        measurer = IsolatedMeasurer(task.workload, self.spec, self._minimised, call=call)
-        return CpuTuning(task, field, measurer, self._minimised, folder, self.spread)
-
-    def tuning_rows(self, best: CpuTrial, untuned: CpuTrial) -> list[Row]:
-        return report.tuning_rows(best, untuned, self._minimised)
-
-    def trial_json(self, trial: CpuTrial) -> dict[str, Any]:
-        return super().trial_json(trial) | {"total_us": trial.total_us}
 
     def storing_kernel(
         self, artifact: CompiledKernel, choice: Choice, epilogue: Epilogue
     ) -> CompiledKernel:
         return built_first(self, storing(self, choice, epilogue), epilogue)[0]
+
+
+BackendName = Literal["auto", "native", "generic"]
+
+
+def build(
+    program: DerivedProgram,
+    spec: HardwareSpec,
+    *,
+    backend: BackendName = "auto",
+    knobs: Knobs | None = None,
+    epilogue: Epilogue | None = None,
+) -> CompiledKernel:
+    """Compile a derived program.
+
+    ``native`` uses the target's instruction or raises: :class:`BackendUnavailable` where there is
+    no back end or the machine lacks the instruction, :class:`LoweringError` where the program
+    cannot be expressed with it. ``generic`` is portable code; ``auto`` is native where that works,
+    else generic, and the kernel's ``fallback`` says why. ``knobs`` set the native schedule;
+    ``epilogue`` is what is stored of the sums, by default the sums themselves.
+    """
+    if backend == "generic":
+        return portable_kernel(program, epilogue)
+    try:
+        target = _cpu_target(spec)
+        if missing := target.missing():
+            raise BackendUnavailable(
+                f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
+            )
+        lowered = target.lower(program, epilogue)
+        return lowered.compiled(knobs or lowered.schedules.best())
+    except (BackendUnavailable, LoweringError) as error:
+        if backend == "native":
+            raise
+        return portable_kernel(program, epilogue, str(error))
+
+
+def schedule_space(
+    program: DerivedProgram,
+    spec: HardwareSpec,
+    machine: Calibration | None = None,
+    epilogue: Epilogue | None = None,
+) -> Schedules:
+    """Settings of :func:`build`'s ``knobs`` with their estimated times; the best ranked one is the
+    default.
+
+    Raises as :func:`build` does for ``native``, except that the machine need not have the
+    instruction.
+    """
+    target = _cpu_target(spec)
+    figures = machine or target.machine
+    return Lowered.of(program, target.back_end, epilogue, figures, target.processor).schedules
+
+
+def _cpu_target(spec: HardwareSpec) -> CpuTarget:
+    """Open a CPU target. Raises :class:`BackendUnavailable` for a target of another kind."""
+    target = open_target(spec)
+    if not isinstance(target, CpuTarget):
+        raise BackendUnavailable(f"{spec.name} is no target of a CPU; use the generic back end")
+    return target

@@ -13,26 +13,24 @@ Over the rows of an image, or over whole windows, as one axis: :mod:`~cpembed.ta
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from cpembed.codegen.packing import packed_before
-from cpembed.cost.candidate import Candidate, derive_candidate
-from cpembed.cost.overheads import overheads
+from cpembed.cost.candidate import Candidate, derive_candidate, overheads
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import problem_of
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.embedding.flatten import candidate_groups, free_name, fused_extent
 from cpembed.errors import InvariantError, TransformError
-from cpembed.hw.instruction import HardwareSpec
-from cpembed.ir.computation import Computation
+from cpembed.hw.instruction import HardwareSpec, Instruction
+from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.joining import JoinedRows
 from cpembed.runtime.tuning.records import WIDEST
-from cpembed.targets.cpu.choice import moved
-from cpembed.targets.cpu.exchanged import over_output
-from cpembed.targets.cpu.rows import over_rows
-from cpembed.targets.cpu.windows import over_windows
+from cpembed.targets.cpu.space import moved
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import require
 
@@ -191,4 +189,161 @@ def _moved_bytes(program: DerivedProgram) -> int:
     """Read and written whenever the kernel runs."""
     return sum(
         (o.elements + math.prod(o.original_shape)) * size_bytes(o.dtype) for o in moved(program)
+    )
+
+
+def over_output(
+    workload: Computation, instruction: Instruction, embedding: Embedding
+) -> list[Embedding]:
+    """The embedding with its factors exchanged and lanes along the innermost axis of the output, or
+    along all of its innermost axes that are one in memory; none where the factor that would be in
+    lanes does not have that axis, or the instruction minds.
+
+    ``embedding`` has no fused axes; the workload is in port form.
+    """
+    factors, output = instruction.computation.inputs, workload.output
+    types = [set(instruction.dtypes[factor.name]) for factor in factors]
+    single = len(instruction.axes) == 1 and len(factors) == 2 and not factors[0].shape
+    if not single or types[0] != types[1] or embedding.flattened or not output.shape:
+        return []
+    first, second = (factor.name for factor in factors)
+    operands = dict(embedding.operands)
+    operands[first], operands[second] = operands[second], operands[first]
+    innermost = [index.single_iterator for index in workload.access(output.name).index][::-1]
+    last = innermost[0]
+    in_lanes, shared = (
+        {name for index in workload.access(operands[factor]).index for name in index.iterators}
+        for factor in (second, first)
+    )
+    if last is None or last not in in_lanes or last in shared:
+        return []
+    lane = instruction.axes[0]
+    plain = replace(
+        embedding,
+        operands=operands,
+        extents={lane.name: lane.maximum},
+        digits={lane.name: (Digit(last, lane.maximum),)},
+    )
+    found = [plain] if workload.extents[last] >= lane.maximum else []
+    for name, members in candidate_groups(workload, 3, smallest_extent=2).items():
+        if list(members[::-1]) == innermost[: len(members)]:
+            digits = {lane.name: (Digit(name, lane.maximum),)}
+            found.append(replace(plain, digits=digits, flattened={name: members}))
+    return found
+
+
+def over_rows(
+    workload: Computation, instruction: Instruction, embedding: Embedding
+) -> Embedding | None:
+    """The embedding with a digit along the rows of an image where it has one along a row or a
+    column, if that takes fewer executions; None where there are no rows, or it does not.
+
+    ``embedding`` has no fused axes; the workload is in port form.
+    """
+    if embedding.flattened:
+        return None
+    for lane, digits in embedding.digits.items():
+        if len(digits) != 1 or digits[0].stride != 1:
+            continue
+        (digit,) = digits
+        others = [d.axis for name, found in embedding.digits.items() if name != lane for d in found]
+        for name, members, pitch in _rows(workload):
+            extent = fused_extent(workload, members, {members[-1]: pitch})
+            if digit.axis not in members or set(members) & set(others):
+                continue
+            fitting = [e for e in instruction.axis(lane).allowed if e <= extent]
+            if not fitting:
+                continue
+            count = max(fitting)
+            sizes = [workload.extents[member] for member in members]
+            own = members.index(digit.axis)
+            now = -(-sizes[own] // digit.count) * sizes[1 - own]
+            if -(-extent // count) >= now:
+                continue
+            return replace(
+                embedding,
+                extents={**embedding.extents, lane: count},
+                digits={**embedding.digits, lane: (Digit(name, count),)},
+                flattened={name: members},
+                pitches={members[-1]: pitch},
+            )
+    return None
+
+
+def _rows(workload: Computation) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Fused axes of two spatial ones that an input holds with a gap: their names, members and
+    pitches."""
+    kinds = {axis.name: axis.kind for axis in workload.axes}
+    for name, members in candidate_groups(workload, 2, smallest_extent=2).items():
+        if kinds[members[0]] is not AxisKind.SPATIAL:
+            continue
+        for operand in workload.inputs:
+            index = workload.access(operand.name).index
+            found = JoinedRows.find(index, operand.shape, workload.extents, members)
+            if found is not None and found.pitch > workload.extents[members[-1]]:
+                yield name, members, found.pitch
+
+
+def over_windows(
+    workload: Computation, instruction: Instruction, embedding: Embedding
+) -> Embedding | None:
+    """The embedding with a digit along whole windows where it has one along some of their axes, if
+    that takes fewer executions; None where there are no windows, or it does not.
+
+    The workload is in port form.
+    """
+    window = _window(workload)
+    extent = math.prod(workload.extents[axis] for axis in window)
+    for lane, digits in embedding.digits.items():
+        mine = _axes(embedding, digits)
+        others = [ds for other, ds in embedding.digits.items() if other != lane]
+        theirs = _axes(embedding, [digit for found in others for digit in found])
+        if len(window) < 2 or not mine or not mine < set(window) or theirs & set(window):
+            continue
+        inside = math.prod(workload.extents[axis] for axis in mine)
+        steps = -(-inside // embedding.extents[lane]) * (extent // inside)
+        allowed = instruction.axis(lane).allowed
+        count = next((e for e in allowed if e >= extent), allowed[-1])
+        if any(digit.stride != 1 for digit in digits) or -(-extent // count) >= steps:
+            continue
+        name = free_name(window, workload.extents)
+        kept = {n: members for n, members in embedding.flattened.items() if not mine & set(members)}
+        return replace(
+            embedding,
+            extents={**embedding.extents, lane: count},
+            digits={**embedding.digits, lane: (Digit(name, count),)},
+            flattened={**kept, name: window},
+        )
+    return None
+
+
+def _axes(embedding: Embedding, digits: Iterable[Digit]) -> set[str]:
+    """Workload axes that digits walk."""
+    return {m for d in digits for m in embedding.flattened.get(d.axis, (d.axis,))}
+
+
+def _window(workload: Computation) -> tuple[str, ...]:
+    """The reduction axes of an input that is read by windows, in the order in which it has them;
+    none where none is, or where another input lacks some of them, so that they are no one axis."""
+    kinds = {axis.name: axis.kind for axis in workload.axes}
+    for operand in workload.inputs:
+        index = workload.access(operand.name).index
+        if any({kinds[name] for name in i.iterators} == set(AxisKind) for i in index):
+            walked = dict.fromkeys(name for i in index for name in i.iterators)
+            window = tuple(
+                name
+                for name in walked
+                if kinds[name] is AxisKind.REDUCTION and workload.extents[name] > 1
+            )
+            if len({_readers(workload, name) for name in window}) == 1:
+                return window
+    return ()
+
+
+def _readers(workload: Computation, axis: str) -> frozenset[str]:
+    """The operands that an axis moves along."""
+    return frozenset(
+        operand
+        for operand, accesses in workload.access_maps.items()
+        if any(axis in index.iterators for access in accesses for index in access.index)
     )

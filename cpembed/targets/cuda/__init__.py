@@ -1,1 +1,1 @@
-"""Tensor Core: CUDA kernels for NVIDIA's GPUs, generated here and executed without one."""
+"""Tensor Cores: CUDA kernels for NVIDIA GPUs, generated here and executed without one."""

@@ -1,29 +1,29 @@
-"""Device functions: what the kernels ask of memory and of Tensor Cores, as inline PTX.
+"""Device functions: accesses of memory and Tensor Core instructions as inline PTX.
 
-Every lane of a warp calls them together; whether a lane takes part is an argument, never a branch.
-An executor that has definitions of its own leaves these out by the macro CPEMBED_EXECUTOR. The PTX
-is that of sm_80 and later.
+All lanes of a warp call them together; whether a lane takes part is an argument, never a branch.
+An executor with definitions of its own leaves these out by the macro CPEMBED_EXECUTOR. The PTX is
+that of sm_80 and later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from cpembed.errors import InvariantError
 from cpembed.targets.cuda.instructions import INSTRUCTIONS, SHORT, TensorCoreInstruction
 
 ACCESSES = (16, 8, 4, 2, 1)
-"""Bytes that a lane can load or store at once."""
+"""Widths in bytes of a lane's loads and stores."""
 
 COPIES = (16, 8, 4)
-"""Bytes that ``cp.async`` can copy."""
+"""Widths in bytes of ``cp.async``."""
 
-GROUPS = 8
-"""Waits leave fewer groups of copies than this under way."""
+MAX_GROUPS = 8
+"""Number of groups of copies below which the waits leave groups in flight."""
 
-_SHARED = "static_cast<unsigned int>(__cvta_generic_to_shared({}))"
-_GLOBAL = "__cvta_generic_to_global({})"
+_SHARED = '"r"(static_cast<unsigned int>(__cvta_generic_to_shared(shared)))'
+_GLOBAL = '"l"(__cvta_generic_to_global(global))'
 
 _WORDS = {
     16: ("v4.u32", "unsigned int", 4),
@@ -32,13 +32,19 @@ _WORDS = {
     2: ("u16", "unsigned short", 1),
     1: ("u8", "unsigned char", 1),
 }
-"""Of an access: PTX's type, C's type of an element in registers, and how many."""
+"""PTX type, C type of a register's word, and number of words, by the width of an access."""
+
+_REGISTERS = {"float32": ("float", "f"), "int32": ("int", "r")}
+"""C type and PTX constraint of a register by element type; other elements are packed into words."""
+
+_Definition = tuple[str, str, list[str]]
+"""Name, parameters, and lines of the body."""
 
 
 def function(name: str) -> str:
-    """The source of a device function, between ``#ifndef CPEMBED_EXECUTOR`` and ``#endif``.
+    """Return the source of a device function, between ``#ifndef CPEMBED_EXECUTOR`` and ``#endif``.
 
-    Raises :class:`InvariantError` for a name that there is not.
+    Raises :class:`InvariantError` for a name that does not exist.
     """
     try:
         return _functions()[name]
@@ -47,31 +53,28 @@ def function(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """Of all device functions."""
+    """Return the names of all device functions."""
     return tuple(_functions())
 
 
 @cache
 def _functions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, parameters, lines in _all():
+    sources: dict[str, str] = {}
+    # Instructions of one shape share functions; equal names have equal definitions.
+    for name, parameters, lines in _definitions():
         body = "".join(f"  {line}\n" for line in lines)
-        found[name] = (
+        sources[name] = (
             "#ifndef CPEMBED_EXECUTOR\n"
             f"__forceinline__ __device__ void {name}({parameters}) {{\n{body}}}\n"
             "#endif\n"
         )
-    return found
+    return sources
 
 
-_Definition = tuple[str, str, list[str]]
-"""Name, parameters, and the lines of the body."""
-
-
-def _all() -> Iterator[_Definition]:
+def _definitions() -> Iterator[_Definition]:
     yield from map(_copy, COPIES)
     yield "cpembed_cp_async_commit", "", ['asm volatile("cp.async.commit_group;" ::: "memory");']
-    for left in range(GROUPS):
+    for left in range(MAX_GROUPS):
         wait = f'asm volatile("cp.async.wait_group {left};" ::: "memory");'
         yield f"cpembed_cp_async_wait_{left}", "", [wait]
     for size in ACCESSES:
@@ -82,47 +85,23 @@ def _all() -> Iterator[_Definition]:
     for count in (1, 2, 4):
         yield _ldmatrix(count, transposed=False)
         yield _ldmatrix(count, transposed=True)
-    seen: set[str] = set()
     for instruction in INSTRUCTIONS:
-        for definition in _of_instruction(instruction):
-            if definition[0] not in seen:
-                seen.add(definition[0])
-                yield definition
+        yield _product(instruction)
+        if instruction.kind == "wmma":
+            yield _wmma_load(instruction, 0)
+            yield _wmma_load(instruction, 1)
+            yield _wmma_store(instruction)
 
 
-def _asm(text: str, outputs: list[str], inputs: list[str], *, memory: bool = True) -> str:
-    """A statement of PTX, in which ``%0`` counts the outputs, then the inputs."""
+def _asm(text: str, outputs: Sequence[str], inputs: Sequence[str], *, memory: bool = True) -> str:
+    """Return a statement of PTX, in which ``%0`` counts the outputs, then the inputs."""
     clobbers = ' : "memory"' if memory else ""
     return f'asm volatile("{text}" : {", ".join(outputs)} : {", ".join(inputs)}{clobbers});'
 
 
 def _list(first: int, count: int) -> str:
-    """``{%3, %4}``: operands as a vector."""
+    """Return operands as a vector: ``{%3, %4}``."""
     return "{" + ", ".join(f"%{first + number}" for number in range(count)) + "}"
-
-
-# ------------------------------------------------------------------------------------- memory
-
-
-def _copy(size: int) -> _Definition:
-    """Reads nothing, and writes zeros, where it is not valid."""
-    cache_operator = "cg" if size == 16 else "ca"
-    copy = _asm(
-        f"cp.async.{cache_operator}.shared.global [%0], [%1], {size}, %2;",
-        [],
-        [
-            f'"r"({_SHARED.format("shared")})',
-            f'"l"({_GLOBAL.format("global")})',
-            f'"r"(valid ? {size} : 0)',
-        ],
-    )
-    return f"cpembed_cp_async_{size}", "void* shared, const void* global, int valid", [copy]
-
-
-def _words(size: int) -> tuple[str, str, int, list[str]]:
-    """PTX's type, C's, how many, and declarations of that many words, zero."""
-    ptx, c, count = _WORDS[size]
-    return ptx, c, count, [f"unsigned int w{number} = 0;" for number in range(count)]
 
 
 def _operand(size: int, first: int) -> str:
@@ -130,99 +109,86 @@ def _operand(size: int, first: int) -> str:
     return f"%{first}" if count == 1 else _list(first, count)
 
 
+def _word_inputs(size: int) -> list[str]:
+    _, c, count = _WORDS[size]
+    return [
+        f'"r"(static_cast<unsigned int>(static_cast<const {c}*>(registers)[{number}]))'
+        for number in range(count)
+    ]
+
+
+def _word_assignments(size: int) -> list[str]:
+    _, c, count = _WORDS[size]
+    return [
+        f"static_cast<{c}*>(registers)[{number}] = static_cast<{c}>(w{number});"
+        for number in range(count)
+    ]
+
+
+def _copy(size: int) -> _Definition:
+    # Where it is not valid, nothing is read and zeros are written.
+    cache_operator = "cg" if size == 16 else "ca"
+    text = f"cp.async.{cache_operator}.shared.global [%0], [%1], {size}, %2;"
+    copy = _asm(text, [], [_SHARED, _GLOBAL, f'"r"(valid ? {size} : 0)'])
+    return f"cpembed_cp_async_{size}", "void* shared, const void* global, int valid", [copy]
+
+
+def _predicated(count: int, access: str) -> str:
+    return f"{{ .reg .pred p; setp.ne.s32 p, %{count + 1}, 0; @p {access} }}"
+
+
 def _load(size: int) -> _Definition:
-    ptx, c, count, lines = _words(size)
+    ptx, _, count = _WORDS[size]
+    declared = [f"unsigned int w{number} = 0;" for number in range(count)]
     load = _asm(
-        f"{{ .reg .pred p; setp.ne.s32 p, %{count + 1}, 0; "
-        f"@p ld.global.{ptx} {_operand(size, 0)}, [%{count}]; }}",
+        _predicated(count, f"ld.global.{ptx} {_operand(size, 0)}, [%{count}];"),
         [f'"+r"(w{number})' for number in range(count)],
-        [f'"l"({_GLOBAL.format("global")})', '"r"(valid)'],
+        [_GLOBAL, '"r"(valid)'],
     )
-    kept = [_keep(c, number) for number in range(count)]
     parameters = "void* registers, const void* global, int valid"
-    return f"cpembed_load_{size}", parameters, [*lines, load, *kept]
-
-
-def _keep(c: str, number: int) -> str:
-    return f"static_cast<{c}*>(registers)[{number}] = static_cast<{c}>(w{number});"
-
-
-def _held(c: str, number: int) -> str:
-    return f'"r"(static_cast<unsigned int>(static_cast<const {c}*>(registers)[{number}]))'
+    return f"cpembed_load_{size}", parameters, [*declared, load, *_word_assignments(size)]
 
 
 def _store(size: int) -> _Definition:
-    ptx, c, count = _WORDS[size]
-    store = _asm(
-        f"{{ .reg .pred p; setp.ne.s32 p, %{count + 1}, 0; "
-        f"@p st.global.{ptx} [%{count}], {_operand(size, 0)}; }}",
-        [],
-        [
-            *(_held(c, number) for number in range(count)),
-            f'"l"({_GLOBAL.format("global")})',
-            '"r"(valid)',
-        ],
-    )
-    parameters = "void* global, const void* registers, int valid"
-    return f"cpembed_store_{size}", parameters, [store]
+    ptx, _, count = _WORDS[size]
+    text = _predicated(count, f"st.global.{ptx} [%{count}], {_operand(size, 0)};")
+    store = _asm(text, [], [*_word_inputs(size), _GLOBAL, '"r"(valid)'])
+    return f"cpembed_store_{size}", "void* global, const void* registers, int valid", [store]
 
 
 def _shared_load(size: int) -> _Definition:
-    ptx, c, count, lines = _words(size)
-    load = _asm(
-        f"ld.shared.{ptx} {_operand(size, 0)}, [%{count}];",
-        [f'"=r"(w{number})' for number in range(count)],
-        [f'"r"({_SHARED.format("shared")})'],
-    )
-    kept = [_keep(c, number) for number in range(count)]
-    declared = [line.replace(" = 0", "") for line in lines]
+    ptx, _, count = _WORDS[size]
+    declared = [f"unsigned int w{number};" for number in range(count)]
+    outputs = [f'"=r"(w{number})' for number in range(count)]
+    load = _asm(f"ld.shared.{ptx} {_operand(size, 0)}, [%{count}];", outputs, [_SHARED])
     parameters = "void* registers, const void* shared"
-    return f"cpembed_shared_load_{size}", parameters, [*declared, load, *kept]
+    return f"cpembed_shared_load_{size}", parameters, [*declared, load, *_word_assignments(size)]
 
 
 def _shared_store(size: int) -> _Definition:
-    ptx, c, count = _WORDS[size]
-    store = _asm(
-        f"st.shared.{ptx} [%{count}], {_operand(size, 0)};",
-        [],
-        [*(_held(c, number) for number in range(count)), f'"r"({_SHARED.format("shared")})'],
-    )
+    ptx, _, count = _WORDS[size]
+    text = f"st.shared.{ptx} [%{count}], {_operand(size, 0)};"
+    store = _asm(text, [], [*_word_inputs(size), _SHARED])
     return f"cpembed_shared_store_{size}", "void* shared, const void* registers", [store]
 
 
-# ------------------------------------------------------------------------------- Tensor Cores
-
-
-_REGISTERS = {"float32": ("float", "f"), "int32": ("int", "r")}
-"""C's type and the letter of a register of these elements; others are packed into words."""
-
-
-def _array(pointer: str, dtype: str, count: int, how: str) -> list[str]:
-    """Operands of PTX: the registers behind a pointer, read ("") or written ("=", "+")."""
+def _array(pointer: str, dtype: str, count: int, constraint: str) -> list[str]:
+    """Return the registers behind a pointer as operands of PTX that are read ("") or written ("=",
+    "+")."""
     c, letter = _REGISTERS.get(dtype, ("unsigned int", "r"))
-    const = "" if how else "const "
+    const = "" if constraint else "const "
     return [
-        f'"{how}{letter}"(static_cast<{const}{c}*>({pointer})[{number}])' for number in range(count)
+        f'"{constraint}{letter}"(static_cast<{const}{c}*>({pointer})[{number}])'
+        for number in range(count)
     ]
 
 
 def _ldmatrix(count: int, *, transposed: bool) -> _Definition:
     text = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
-    load = _asm(
-        f"{text} {_list(0, count)}, [%{count}];",
-        _array("registers", "", count, "="),
-        [f'"r"({_SHARED.format("shared")})'],
-    )
+    registers = _array("registers", "", count, "=")
+    load = _asm(f"{text} {_list(0, count)}, [%{count}];", registers, [_SHARED])
     name = f"cpembed_ldmatrix_x{count}{'_trans' if transposed else ''}"
     return name, "void* registers, const void* shared", [load]
-
-
-def _of_instruction(instruction: TensorCoreInstruction) -> Iterator[_Definition]:
-    yield _product(instruction)
-    if instruction.kind == "wmma":
-        for number, operand in enumerate(("a", "b")):
-            yield _wmma_load(instruction, number, operand)
-        yield _wmma_store(instruction)
 
 
 def _product(instruction: TensorCoreInstruction) -> _Definition:
@@ -230,13 +196,13 @@ def _product(instruction: TensorCoreInstruction) -> _Definition:
     if instruction.kind == "mma":
         text = f"mma.sync.aligned.{instruction.shape}.row.col.{c}.{a}.{b}.{c}"
     else:
-        # The element types of half-precision factors are not written.
+        # PTX omits the element types of half-precision factors.
         factors = "" if a == "f16" else f".{a}.{b}"
         text = f"wmma.mma.sync.aligned.row.col.{instruction.shape}.{c}{factors}.{c}"
     first, second, sums = instruction.registers
-    places = [_list(0, sums), _list(sums, first), _list(sums + first, second), _list(0, sums)]
+    vectors = [_list(0, sums), _list(sums, first), _list(sums + first, second), _list(0, sums)]
     product = _asm(
-        f"{text} {', '.join(places)};",
+        f"{text} {', '.join(vectors)};",
         _array("c", instruction.c, sums, "+"),
         [*_array("a", instruction.a, first, ""), *_array("b", instruction.b, second, "")],
         memory=False,
@@ -244,14 +210,14 @@ def _product(instruction: TensorCoreInstruction) -> _Definition:
     return instruction.mma_function, "void* c, const void* a, const void* b", [product]
 
 
-def _wmma_load(instruction: TensorCoreInstruction, number: int, operand: str) -> _Definition:
-    order, dtype = (("row", instruction.a), ("col", instruction.b))[number]
-    count = instruction.registers[number]
+def _wmma_load(instruction: TensorCoreInstruction, number: int) -> _Definition:
+    operand, order = "ab"[number], ("row", "col")[number]
+    dtype, count = (instruction.a, instruction.b)[number], instruction.registers[number]
     text = f"wmma.load.{operand}.sync.aligned.{order}.{instruction.shape}.shared.{SHORT[dtype]}"
     load = _asm(
         f"{text} {_list(0, count)}, [%{count}], %{count + 1};",
         _array(operand, dtype, count, "="),
-        [f'"r"({_SHARED.format("shared")})', '"r"(ld)'],
+        [_SHARED, '"r"(ld)'],
     )
     parameters = f"void* {operand}, const void* shared, int ld"
     return instruction.load_functions[number], parameters, [load]
@@ -260,13 +226,6 @@ def _wmma_load(instruction: TensorCoreInstruction, number: int, operand: str) ->
 def _wmma_store(instruction: TensorCoreInstruction) -> _Definition:
     count = instruction.registers[2]
     text = f"wmma.store.d.sync.aligned.row.{instruction.shape}.shared.{SHORT[instruction.c]}"
-    store = _asm(
-        f"{text} [%{count}], {_list(0, count)}, %{count + 1};",
-        [],
-        [
-            *_array("c", instruction.c, count, ""),
-            f'"r"({_SHARED.format("shared")})',
-            '"r"(ld)',
-        ],
-    )
+    inputs = [*_array("c", instruction.c, count, ""), _SHARED, '"r"(ld)']
+    store = _asm(f"{text} [%{count}], {_list(0, count)}, %{count + 1};", [], inputs)
     return instruction.store_function, "void* shared, const void* c, int ld", [store]

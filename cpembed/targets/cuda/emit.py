@@ -1,118 +1,174 @@
-"""The main kernel as TensorIR: blocks, stages of shared memory, fragments, products.
+"""Kernels of packing and of the product as TensorIR.
 
-The structure is that of CUTLASS's multistage kernels: while a stage is multiplied, later ones are
-copied by ``cp.async``; one barrier a stage keeps the copies of a stage behind its last reader.
-Memory is accessed by device functions alone (:mod:`cpembed.targets.cuda.device`), which every lane
-of a warp calls: what lies outside is an argument.
+The product has the structure of CUTLASS's multistage kernels: while a stage of shared memory is
+multiplied, later ones are copied by ``cp.async``; one barrier per stage keeps the copies of a stage
+behind its last reader. Memory is accessed by device functions only
+(:mod:`cpembed.targets.cuda.device`), which every lane of a warp calls; whether an address is inside
+an operand is an argument.
 """
 
 from __future__ import annotations
 
+import math
+
 from cpembed.codegen.script import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES
-from cpembed.targets.cuda.lower import Stored, TiledProduct
+from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.results import write_results
 from cpembed.targets.cuda.schedule import CHUNK, Plan, SharedTile
-from cpembed.targets.cuda.text import digits, written
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     PARTIAL,
     Writer,
-    at,
-    chosen,
-    conditions,
+    digits,
     epilogue_parameters,
-    in_shared,
+    guarded_place,
+    index_script,
+    inside_conditions,
+    quotient,
+    register_pointer,
+    remainder,
+    shared_pointer,
 )
 
-UNROLLED = 8
-"""Copies of a thread that are written out."""
+MAX_UNROLLED_COPIES = 8
+"""Maximum number of copies of a thread that are unrolled."""
+
+PACKING_THREADS = 256
+"""Number of threads of a block that packs."""
 
 
-def parameters(product: TiledProduct, plan: Plan, *, split: bool) -> list[str]:
-    """Declarations: the factors, what the epilogue reads, the result."""
-    found = [
-        buffer(name, stored.layout.elements, stored.layout.dtype)
-        for name, stored in zip(PARAMETERS, (plan.first, plan.second), strict=True)
+def packing_blocks(operand: GlobalOperand) -> int:
+    return -(-operand.layout.elements // PACKING_THREADS)
+
+
+def packing_kernel(operand: GlobalOperand, name: str) -> Writer:
+    """Return the function ``(original, packed)`` that packs the factor ``name``.
+
+    Each thread moves an element; a packed element without an original is zero.
+    """
+    layout, writer = operand.layout, Writer()
+    script, blocks = writer.script, packing_blocks(operand)
+    original = math.prod(layout.original_shape)
+    declared = [
+        buffer(f"{name}_original", original, layout.dtype),
+        buffer(name, layout.elements, layout.dtype),
     ]
-    if not split:
-        found += epilogue_parameters(product)
-    elements = product.output.layout.elements
-    if split:
-        return [*found, buffer(PARTIAL, plan.schedule.splits * elements, product.sums)]
-    return [*found, buffer("C", elements, product.stored_dtype)]
-
-
-def main_kernel(plan: Plan) -> Writer:
-    """The function ``main`` of the whole product, or of parts of its sums."""
-    writer = Writer()
-    split = plan.schedule.splits > 1
-    declared = ", ".join(parameters(plan.product, plan, split=split))
-    writer.script.line(HEADER)
-    with writer.script.nested(f"def main({declared}):"):
-        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        write_product(writer, plan)
+    script.line(HEADER)
+    with (
+        script.nested(f"def main({', '.join(declared)}):"),
+        script.nested(
+            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
+            f'for tx in T.thread_binding({PACKING_THREADS}, thread="threadIdx.x"):',
+            'with T.sblock("packing"):',
+        ),
+    ):
+        script.line(f"group = T.axis.spatial({blocks}, bx)")
+        script.line(f"thread = T.axis.spatial({PACKING_THREADS}, tx)")
+        script.line(f"T.reads({name}_original[0 : {original}])")
+        script.line(f"T.writes({name}[0 : {layout.elements}])")
+        script.line(f"number = group * {PACKING_THREADS} + thread")
+        _write_packed_element(writer, operand, name)
     return writer
 
 
-def write_product(writer: Writer, plan: Plan) -> None:
-    """The thread nest of the product, into a function."""
+def _write_packed_element(writer: Writer, operand: GlobalOperand, name: str) -> None:
+    layout, script = operand.layout, writer.script
+    size = size_bytes(layout.dtype)
+    values: dict[str, str] = {
+        dimension.name: remainder(quotient("number", stride), dimension.extent)
+        for dimension, stride in zip(layout.dimensions, layout.strides, strict=True)
+    }
+    extents = {d.name: d.extent for d in layout.dimensions}
+    conditions, address, stride = [f"number < {layout.elements}"], "0", 1
+    for index, extent in reversed(list(zip(layout.source, layout.original_shape, strict=True))):
+        coordinate = index_script(index, values, extents)
+        conditions += [f"0 <= {coordinate}", f"{coordinate} < {extent}"]
+        address = f"{address} + ({coordinate}) * {stride}"
+        stride *= extent
+    script.lines(guarded_place(conditions, address))
+    script.line(f'one = T.alloc_buffer((1,), "{storage_dtype(layout.dtype)}", scope="local")')
+    register = register_pointer("one", "0")
+    source = f"T.address_of({name}_original[place])"
+    writer.call(f"cpembed_load_{size}", register, source, "valid")
+    script.line(f"exists = T.Select(number < {layout.elements}, 1, 0)")
+    script.line("target = T.Select(exists == 1, number, 0)")
+    writer.call(f"cpembed_store_{size}", f"T.address_of({name}[target])", register, "exists")
+
+
+def product_kernel(plan: Plan) -> Writer:
+    """Return the function ``main`` of the product, or of the partial sums of a split reduction."""
+    writer, product = Writer(), plan.product
+    splits, elements = plan.schedule.splits, product.output.layout.elements
+    declared = [
+        buffer(name, operand.layout.elements, operand.layout.dtype)
+        for name, operand in zip(PARAMETERS, (plan.first, plan.second), strict=True)
+    ]
+    if splits > 1:
+        declared.append(buffer(PARTIAL, splits * elements, product.sums))
+    else:
+        declared += [*epilogue_parameters(product), buffer("C", elements, product.output_dtype)]
+    writer.script.line(HEADER)
+    with writer.script.nested(f"def main({', '.join(declared)}):"):
+        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+        _write_thread_nest(writer, plan)
+    return writer
+
+
+def _write_thread_nest(writer: Writer, plan: Plan) -> None:
     rows, columns, batch, splits = plan.blocks
-    script, schedule = writer.script, plan.schedule
+    script, threads = writer.script, plan.schedule.threads
+    elements = plan.product.output.layout.elements
     with script.nested(
         f'for bx in T.thread_binding({rows * columns}, thread="blockIdx.x"):',
         f'for by in T.thread_binding({batch}, thread="blockIdx.y"):',
         f'for bz in T.thread_binding({splits}, thread="blockIdx.z"):',
-        f'for tx in T.thread_binding({schedule.threads}, thread="threadIdx.x"):',
+        f'for tx in T.thread_binding({threads}, thread="threadIdx.x"):',
         'with T.sblock("product"):',
     ):
         for name, loop, extent in (
             ("block", "bx", rows * columns),
             ("batch", "by", batch),
             ("part", "bz", splits),
-            ("thread", "tx", schedule.threads),
+            ("thread", "tx", threads),
         ):
             script.line(f"{name} = T.axis.spatial({extent}, {loop})")
-        script.line(f"T.reads({', '.join(_regions(plan))})")
-        script.line(f"T.writes({_written(plan)})")
-        _Kernel(writer, plan).write()
+        reads = [
+            f"{name}[0 : {operand.layout.elements}]"
+            for name, operand in zip(PARAMETERS, (plan.first, plan.second), strict=True)
+        ]
+        script.line(f"T.reads({', '.join(reads)})")
+        written = f"{PARTIAL}[0 : {splits * elements}]" if splits > 1 else f"C[0 : {elements}]"
+        script.line(f"T.writes({written})")
+        _ProductBody(writer, plan).write()
 
 
-def _regions(plan: Plan) -> list[str]:
-    operands = zip(PARAMETERS, (plan.first, plan.second), strict=True)
-    return [f"{name}[0 : {stored.layout.elements}]" for name, stored in operands]
-
-
-def _written(plan: Plan) -> str:
-    elements = plan.product.output.layout.elements
-    splits = plan.schedule.splits
-    return f"{PARTIAL}[0 : {splits * elements}]" if splits > 1 else f"C[0 : {elements}]"
-
-
-class _Kernel:
-    """The body of a thread."""
+class _ProductBody:
+    """Writer of the statements of one thread of the product."""
 
     def __init__(self, writer: Writer, plan: Plan) -> None:
         self.writer, self.plan = writer, plan
         self.script, self.schedule = writer.script, plan.schedule
         self.product, self.instruction = plan.product, plan.product.instruction
+        self.factors = (plan.first, plan.second)
         self.tiles = (plan.shared(plan.first), plan.shared(plan.second))
 
     def write(self) -> None:
         self._allocate()
-        self._place()
+        self._locate_thread()
         stages, steps = self.schedule.stages, self.plan.steps
         for number in range(stages - 1):
             with self.script.nested(f"if {number} < {steps}:"):
-                self._load(str(number), str(number))
+                self._load_stage(str(number), str(number))
             self.writer.call("cpembed_cp_async_commit")
         with self.script.nested(f"for step in T.serial({steps}):"):
             self.writer.call(f"cpembed_cp_async_wait_{stages - 2}")
             self.writer.barrier()
             later = f"step + {stages - 1}"
             with self.script.nested(f"if {later} < {steps}:"):
-                self._load(later, f"(({later}) % {stages})")
+                self._load_stage(later, f"(({later}) % {stages})")
+            # Committed in the last steps too, so that the number of groups to wait for is constant.
             self.writer.call("cpembed_cp_async_commit")
             self._multiply(f"(step % {stages})")
         self.writer.call("cpembed_cp_async_wait_0")
@@ -121,23 +177,21 @@ class _Kernel:
 
     def _allocate(self) -> None:
         (rows, columns), count = self.schedule.tile, self.instruction.registers
-        local = {"first": rows * count[0], "second": columns * count[1]}
-        self.script.line(
-            f'shared = T.alloc_buffer(({self.plan.shared_bytes},), "uint8", scope="shared.dyn")'
-        )
-        # All of it is used, which the compiler sees of no other line.
-        self.script.line(f"T.evaluate({in_shared(str(self.plan.shared_bytes - 1))})")
-        for name, registers in local.items():
+        shared_bytes = self.plan.shared_bytes
+        self.script.line(f'shared = T.alloc_buffer(({shared_bytes},), "uint8", scope="shared.dyn")')
+        # TVM shrinks shared memory to the accesses that it sees, so the last byte is touched.
+        self.script.line(f"T.evaluate({shared_pointer(str(shared_bytes - 1))})")
+        for name, registers in (("first", rows * count[0]), ("second", columns * count[1])):
             self.script.line(f'{name} = T.alloc_buffer(({registers},), "uint32", scope="local")')
         sums = rows * columns * count[2]
-        held = "uint32" if self.product.sums == "float16" else self.product.sums
-        self.script.line(f'sums = T.alloc_buffer(({sums},), "{held}", scope="local")')
+        dtype = "uint32" if self.product.sums == "float16" else self.product.sums
+        self.script.line(f'sums = T.alloc_buffer(({sums},), "{dtype}", scope="local")')
         with self.script.nested(f"for i in T.unroll({sums}):"):
-            self.script.line(f"sums[i] = T.{held}(0)")
+            self.script.line(f"sums[i] = T.{dtype}(0)")
 
-    def _place(self) -> None:
-        """Where the block, the warp and the lane are: ``row`` and ``column`` are the first tiles
-        of the block."""
+    def _locate_thread(self) -> None:
+        """Write the lane, the warp's place in the block, and the first row and column of tiles of
+        the block."""
         columns, group = self.plan.blocks[1], self.plan.group
         inside, above = f"block % {group * columns}", f"block // {group * columns} * {group}"
         self.script.lines(
@@ -150,133 +204,128 @@ class _Kernel:
             )
         )
 
-    def _load(self, step: str, stage: str) -> None:
-        """Copies of both factors into a stage."""
+    def _load_stage(self, step: str, stage: str) -> None:
         base = f"{stage} * {self.plan.stage_bytes}"
-        for name, stored, tile in zip(
-            PARAMETERS, (self.plan.first, self.plan.second), self.tiles, strict=True
-        ):
-            self._load_factor(name, stored, tile, step, base)
-            base = f"{stage} * {self.plan.stage_bytes} + {self.tiles[0].bytes}"
+        self._load_factor(0, step, base)
+        self._load_factor(1, step, f"{base} + {self.tiles[0].bytes}")
 
-    def _load_factor(
-        self, name: str, stored: Stored, tile: SharedTile, step: str, base: str
-    ) -> None:
-        threads = self.schedule.threads
-        whole, rest = divmod(tile.copies, threads)
-        turns = whole + bool(rest)
-        # Many short accesses side by side would take more registers than there are.
-        loop = "unroll" if tile.width >= 4 and turns <= UNROLLED else "serial"
+    def _load_factor(self, number: int, step: str, base: str) -> None:
+        """Write the copies of a factor's tile at ``step`` to the byte ``base``."""
+        threads, tile = self.schedule.threads, self.tiles[number]
+        full_turns, rest = divmod(tile.copies, threads)
+        turns = full_turns + bool(rest)
+        # Many short accesses in parallel would need more registers than there are.
+        loop = "unroll" if tile.width >= 4 and turns <= MAX_UNROLLED_COPIES else "serial"
         with self.script.nested(f"for turn in T.{loop}({turns}):"):
             self.script.line(f"slot = turn * {threads} + thread")
             with self.script.nested(*[f"if slot < {tile.copies}:"] * bool(rest)):
-                self._locate(name == PARAMETERS[0], stored, tile, step)
-                self._copy(name, stored, tile, base)
+                self._locate_vector(number, tile, step)
+                self._copy_vector(number, tile, base)
 
-    def _locate(self, is_first: bool, stored: Stored, tile: SharedTile, step: str) -> None:
-        """Where the vector of a slot is in a factor: ``place``, and whether it is inside."""
+    def _locate_vector(self, number: int, tile: SharedTile, step: str) -> None:
+        """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
+        is_first, operand = number == 0, self.factors[number]
         extent = self.instruction.m if is_first else self.instruction.n
         stage = f"(part * {self.plan.steps} + {step})"
         self.script.lines(
             (
-                f"shared_row = slot // {tile.across}",
-                f"element = slot % {tile.across} * {stored.length}",
+                f"shared_row = slot // {tile.row_vectors}",
+                f"element = slot % {tile.row_vectors} * {operand.length}",
                 f"tile = {'row' if is_first else 'column'} + shared_row // {extent}",
                 f"deep = {stage} * {self.schedule.depth} + element // {self.instruction.k}",
             )
         )
-        values = self._values(is_first, f"shared_row % {extent}", f"element % {self.instruction.k}")
+        program = self.product.program
+        values = {
+            **dict.fromkeys((loop.name for loop in program.loops), "0"),
+            **digits("batch", self.product.batch),
+            **digits("tile", self.product.rows if is_first else self.product.columns),
+            **digits("deep", self.product.depth),
+            self.product.axes[number]: f"shared_row % {extent}",
+            self.product.axes[2]: f"element % {self.instruction.k}",
+        }
         _, rows, columns, depth = self.product.tiles
-        inside = [f"tile < {rows if is_first else columns}", f"deep < {depth}"]
-        if tile.copies > tile.rows * tile.across:
-            inside.append(f"shared_row < {tile.rows}")
-        inside += conditions(stored, values, self.product.program.extents)
-        address = written(stored.address, values, self.product.program.extents)
-        self.script.lines(chosen(inside, address))
+        conditions = [f"tile < {rows if is_first else columns}", f"deep < {depth}"]
+        if tile.copies > tile.rows * tile.row_vectors:
+            conditions.append(f"shared_row < {tile.rows}")
+        conditions += inside_conditions(operand, values, program.extents)
+        address = index_script(operand.address, values, program.extents)
+        self.script.lines(guarded_place(conditions, address))
 
-    def _copy(self, name: str, stored: Stored, tile: SharedTile, base: str) -> None:
-        """The vector into shared memory, asynchronously where it has the bytes for that."""
-        size = size_bytes(stored.layout.dtype)
+    def _copy_vector(self, number: int, tile: SharedTile, base: str) -> None:
+        """Write the copy of a vector into shared memory, asynchronous if it has 4 bytes or more."""
+        name, operand = PARAMETERS[number], self.factors[number]
+        size = size_bytes(operand.layout.dtype)
         chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
         target = f"{base} + {tile.place('shared_row', chunk)} + {offset}"
         pointer = f"T.address_of({name}[place])"
         if tile.width >= 4:
-            self.writer.call(f"cpembed_cp_async_{tile.width}", in_shared(target), pointer, "valid")
+            self.writer.call(
+                f"cpembed_cp_async_{tile.width}", shared_pointer(target), pointer, "valid"
+            )
             return
-        dtype = storage_dtype(stored.layout.dtype)
-        shape = f"({stored.length},)"
+        dtype = storage_dtype(operand.layout.dtype)
+        shape = f"({operand.length},)"
         self.script.line(f'{name}_one = T.alloc_buffer({shape}, "{dtype}", scope="local")')
-        register = at(f"{name}_one", "0")
+        register = register_pointer(f"{name}_one", "0")
         self.writer.call(f"cpembed_load_{tile.width}", register, pointer, "valid")
-        self.writer.call(f"cpembed_shared_store_{tile.width}", in_shared(target), register)
-
-    def _values(self, is_first: bool, across: str, deep: str) -> dict[str, str]:
-        """Loops and axes of a factor's element, over ``tile`` and ``deep``."""
-        return {
-            **dict.fromkeys((loop.name for loop in self.product.program.loops), "0"),
-            **digits("batch", self.product.batch),
-            **digits("tile", self.product.rows if is_first else self.product.columns),
-            **digits("deep", self.product.depth),
-            self.product.axes[0 if is_first else 1]: across,
-            self.product.axes[2]: deep,
-        }
+        self.writer.call(f"cpembed_shared_store_{tile.width}", shared_pointer(target), register)
 
     def _multiply(self, stage: str) -> None:
-        """All products of a stage."""
+        """Write the products of a stage."""
         (rows, columns), count = self.schedule.tile, self.instruction.registers
         first = f"{stage} * {self.plan.stage_bytes}"
         bases = (first, f"{first} + {self.tiles[0].bytes}")
         with self.script.nested(f"for inner in T.unroll({self.schedule.depth}):"):
             if self.instruction.kind == "mma":
-                self._ldmatrix(bases)
+                self._load_by_ldmatrix(bases)
             else:
-                self._load_fragments(bases)
+                self._load_by_wmma(bases)
             with self.script.nested(
                 f"for i in T.unroll({rows}):", f"for j in T.unroll({columns}):"
             ):
                 self.writer.call(
                     self.instruction.mma_function,
-                    at("sums", f"(i * {columns} + j) * {count[2]}"),
-                    at("first", f"i * {count[0]}"),
-                    at("second", f"j * {count[1]}"),
+                    register_pointer("sums", f"(i * {columns} + j) * {count[2]}"),
+                    register_pointer("first", f"i * {count[0]}"),
+                    register_pointer("second", f"j * {count[1]}"),
                 )
 
-    def _ldmatrix(self, bases: tuple[str, str]) -> None:
-        """Four matrices of 8 rows of 16 bytes at a time: an instruction's first factor, two of its
-        second."""
+    def _load_by_ldmatrix(self, bases: tuple[str, str]) -> None:
+        """Write loads of four matrices of 8 rows of 16 bytes each: the first factor of one
+        instruction, or the second factor of two."""
         (rows, columns), (m, n) = self.schedule.tile, (self.instruction.m, self.instruction.n)
+
+        def load(count: int, name: str, register: str, number: int, place: tuple[str, str]) -> None:
+            pointer = shared_pointer(f"{bases[number]} + {self.tiles[number].place(*place)}")
+            self.writer.call(
+                f"cpembed_ldmatrix_x{count}", register_pointer(name, register), pointer
+            )
+
         with self.script.nested(f"for i in T.unroll({rows}):"):
             row = f"(warp_row * {rows} + i) * {m} + lane % 16"
-            place = self.tiles[0].place(row, "inner * 2 + lane // 16")
-            self.writer.call(
-                "cpembed_ldmatrix_x4", at("first", "i * 4"), in_shared(f"{bases[0]} + {place}")
-            )
+            load(4, "first", "i * 4", 0, (row, "inner * 2 + lane // 16"))
+        chunk = "inner * 2 + lane // 8 % 2"
         if columns > 1:
             with self.script.nested(f"for j in T.unroll({columns // 2}):"):
                 row = f"(warp_column * {columns} + j * 2 + lane // 16) * {n} + lane % 8"
-                place = self.tiles[1].place(row, "inner * 2 + lane // 8 % 2")
-                pointer = in_shared(f"{bases[1]} + {place}")
-                self.writer.call("cpembed_ldmatrix_x4", at("second", "j * 4"), pointer)
+                load(4, "second", "j * 4", 1, (row, chunk))
         if columns % 2:
             row = f"(warp_column * {columns} + {columns - 1}) * {n} + lane % 8"
-            place = self.tiles[1].place(row, "inner * 2 + lane // 8 % 2")
-            pointer = in_shared(f"{bases[1]} + {place}")
-            self.writer.call("cpembed_ldmatrix_x2", at("second", f"{columns - 1} * 2"), pointer)
+            load(2, "second", f"{columns - 1} * 2", 1, (row, chunk))
 
-    def _load_fragments(self, bases: tuple[str, str]) -> None:
-        """By WMMA's own loads: rows of the first factor, columns of the second."""
-        sizes = [size_bytes(s.layout.dtype) for s in (self.plan.first, self.plan.second)]
-        names = ("first", "second")
-        warps = ("warp_row", "warp_column")
+    def _load_by_wmma(self, bases: tuple[str, str]) -> None:
+        """Write WMMA's loads: rows of the first factor, columns of the second."""
         extents = (self.instruction.m, self.instruction.n)
-        for number in (0, 1):
+        for number, (name, warp) in enumerate((("first", "warp_row"), ("second", "warp_column"))):
             count, tile = self.schedule.tile[number], self.tiles[number]
-            deep = self.instruction.k * sizes[number]
+            size = size_bytes(self.factors[number].layout.dtype)
             with self.script.nested(f"for i in T.unroll({count}):"):
-                row = f"(({warps[number]} * {count} + i) * {extents[number]}) * {tile.pitch}"
+                row = f"(({warp} * {count} + i) * {extents[number]}) * {tile.pitch}"
+                deep = f"inner * {self.instruction.k * size}"
                 self.writer.call(
                     self.instruction.load_functions[number],
-                    at(names[number], f"i * {self.instruction.registers[number]}"),
-                    in_shared(f"{bases[number]} + {row} + inner * {deep}"),
-                    str(tile.pitch // sizes[number]),
+                    register_pointer(name, f"i * {self.instruction.registers[number]}"),
+                    shared_pointer(f"{bases[number]} + {row} + {deep}"),
+                    str(tile.pitch // size),
                 )

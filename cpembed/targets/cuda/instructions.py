@@ -1,21 +1,40 @@
-"""The instructions of Tensor Cores that kernels are generated for, of one warp each.
+"""Tensor Core instructions that kernels are generated for, each executed by one warp, and the lanes
+that hold the elements of their matrices.
 
-``mma.sync`` documents which lane holds which element (:mod:`cpembed.targets.cuda.fragments`), WMMA
-does not: its fragments come and go by its own loads and stores.
+The PTX ISA documents the registers of ``mma.sync``, and ``fragments.toml`` holds these maps. It
+does not document those of WMMA, whose fragments are accessed by WMMA's own loads and stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from cpembed.errors import InvariantError, LoweringError
-from cpembed.hw.instruction import HardwareSpec, Instruction
+from cpembed.hw.instruction import (
+    HardwareSpec,
+    Instruction,
+    InstructionAxis,
+    TileDimension,
+    read_tile,
+)
+from cpembed.hw.schema import read_table, spec_error
 from cpembed.ir.dtypes import size_bytes
 
 LANES = 32
-"""Threads of a warp."""
+"""Number of threads of a warp."""
+
+GROUPS, GROUP_LANES = 8, 4
+"""Number of groups of a warp, and of lanes of a group, in the PTX ISA's maps of fragments."""
+
+MATRIX_ROWS = 8
+"""Number of rows, each of 16 bytes, of a matrix that ``ldmatrix`` loads."""
 
 SHORT = {
     "float16": "f16",
@@ -27,15 +46,17 @@ SHORT = {
 }
 """PTX's names of element types."""
 
+FRAGMENTS_PATH = Path(__file__).with_name("fragments.toml")
+
 Kind = Literal["mma", "wmma"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorCoreInstruction:
-    """``C[m, n] += A[m, k] * B[k, n]`` by the 32 lanes of a warp.
+    """``C[m, n] += A[m, k] * B[k, n]``, executed by the 32 lanes of a warp.
 
-    ``a``, ``b`` and ``c`` are element types. A lies in rows of ``k`` elements, B in columns of
-    ``k``, C in rows of ``n``.
+    ``a``, ``b`` and ``c`` are element types. In shared memory A consists of rows of ``k`` elements,
+    B of columns of ``k``, C of rows of ``n``.
     """
 
     kind: Kind
@@ -48,7 +69,7 @@ class TensorCoreInstruction:
 
     @property
     def shape(self) -> str:
-        """As PTX writes it, ``m16n8k16`` for instance."""
+        """PTX's name of the extents, ``m16n8k16`` for instance."""
         return f"m{self.m}n{self.n}k{self.k}"
 
     @property
@@ -59,7 +80,7 @@ class TensorCoreInstruction:
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """Of 32 bits in a lane, for A, B and C."""
+        """Number of 32-bit registers of a lane for A, B and C."""
         extents = (self.m * self.k, self.n * self.k, self.m * self.n)
         first, second, sums = (
             count * size_bytes(dtype) // 4 // LANES
@@ -72,15 +93,15 @@ class TensorCoreInstruction:
 
     @property
     def mma_function(self) -> str:
-        """The device function ``(c, a, b)`` that executes it."""
+        """Name of the device function ``(c, a, b)`` that executes the instruction."""
         if self.kind == "mma":
             return f"cpembed_{self.name}"
         return f"cpembed_wmma_mma_{self.name.removeprefix('wmma_')}"
 
     @property
     def load_functions(self) -> tuple[str, str]:
-        """WMMA's device functions ``(registers, shared, distance in elements)``, for rows of A and
-        columns of B."""
+        """Names of WMMA's device functions ``(registers, shared, leading dimension in elements)``
+        that load rows of A and columns of B."""
         self._require_wmma("loads")
         return (
             f"cpembed_wmma_load_a_{self.shape}_{SHORT[self.a]}",
@@ -89,21 +110,22 @@ class TensorCoreInstruction:
 
     @property
     def store_function(self) -> str:
-        """WMMA's device function ``(shared, registers, distance in elements)``, for rows of C."""
+        """Name of WMMA's device function ``(shared, registers, leading dimension in elements)``
+        that stores rows of C."""
         self._require_wmma("stores")
         return f"cpembed_wmma_store_{self.shape}_{SHORT[self.c]}"
 
     @property
     def fragments(self) -> tuple[str, str, str]:
-        """Names in :mod:`cpembed.targets.cuda.fragments` of what lanes hold of A, B and C."""
+        """Names in ``fragments.toml`` of the matrices A, B and C."""
         if self.kind != "mma":
             raise InvariantError(f"{self.name}: which lane holds which element is not specified")
         return f"{self.shape}.a", f"{self.shape}.b", f"{self.shape}.c"
 
-    def _require_wmma(self, what: str) -> None:
+    def _require_wmma(self, functions: str) -> None:
         if self.kind != "wmma":
             raise InvariantError(
-                f"{self.name} has no {what} of its own: fragments are plain arrays"
+                f"{self.name} has no {functions} of its own: fragments are plain arrays"
             )
 
 
@@ -112,10 +134,8 @@ _FLOATS = (
     ("float16", "float16", "float16"),
     ("bfloat16", "bfloat16", "float32"),
 )
-
 _SAME_BYTES = tuple((dtype, dtype, "int32") for dtype in ("int8", "uint8"))
-
-_BYTES = tuple((one, other, "int32") for one in ("int8", "uint8") for other in ("int8", "uint8"))
+_BYTES = tuple((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8"))
 
 _FORMS: tuple[tuple[Kind, tuple[int, int, int], tuple[tuple[str, str, str], ...]], ...] = (
     ("mma", (16, 8, 16), _FLOATS),
@@ -126,9 +146,12 @@ _FORMS: tuple[tuple[Kind, tuple[int, int, int], tuple[tuple[str, str, str], ...]
 )
 
 INSTRUCTIONS = tuple(
-    TensorCoreInstruction(kind, *shape, *types) for kind, shape, each in _FORMS for types in each
+    TensorCoreInstruction(kind=kind, m=m, n=n, k=k, a=a, b=b, c=c)
+    for kind, (m, n, k), types in _FORMS
+    for a, b, c in types
 )
-"""Of sm_80 and later: PTX ISA, the tables of shapes and types of ``mma.sync`` and ``wmma``."""
+"""Instructions of sm_80 and later: PTX ISA, tables of shapes and types of ``mma.sync`` and
+``wmma``."""
 
 
 def instruction_of(
@@ -136,53 +159,156 @@ def instruction_of(
     dtypes: Mapping[str, str] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> TensorCoreInstruction:
-    """The instruction that a specification describes, by extents and element types.
+    """Return the instruction that a specification describes, by its extents and element types.
 
-    ``dtypes`` chooses among the element types of the specification, by operand of the instruction;
-    where ``roles`` maps these to operands of a workload, by operand of the workload. Without it
-    they are the first ones.
+    Parameters
+    ----------
+    spec
+        Specification of the target.
+    dtypes
+        Element types by operand; default: the first choice of the specification.
+    roles
+        Operand of the workload by operand of the instruction, if ``dtypes`` is by operand of the
+        workload; default: ``dtypes`` is by operand of the instruction.
 
-    Raises :class:`LoweringError` where no kernels are generated for it.
+    Raises
+    ------
+    LoweringError
+        If no kernels are generated for the instruction.
     """
-    instruction = spec.instruction
-    first, second = _factors(spec)
-    output = instruction.computation.output.name
-    chosen = instruction.dtype_choices[0]
-    if dtypes is not None:
-        chosen = {name: dtypes[(roles or {}).get(name, name)] for name in chosen}
-    shape = _shape(instruction, first, second, output)
-    types = (chosen[first], chosen[second], chosen[output])
-    for found in INSTRUCTIONS:
-        if (found.m, found.n, found.k) == shape and (found.a, found.b, found.c) == types:
-            return found
-    described = "no matrix product" if shape is None else "x".join(map(str, shape))
-    raise LoweringError(
-        f"{spec.name}: no Tensor Core kernels for {described} of "
-        f"{' x '.join(types[:2])} -> {types[2]}; there are those of the specifications mma_* and "
-        "wmma_*"
-    )
-
-
-def _factors(spec: HardwareSpec) -> tuple[str, str]:
-    inputs = spec.instruction.computation.inputs
+    instruction, inputs = spec.instruction, spec.instruction.computation.inputs
     if len(inputs) != 2:
         raise LoweringError(
             f"{spec.name}: a Tensor Core multiplies two operands, not {len(inputs)}"
         )
-    return inputs[0].name, inputs[1].name
-
-
-def _shape(
-    instruction: Instruction, first: str, second: str, output: str
-) -> tuple[int, int, int] | None:
-    """Rows, columns and depth; None for what is no matrix product."""
-    computation = instruction.computation
-    one, other, result = (
-        {name for index in computation.access(operand).index for name in index.iterators}
-        for operand in (first, second, output)
+    names = [operand.name for operand in (*inputs, instruction.computation.output)]
+    choice = instruction.dtype_choices[0]
+    if dtypes is not None:
+        choice = {name: dtypes[(roles or {}).get(name, name)] for name in choice}
+    shape = _matrix_shape(instruction)
+    a, b, c = (choice[name] for name in names)
+    for supported in INSTRUCTIONS:
+        if (supported.m, supported.n, supported.k) == shape and (
+            (supported.a, supported.b, supported.c) == (a, b, c)
+        ):
+            return supported
+    described = "no matrix product" if shape is None else "x".join(map(str, shape))
+    raise LoweringError(
+        f"{spec.name}: no Tensor Core kernels for {described} of {a} x {b} -> {c}; there are those "
+        "of the specifications mma_* and wmma_*"
     )
-    axes = (one & result, other & result, one & other)
+
+
+def _matrix_shape(instruction: Instruction) -> tuple[int, int, int] | None:
+    """Return rows, columns and depth; None if the instruction is not a matrix product."""
+    computation = instruction.computation
+    first, second, output = (
+        {name for index in computation.access(operand.name).index for name in index.iterators}
+        for operand in (*computation.inputs, computation.output)
+    )
+    axes = (first & output, second & output, first & second)
     if any(len(names) != 1 for names in axes) or len(instruction.axes) != 3:
         return None
     m, n, k = (instruction.extents[next(iter(names))] for names in axes)
     return m, n, k
+
+
+class FragmentTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[fragments.NAME]``: number of elements of a lane, and digits of their coordinates."""
+
+    elements: int
+    row: list[str]
+    column: list[str]
+
+
+class FragmentsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of ``fragments.toml``."""
+
+    fragments: dict[str, FragmentTable]
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A matrix distributed over a warp, ``elements`` to a lane in the order of registers and of the
+    bytes in them; ``row`` and ``column`` are the digits of its coordinates, outermost first."""
+
+    name: str
+    elements: int
+    row: tuple[TileDimension, ...]
+    column: tuple[TileDimension, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        extents = _extents(self.elements)
+        rows, columns = (
+            math.prod(digit.size(extents[digit.axis]) for digit in digits)
+            for digits in (self.row, self.column)
+        )
+        return rows, columns
+
+    def position(self, lane: int, element: int) -> tuple[int, int]:
+        """Return row and column of an element that a lane holds."""
+        if not (0 <= lane < LANES and 0 <= element < self.elements):
+            raise InvariantError(f"{self.name}: no element {element} in lane {lane}")
+        values = {
+            "groupID": lane // GROUP_LANES,
+            "threadID_in_group": lane % GROUP_LANES,
+            "i": element,
+        }
+        return self._coordinate(self.row, values), self._coordinate(self.column, values)
+
+    def _coordinate(self, digits: Sequence[TileDimension], values: Mapping[str, int]) -> int:
+        coordinate, extents = 0, _extents(self.elements)
+        for digit in digits:
+            size = digit.size(extents[digit.axis])
+            coordinate = coordinate * size + values[digit.axis] // digit.divisor % size
+        return coordinate
+
+
+def _extents(elements: int) -> dict[str, int]:
+    return {"groupID": GROUPS, "threadID_in_group": GROUP_LANES, "i": elements}
+
+
+def position(name: str, lane: int, element: int) -> tuple[int, int]:
+    """Return row and column of an element of a fragment.
+
+    Parameters
+    ----------
+    name
+        Name of the fragment, ``m16n8k16.a`` for instance.
+    lane
+        Lane that holds the element.
+    element
+        Number of the element among those of the lane.
+    """
+    return fragments()[name].position(lane, element)
+
+
+def matrix_row(lane: int) -> tuple[int, int]:
+    """Return the matrix and its row whose address a lane passes to ``ldmatrix``; with fewer than
+    four matrices the addresses of later lanes are not used."""
+    return lane // MATRIX_ROWS, lane % MATRIX_ROWS
+
+
+@cache
+def fragments() -> Mapping[str, Fragment]:
+    """Return the fragments of ``fragments.toml`` by name."""
+    return read_fragments(FRAGMENTS_PATH)
+
+
+def read_fragments(path: Path) -> Mapping[str, Fragment]:
+    """Read fragments by name.
+
+    Raises :class:`~cpembed.errors.SpecError` unless each element of a matrix is in exactly one
+    place of one lane.
+    """
+    table = read_table(path, FragmentsTable)
+    return {name: _fragment(path, name, entry) for name, entry in table.fragments.items()}
+
+
+def _fragment(path: Path, name: str, table: FragmentTable) -> Fragment:
+    axes = {axis: InstructionAxis(axis, n, n) for axis, n in _extents(table.elements).items()}
+    error = partial(spec_error, str(path), ("fragments", name))
+    digits = read_tile([*table.row, *table.column], tuple(axes), axes, error)
+    rows = len(table.row)
+    return Fragment(name, table.elements, digits[:rows], digits[rows:])

@@ -1,15 +1,15 @@
-"""A derived program as a batched matrix product of instruction tiles, in the terms of a GPU.
+"""Derived programs as batched matrix products of instruction tiles.
 
-Every embedding has this form: the outer loops that move only the first factor and the result count
-rows of tiles, those that move only the second factor and the result count columns, reductions count
-the depth, and the others are the batch. A tile's place in memory follows from the indices of the
-derived program, so nothing below this file knows of convolutions.
+Every embedding has this form: outer loops over the first factor and the result count rows of tiles,
+those over the second factor and the result count columns, reductions count the depth, and the rest
+is the batch. The address of a tile follows from the indices of the derived program, so nothing
+after this step knows of convolutions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,24 +19,31 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.instructions import TensorCoreInstruction, instruction_of
-from cpembed.targets.cuda.vectors import vector_length
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
 
 ACCESS_BYTES = 16
-"""The widest access of a thread."""
+"""Width of the widest access of a thread in bytes."""
 
+# Kernels index memory with 32-bit integers.
 _MAX_ELEMENTS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Stored:
-    """An operand as it lies in global memory.
+class GlobalOperand:
+    """An operand in global memory.
 
-    ``layout`` says where each element is; its coordinates may lie outside in the dimensions
-    ``checked``. Vectors of ``length`` elements along the instruction axis ``along`` are accessed at
-    once.
+    Attributes
+    ----------
+    layout
+        Dimensions and the address of each element.
+    checked
+        Dimensions in which coordinates may lie outside of the operand.
+    along
+        Instruction axis along which vectors are accessed.
+    length
+        Number of elements of a vector.
     """
 
     layout: PackedOperand
@@ -50,20 +57,29 @@ class Stored:
 
     @cached_property
     def address(self) -> IndexExpr:
-        """Of an element, over loops and instruction axes."""
+        """Number of an element in memory, over loops and instruction axes."""
         total = IndexExpr()
         for index, stride in zip(self.layout.access, self.layout.strides, strict=True):
             total = total + index.times(stride)
         return total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TiledProduct:
     """``C[b, m, n] += A[b, m, k] * B[b, k, n]`` over tiles of an instruction.
 
-    Loops of each kind are given outermost first; ``axes`` are the instruction's rows, columns and
-    depth. ``first`` and ``second`` hold the ways in which a factor can lie in memory, the one that
-    moves the least before the kernel first.
+    Attributes
+    ----------
+    program, instruction, epilogue
+        Derived program, the instruction that executes it, and what is applied to its sums.
+    batch, rows, columns, depth
+        Loops over tiles, outermost first.
+    axes
+        Instruction axes of rows, columns and depth.
+    first, second
+        Possible layouts of each factor; the one with the least packing work comes first.
+    output
+        The result.
     """
 
     program: DerivedProgram
@@ -74,13 +90,13 @@ class TiledProduct:
     columns: tuple[Loop, ...]
     depth: tuple[Loop, ...]
     axes: tuple[str, str, str]
-    first: tuple[Stored, ...]
-    second: tuple[Stored, ...]
-    output: Stored
+    first: tuple[GlobalOperand, ...]
+    second: tuple[GlobalOperand, ...]
+    output: GlobalOperand
 
     @cached_property
     def tiles(self) -> tuple[int, int, int, int]:
-        """How many tiles there are: in the batch, rows, columns and depth."""
+        """Number of tiles in the batch, rows, columns and depth."""
         batch, rows, columns, depth = (
             math.prod(loop.extent for loop in loops)
             for loops in (self.batch, self.rows, self.columns, self.depth)
@@ -89,16 +105,17 @@ class TiledProduct:
 
     @property
     def sums(self) -> str:
-        """The element type of the sums."""
+        """Element type of the sums."""
         return self.output.layout.dtype
 
     @property
-    def stored_dtype(self) -> str:
+    def output_dtype(self) -> str:
+        """Element type of the result after the epilogue."""
         return self.sums if self.epilogue is None else self.epilogue.dtype
 
     @cached_property
     def channels(self) -> IndexExpr | None:
-        """The number of a result's channel, over loops and axes; None without vectors."""
+        """Number of a result's channel, over loops and axes; None without vectors."""
         if self.epilogue is None or not self.epilogue.vectors:
             return None
         vector = vector_operand(self.program, "Channel", "float32")
@@ -116,8 +133,23 @@ class TiledProduct:
 def lower(
     program: DerivedProgram, spec: HardwareSpec, epilogue: Epilogue | None = None
 ) -> TiledProduct:
-    """Raises :class:`LoweringError` for a program that is no sum of products of two operands, or
-    that stores elements twice."""
+    """Lower a derived program.
+
+    Parameters
+    ----------
+    program
+        Program of an embedding.
+    spec
+        Specification of the Tensor Core instruction.
+    epilogue
+        What is applied to the sums before they are stored; default: nothing.
+
+    Raises
+    ------
+    LoweringError
+        If the program is not a sum of products of two operands, stores elements twice, or has an
+        operand of more than 2^31 - 1 elements.
+    """
     workload = program.workload
     if len(workload.statements) != 1 or len(workload.inputs) != 2 or program.overlaps:
         raise LoweringError(
@@ -126,34 +158,33 @@ def lower(
     if epilogue is not None and epilogue.placement is not None:
         raise LoweringError("results of Tensor Core kernels are stored in a buffer of their own")
     computation = program.instruction.computation
-    first, second, output = (
-        program.role(o.name) for o in (*computation.inputs, computation.output)
-    )
+    first, second, output = (program.role(operand.name) for operand in computation.operands)
     for operand in (first, second, output):
         _check_size(operand)
-    rows, columns, depth, batch = _by_kind(program, first, second)
-    axes = _axes(program)
+    rows, columns, depth, batch = _loops_by_kind(program, first, second)
+    axes = _matrix_axes(program)
     weights = workload.inputs[1].name
-    ways = [
-        _ways(operand, program, axes[2], ahead=operand.name == weights)
+    layouts = [
+        _factor_layouts(operand, program, axes[2], ahead=operand.name == weights)
         for operand in (first, second)
     ]
-    stored = _output(output, program, axes, epilogue)
-    image = ways[1] if first.name == weights else ways[0]
+    result = _result_layout(output, program, axes, epilogue)
+    image = layouts[1] if first.name == weights else layouts[0]
+    dtypes = {operand.name: operand.dtype for operand in (first, second, output)}
     return TiledProduct(
-        program,
-        instruction_of(spec, {operand.name: operand.dtype for operand in (first, second, output)},
-                       program.roles),
-        epilogue,
-        tuple(batch),
-        _by_stride(rows, stored),
-        _by_stride(columns, stored),
-        _by_stride(depth, image[0]),
-        axes,
-        ways[0],
-        ways[1],
-        stored,
-    )  # fmt: skip
+        program=program,
+        instruction=instruction_of(spec, dtypes, program.roles),
+        epilogue=epilogue,
+        batch=tuple(batch),
+        # Neighbouring tiles are neighbours in the result, and along the depth in the image.
+        rows=_by_stride(rows, result),
+        columns=_by_stride(columns, result),
+        depth=_by_stride(depth, image[0]),
+        axes=axes,
+        first=layouts[0],
+        second=layouts[1],
+        output=result,
+    )
 
 
 def _check_size(operand: PackedOperand) -> None:
@@ -165,100 +196,99 @@ def _check_size(operand: PackedOperand) -> None:
         )
 
 
-def _moving(operand: PackedOperand) -> set[str]:
-    return {name for index in operand.access for name in index.iterators}
+def _iterators(indices: Iterable[IndexExpr]) -> set[str]:
+    return {name for index in indices for name in index.iterators}
 
 
-def _by_kind(
+def _loops_by_kind(
     program: DerivedProgram, first: PackedOperand, second: PackedOperand
 ) -> tuple[list[Loop], list[Loop], list[Loop], list[Loop]]:
-    """The loops of rows, columns, depth and batch; those of one step are none of them."""
+    """Return the loops of rows, columns, depth and batch that have more than one step."""
     rows, columns, depth, batch = list[Loop](), list[Loop](), list[Loop](), list[Loop]()
-    one, other = _moving(first), _moving(second)
+    of_first, of_second = _iterators(first.access), _iterators(second.access)
     for loop in program.loops:
         if loop.extent == 1:
             continue
         if loop.kind is AxisKind.REDUCTION:
             depth.append(loop)
-        elif (loop.name in one) == (loop.name in other):
+        elif (loop.name in of_first) == (loop.name in of_second):
             batch.append(loop)
         else:
-            (rows if loop.name in one else columns).append(loop)
+            (rows if loop.name in of_first else columns).append(loop)
     return rows, columns, depth, batch
 
 
-def _axes(program: DerivedProgram) -> tuple[str, str, str]:
-    """The instruction's axes of rows, columns and depth."""
+def _matrix_axes(program: DerivedProgram) -> tuple[str, str, str]:
+    """Return the instruction's axes of rows, columns and depth."""
     computation = program.instruction.computation
-    one, other, result = (
-        {name for index in computation.access(o.name).index for name in index.iterators}
-        for o in (*computation.inputs, computation.output)
+    first, second, output = (
+        _iterators(computation.access(operand.name).index) for operand in computation.operands
     )
-    (rows,), (columns,), (depth,) = one & result, other & result, one & other
+    (rows,), (columns,), (depth,) = first & output, second & output, first & second
     return rows, columns, depth
 
 
-def coordinates(operand: PackedOperand) -> tuple[IndexExpr, ...]:
-    """Of what is accessed, in the original operand, over loops and axes."""
-    places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
-    return tuple(source.substitute(places) for source in operand.source)
-
-
 def _in_original(operand: PackedOperand, order: Sequence[int]) -> PackedOperand:
-    """The operand in its original layout, with its dimensions in an order; what is accessed may
-    lie outside."""
-    found = coordinates(operand)
+    """Return the operand in its original layout, with its dimensions in ``order``; accesses may lie
+    outside of it."""
+    places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
+    coordinates = tuple(source.substitute(places) for source in operand.source)
     return replace(
         operand,
         dimensions=tuple(
             PackedDimension(f"d{place}", operand.original_shape[place]) for place in order
         ),
-        source=tuple(IndexExpr.iterator(f"d{place}") for place in range(len(found))),
-        access=tuple(found[place] for place in order),
+        source=tuple(IndexExpr.iterator(f"d{place}") for place in range(len(coordinates))),
+        access=tuple(coordinates[place] for place in order),
     )
 
 
-def _stored(layout: PackedOperand, program: DerivedProgram, along: str, longest: int) -> Stored:
+def _global_operand(
+    layout: PackedOperand, program: DerivedProgram, along: str, max_length: int
+) -> GlobalOperand:
     checked = tuple(
         place
         for place, (index, size) in enumerate(zip(layout.access, layout.shape, strict=True))
         for low, high in (index.bounds(program.extents),)
         if low < 0 or high >= size
     )
-    return Stored(layout, checked, along, vector_length(layout, along, longest))
+    return GlobalOperand(layout, checked, along, vector_length(layout, along, max_length))
 
 
-def _ways(
+def _factor_layouts(
     operand: PackedOperand, program: DerivedProgram, along: str, *, ahead: bool
-) -> tuple[Stored, ...]:
-    """Layouts of a factor, whose vectors run along the depth.
+) -> tuple[GlobalOperand, ...]:
+    """Return layouts of a factor whose vectors run along the depth.
 
-    What is packed ``ahead`` of all calls lies in the tiles of the instruction. Another one keeps
-    its layout where vectors are as long there as anywhere, or has its dimensions exchanged; where
-    neither has long vectors, tiles are another way.
+    A factor that is packed ``ahead`` of all calls is stored in instruction tiles. Another one keeps
+    its layout if its vectors are the longest possible, or has its dimensions permuted; if neither
+    has long vectors, tiles are the alternative.
     """
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
-    longest = min(ACCESS_BYTES // size_bytes(operand.dtype), extents[along])
-    tiles = _stored(_in_tiles(operand, along), program, along, longest)
+    max_length = min(ACCESS_BYTES // size_bytes(operand.dtype), extents[along])
+    tiles = _global_operand(_in_tiles(operand, along), program, along, max_length)
     if ahead:
         return (tiles,)
     places = list(range(len(operand.original_shape)))
     orders = [places, *([*(p for p in places if p != last), last] for last in places[:-1])]
-    kept = [_stored(_in_original(operand, order), program, along, longest) for order in orders]
-    best = min(kept, key=lambda way: (-way.length, way.needs_packing))
-    return (best,) if best.length == longest else (best, tiles)
+    permuted = [
+        _global_operand(_in_original(operand, order), program, along, max_length)
+        for order in orders
+    ]
+    best = min(permuted, key=lambda layout: (-layout.length, layout.needs_packing))
+    return (best,) if best.length == max_length else (best, tiles)
 
 
 def _in_tiles(operand: PackedOperand, along: str) -> PackedOperand:
-    """The layout of the derived program, with what the axis walks innermost, and around it the
-    other tile dimension."""
+    """Return the layout of the derived program with the tile's dimension ``along`` innermost and
+    the tile's other dimension next to it."""
 
-    def place(number: int) -> tuple[int, int]:
-        walked = operand.dimensions[number].walked_by is not None
-        inner = 2 if along in operand.access[number].iterators else int(walked)
-        return inner, number
+    def depth_of(number: int) -> tuple[int, int]:
+        in_tile = operand.dimensions[number].walked_by is not None
+        depth = 2 if along in operand.access[number].iterators else int(in_tile)
+        return depth, number
 
-    order = sorted(range(len(operand.dimensions)), key=place)
+    order = sorted(range(len(operand.dimensions)), key=depth_of)
     return replace(
         operand,
         dimensions=tuple(operand.dimensions[number] for number in order),
@@ -266,32 +296,108 @@ def _in_tiles(operand: PackedOperand, along: str) -> PackedOperand:
     )
 
 
-def _output(
+def _result_layout(
     output: PackedOperand,
     program: DerivedProgram,
     axes: tuple[str, str, str],
     epilogue: Epilogue | None,
-) -> Stored:
-    """The result in its original layout, in vectors along columns or rows, whichever are longer."""
+) -> GlobalOperand:
+    """Return the result in its original layout, with vectors along columns or rows, whichever are
+    longer."""
     layout = _in_original(output, range(len(output.original_shape)))
     dtype = output.dtype if epilogue is None else epilogue.dtype
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
-    widest = min(ACCESS_BYTES // size_bytes(dtype), 8)
-    found = [
-        _stored(layout, program, axis, min(widest, extents[axis])) for axis in (axes[1], axes[0])
+    max_length = min(ACCESS_BYTES // size_bytes(dtype), 8)
+    candidates = [
+        _global_operand(layout, program, axis, min(max_length, extents[axis]))
+        for axis in (axes[1], axes[0])
     ]
-    return max(found, key=lambda way: way.length)
+    return max(candidates, key=lambda candidate: candidate.length)
 
 
-def _by_stride(loops: Sequence[Loop], operand: Stored) -> tuple[Loop, ...]:
-    """Loops whose steps are the farthest apart in an operand first."""
+def _by_stride(loops: Sequence[Loop], operand: GlobalOperand) -> tuple[Loop, ...]:
+    """Sort loops by the distance of their steps in an operand, the largest first."""
 
     def stride(loop: Loop) -> int:
-        found = 0
-        for index, size in zip(operand.layout.access, operand.layout.strides, strict=True):
-            for term in index.terms:
-                if loop.name in term.iterators:
-                    found = max(found, abs(term.coefficient) * size // term.divisor)
-        return found
+        return max(
+            (
+                abs(term.coefficient) * size // term.divisor
+                for index, size in zip(operand.layout.access, operand.layout.strides, strict=True)
+                for term in index.terms
+                if loop.name in term.iterators
+            ),
+            default=0,
+        )
 
     return tuple(sorted(loops, key=lambda loop: -stride(loop)))
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Movement of an index over an aligned group of steps of an axis: its increment per step, 0 or
+    1, and whether it is a multiple of the group's length at the first step."""
+
+    step: int
+    aligned: bool
+
+
+def vector_length(operand: PackedOperand, axis: str, max_length: int) -> int:
+    """Return the length of the longest vector along an axis.
+
+    Parameters
+    ----------
+    operand
+        Operand that is accessed.
+    axis
+        Instruction axis of the vector's elements.
+    max_length
+        Maximum length, a power of two.
+
+    Returns
+    -------
+    int
+        The largest power of two of steps that are contiguous in memory, begin at a multiple of
+        their number, and lie inside the operand all or none.
+    """
+    length = max_length
+    while length > 1 and not _is_contiguous(operand, axis, length):
+        length //= 2
+    return length
+
+
+def _is_contiguous(operand: PackedOperand, axis: str, length: int) -> bool:
+    if operand.shape[-1] % length:
+        return False
+    *outer, last = (_movement(index, axis, length) for index in operand.access)
+    return last == Movement(1, True) and all(
+        movement is not None and movement.step == 0 for movement in outer
+    )
+
+
+def _movement(index: IndexExpr, axis: str, length: int) -> Movement | None:
+    """Return None if the index moves by another number, or differently in different groups."""
+    movements = [_term_movement(term, axis, length) for term in index.terms]
+    step, aligned = 0, index.constant % length == 0
+    for movement in movements:
+        if movement is None:
+            return None
+        step += movement.step
+        aligned = aligned and movement.aligned
+    return Movement(step, aligned) if step in (0, 1) else None
+
+
+def _term_movement(term: IndexTerm, axis: str, length: int) -> Movement | None:
+    still = Movement(0, term.coefficient % length == 0)
+    if axis not in term.iterators:
+        return still
+    if term.inner is not None:
+        inner = _movement(term.inner, axis, length)
+        if inner is None or inner.step == 0:
+            return None if inner is None else still
+        if not inner.aligned:
+            return None
+    if term.divisor % length == 0:
+        # The quotient is the same for all steps of a group.
+        return still
+    moves = term.divisor == 1 and (term.modulus is None or term.modulus % length == 0)
+    return Movement(1, True) if moves and term.coefficient == 1 else None

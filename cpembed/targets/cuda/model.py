@@ -1,11 +1,11 @@
-"""The time of a kernel on a described GPU, from what it does and from published figures.
+"""Estimated time of a kernel on a described GPU, from its work and from published figures only.
 
-A block goes through steps: it fetches factors from L2 into shared memory, and computes products of
-them; at the end it stores results. Two things bound how long the blocks of a multiprocessor take: a
-block alone waits for what it asked for, one thing after the other; and all of them together keep a
-unit busy, be it the tensor cores, shared memory, the schedulers or the path to L2. Where many
-blocks are resident, each waits while others work, so the longer of the two is the time. Blocks
-beyond those that are resident come in further rounds.
+A block fetches factors from L2 into shared memory and computes their products, step by step; at the
+end it stores results. Two things bound the time of the blocks of a multiprocessor: a single block
+waits for its fetches and products one after the other, and all of them together keep a unit busy,
+be it the tensor cores, shared memory, the schedulers or the path to L2. While one resident block
+waits the others work, so the longer of the two is the time. Blocks beyond the resident ones run in
+further rounds.
 """
 
 from __future__ import annotations
@@ -13,21 +13,188 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 
-from cpembed.errors import LoweringError
-from cpembed.targets.cuda.gpu import Gpu
+import msgspec
 
-__all__ = ["Gpu", "GpuEstimate", "KernelWork", "Phase", "estimate", "product_cycles"]
+from cpembed.errors import LoweringError, SpecError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.schema import read_table
+from cpembed.targets.cuda.instructions import LANES
+
+_FOLDER = Path(__file__).parent / "machines"
+
+
+class Multiprocessor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``machines/NAME.toml``: limits and allocation units of a multiprocessor, latencies.
+
+    Allocations are in bytes, registers, warps and blocks; latencies in cycles. ``integer_cycles``
+    are those of an integer instruction of a warp, ``launch_us`` the time of an empty kernel in a
+    queue of kernels.
+    """
+
+    architecture: str
+    warps: int
+    blocks: int
+    registers: int
+    register_unit: int
+    registers_per_thread: int
+    shared_bytes_per_block: int
+    shared_reserved_bytes: int
+    shared_unit: int
+    unified_bytes: int
+    schedulers: int
+    integer_cycles: float
+    l1_cycles: float
+    shared_load_cycles: float
+    shared_store_cycles: float
+    launch_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU with an instruction of its tensor cores.
+
+    Attributes
+    ----------
+    name, clock_mhz, multiprocessors, unit
+        Name, clock, number of multiprocessors and description of one.
+    shared_total
+        Bytes of shared memory of a multiprocessor.
+    l2_capacity
+        Bytes of L2.
+    l2_bytes, dram_bytes
+        Bytes per cycle of the whole GPU.
+    l2_bytes_each
+        Bytes per cycle between L2 and one multiprocessor.
+    l2_cycles, dram_cycles
+        Latencies in cycles.
+    product_cycles
+        Cycles of a tensor core for an instruction.
+    product_latency
+        Cycles from an instruction to the next one that adds to the same sums.
+    """
+
+    name: str
+    clock_mhz: float
+    multiprocessors: int
+    unit: Multiprocessor
+    shared_total: int
+    l2_capacity: int
+    l2_bytes: float
+    l2_bytes_each: float
+    l2_cycles: float
+    dram_bytes: float
+    dram_cycles: float
+    product_cycles: float
+    product_latency: float
+
+    @property
+    def architecture(self) -> str:
+        """nvcc's name of the architecture: ``sm_80``."""
+        return self.unit.architecture
+
+    @property
+    def shared_bytes(self) -> int:
+        """Maximum bytes of shared memory of a block."""
+        return self.unit.shared_bytes_per_block
+
+    def microseconds(self, cycles: float) -> float:
+        return cycles / self.clock_mhz
+
+    def resident(self, warps: int, shared_bytes: int, registers: int) -> int:
+        """Return the number of blocks that a multiprocessor holds at a time.
+
+        Parameters
+        ----------
+        warps
+            Number of warps of a block.
+        shared_bytes
+            Bytes of shared memory of a block.
+        registers
+            Number of registers of a thread.
+        """
+        unit = self.unit
+        if registers > unit.registers_per_thread or shared_bytes > self.shared_bytes:
+            return 0
+        warp_registers = math.ceil(registers * LANES / unit.register_unit) * unit.register_unit
+        shared = shared_bytes + unit.shared_reserved_bytes
+        shared = math.ceil(shared / unit.shared_unit) * unit.shared_unit
+        return min(
+            unit.blocks,
+            unit.warps // warps,
+            unit.registers // (warp_registers * warps),
+            self.shared_total // shared,
+        )
+
+
+def multiprocessor_of(architecture: str) -> Multiprocessor:
+    """Return the multiprocessor of an architecture.
+
+    Raises :class:`SpecError` if none is described.
+    """
+    for file in sorted(_FOLDER.glob("*.toml")):
+        unit = _multiprocessor(file.stem)
+        if unit.architecture == architecture:
+            return unit
+    raise SpecError(f"no figures of a GPU of architecture {architecture}")
+
+
+@cache
+def _multiprocessor(name: str) -> Multiprocessor:
+    path = _FOLDER / f"{name}.toml"
+    if not path.exists():
+        names = ", ".join(sorted(file.stem for file in _FOLDER.glob("*.toml")))
+        raise SpecError(f"no figures of a GPU {name!r} to estimate times from; there are {names}")
+    return read_table(path, Multiprocessor)
+
+
+def gpu(spec: HardwareSpec, name: str) -> Gpu:
+    """Return a GPU with the instruction of ``spec``.
+
+    Raises :class:`SpecError` if the specification or ``machines/`` does not describe it.
+    """
+    unit = _multiprocessor(name)
+    if name not in spec.machines:
+        names = ", ".join(spec.machines) or "none"
+        raise SpecError(f"{spec.name} has no machine {name!r}; it has {names}")
+    machine = spec.machines[name]
+    missing = sorted({"shared", "l2", "dram"} - machine.memories.keys())
+    if missing:
+        raise SpecError(f"{spec.name}: [machines.{name}] has no memory {', '.join(missing)}")
+    shared, l2, dram = (machine.memories[level] for level in ("shared", "l2", "dram"))
+    return Gpu(
+        name=name,
+        clock_mhz=machine.clock_mhz,
+        multiprocessors=shared.units,
+        unit=unit,
+        shared_total=shared.capacity_bytes or unit.unified_bytes,
+        l2_capacity=l2.capacity_bytes or 0,
+        l2_bytes=l2.read_bytes,
+        l2_bytes_each=l2.child_read_bytes,
+        l2_cycles=l2.latency_cycles,
+        dram_bytes=dram.read_bytes,
+        dram_cycles=dram.latency_cycles,
+        product_cycles=machine.compute.cycles,
+        product_latency=machine.compute.latency_cycles,
+    )
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a block does once.
+    """Work that a block does once.
 
-    ``cycles`` pass until it is done by a block that is alone on its multiprocessor. The others say
-    how busy that multiprocessor's units are with it: cycles of the busiest ``tensor`` core,
-    wavefronts of ``shared`` memory and L1 (one a cycle), cycles of the busiest scheduler
-    (``issue``), ``bytes`` from and to L2.
+    Attributes
+    ----------
+    cycles
+        Cycles until it is done by a block that is alone on its multiprocessor.
+    tensor, issue
+        Cycles of the busiest tensor core, and of the busiest scheduler.
+    shared
+        Wavefronts of shared memory and L1, which take one cycle each.
+    bytes
+        Bytes from and to L2.
     """
 
     cycles: float = 0.0
@@ -37,7 +204,6 @@ class Phase:
     bytes: float = 0.0
 
     def __add__(self, other: Phase) -> Phase:
-        """One after the other."""
         return Phase(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def times(self, count: float) -> Phase:
@@ -46,13 +212,25 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """A kernel of ``blocks`` of ``warps`` each.
+    """Work of a kernel.
 
-    A block has ``shared_bytes`` of shared memory and ``registers`` in each thread. It fetches and
-    computes ``steps`` times, and stores ``results`` times. With ``stages`` of shared memory the
-    factors of so many steps less one are fetched ahead; with one, nothing overlaps. ``dram_bytes``
-    go from and to main memory in all. ``others`` are launched before and after it: packing, sums
-    of parts.
+    Attributes
+    ----------
+    name, blocks, warps
+        Name of the kernel, number of its blocks, and of the warps of each.
+    shared_bytes, registers
+        Bytes of shared memory of a block, and registers of a thread.
+    steps, results
+        How often a block fetches and computes, and how often it stores.
+    stages
+        Number of stages of shared memory, one less than the steps that are fetched ahead; with one
+        stage nothing overlaps.
+    fetch, compute, result
+        Work of a step, and of a store.
+    dram_bytes
+        Bytes from and to main memory, of all blocks.
+    auxiliary
+        Kernels that are launched before and after: packing, sums of parts.
     """
 
     name: str
@@ -67,45 +245,64 @@ class KernelWork:
     result: Phase = Phase()
     results: int = 1
     dram_bytes: float = 0.0
-    others: tuple[KernelWork, ...] = ()
+    auxiliary: tuple[KernelWork, ...] = ()
 
     @property
     def block(self) -> Phase:
-        """All that a block does; its cycles where it is alone."""
+        """All work of a block, with the cycles of a block that is alone."""
         busy = (self.fetch + self.compute).times(self.steps) + self.result.times(self.results)
-        stored = self.results * self.result.cycles
         if self.stages == 1:
             return busy
         step = max(self.compute.cycles, self.fetch.cycles / (self.stages - 1))
-        alone = self.fetch.cycles + self.steps * step + stored
-        return Phase(alone, busy.tensor, busy.shared, busy.issue, busy.bytes)
+        cycles = self.fetch.cycles + self.steps * step + self.results * self.result.cycles
+        return Phase(cycles, busy.tensor, busy.shared, busy.issue, busy.bytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuEstimate:
-    """``us`` with all launches; ``parts``: how long each unit is busy, in microseconds, the
-    busiest multiprocessor's, and how long blocks wait that are alone (``latency_us``).
-    ``occupancy``: blocks that are resident on a multiprocessor; ``waves``: rounds of blocks;
-    ``others`` as in :class:`KernelWork`."""
+    """Estimated time of a kernel.
+
+    Attributes
+    ----------
+    us
+        Microseconds, including all launches.
+    parts
+        Microseconds that each unit of the busiest multiprocessor is busy, and that blocks would
+        wait that are alone (``latency_us``).
+    occupancy
+        Number of blocks that are resident on a multiprocessor.
+    waves
+        Number of rounds of blocks.
+    auxiliary
+        Estimates of the kernels before and after.
+    """
 
     name: str
     us: float
     parts: Mapping[str, float]
     occupancy: int
     waves: int
-    others: tuple[GpuEstimate, ...] = ()
+    auxiliary: tuple[GpuEstimate, ...] = ()
 
     @property
     def bound(self) -> str:
-        """The part that takes longest."""
+        """Name of the part that takes longest."""
         return max(self.parts, key=lambda name: self.parts[name])
 
 
 def product_cycles(gpu: Gpu, warps: int, chains: int, depth: int) -> Phase:
-    """Products of ``warps``: each ``chains`` of sums that do not depend on each other, ``depth``
-    products in each.
+    """Return the work of products.
 
-    A warp executes on one of the tensor cores, of which there are as many as schedulers.
+    Parameters
+    ----------
+    gpu
+        GPU that executes them.
+    warps
+        Number of warps; each executes on one of as many tensor cores as there are schedulers.
+    chains
+        Number of sums of a warp that do not depend on each other.
+    depth
+        Number of products of each sum.
     """
     turns = math.ceil(warps / gpu.unit.schedulers)
     busy = turns * chains * depth * gpu.product_cycles
@@ -114,7 +311,10 @@ def product_cycles(gpu: Gpu, warps: int, chains: int, depth: int) -> Phase:
 
 
 def estimate(work: KernelWork, gpu: Gpu) -> GpuEstimate:
-    """Raises :class:`LoweringError` for a block that no multiprocessor can hold."""
+    """Estimate the time of a kernel and of those around it.
+
+    Raises :class:`LoweringError` if no multiprocessor can hold a block.
+    """
     resident = gpu.resident(work.warps, work.shared_bytes, work.registers)
     if not resident:
         raise LoweringError(
@@ -142,6 +342,8 @@ def estimate(work: KernelWork, gpu: Gpu) -> GpuEstimate:
     parts["latency_us"] = gpu.microseconds(waves * block.cycles)
     parts["dram_us"] = gpu.microseconds(dram)
     parts["launch_us"] = gpu.unit.launch_us
-    others = tuple(estimate(other, gpu) for other in work.others)
-    us = gpu.microseconds(cycles) + gpu.unit.launch_us + sum(other.us for other in others)
-    return GpuEstimate(work.name, us, parts, resident, waves, others)
+    auxiliary = tuple(estimate(kernel, gpu) for kernel in work.auxiliary)
+    us = gpu.microseconds(cycles) + gpu.unit.launch_us + sum(kernel.us for kernel in auxiliary)
+    return GpuEstimate(
+        name=work.name, us=us, parts=parts, occupancy=resident, waves=waves, auxiliary=auxiliary
+    )

@@ -1,4 +1,4 @@
-"""Tensor Cores: kernels are generated as CUDA text, and executed here without a GPU."""
+"""Tensor Cores as a target: kernels are generated as CUDA text and executed here without a GPU."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.tensorir import FunctionCalls
+from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.base import Array, Details, Execution, Row, Target
-from cpembed.targets.cuda.build import cuda_text
-from cpembed.targets.cuda.execute import CudaKernels, missing
-from cpembed.targets.cuda.executor import Counters, Order
-from cpembed.targets.cuda.gpu import Gpu, gpu
+from cpembed.targets.cuda.artifact import INSTRUCTIONS, CudaKernels, save
+from cpembed.targets.cuda.build import cuda_text, function_calls
+from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
-from cpembed.targets.cuda.save import INSTRUCTIONS, save
+from cpembed.targets.cuda.model import Gpu, gpu
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan
 from cpembed.targets.cuda.space import CudaSpace
-from cpembed.targets.cuda.tensorir import function_calls
 from cpembed.transform.program import DerivedProgram
 
 MACHINE = "a100"
-"""The GPU that schedules are chosen for where nothing is said."""
+"""GPU that schedules are chosen for by default."""
 
 
 @dataclass(frozen=True)
 class CudaDetails(Details):
-    """What the executor counted of a run."""
+    """Counters of a run, and its estimated time."""
 
     counters: Counters
     estimated_us: float
@@ -46,10 +43,10 @@ class CudaDetails(Details):
         }
 
     def rows(self) -> list[Row]:
-        found = self.counters
-        products = sum(found.mma.values())
-        loads, stores = found.shared_load_wavefronts, found.shared_store_wavefronts
-        loaded, stored = found.global_load_sectors, found.global_store_sectors
+        counters = self.counters
+        products = sum(counters.mma.values())
+        loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
+        loaded, stored = counters.global_load_sectors, counters.global_store_sectors
         return [
             ("estimated", f"{self.estimated_us:.3g} us on {self.gpu}"),
             ("counted", f"{products:,} products of the instruction"),
@@ -59,11 +56,11 @@ class CudaDetails(Details):
 
 
 class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
-    """Numbers are those of the executor; times are estimated, for the GPU :data:`MACHINE`."""
+    """Emulated Tensor Cores; times are estimates for the GPU :data:`MACHINE`."""
 
     provenance = Provenance.EMULATED
-    files = ("--save",)
     instructions = INSTRUCTIONS
+    has_tensorir = True
 
     def __init__(self, spec: HardwareSpec) -> None:
         super().__init__(spec)
@@ -74,7 +71,7 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         return gpu(self.spec, self.machine)
 
     def missing(self) -> tuple[str, ...]:
-        return missing()
+        return COMPILER.missing()
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> TiledProduct:
         return lower(program, self.spec, epilogue)
@@ -86,8 +83,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         plan = Plan(lowered, schedule)
         return CudaKernels(plan, cuda_text(plan, self.gpu.architecture))
 
-    has_tensorir = True
-
     def tensorir(
         self, lowered: TiledProduct, schedule: KernelSchedule, constants: Mapping[str, Array]
     ) -> FunctionCalls:
@@ -97,7 +92,7 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         return "cuda"
 
     def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
-        """In two orders of the warps: a result that depends on it is no result."""
+        # Two orders of the warps: a result that depends on the order is wrong.
         outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
         return Execution(outputs, self.provenance)
 
@@ -107,18 +102,12 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     def save(self, artifact: CudaKernels, path: Path) -> None:
         save(artifact, path)
 
-    def untunable(self) -> str | None:
-        return "its kernels are emulated here: there is no time to tune by"
-
     def schedule_text(self, embedding: Embedding, schedule: KernelSchedule) -> str:
         return str(schedule)
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
-        found = self.space(artifact.plan.product).scored(artifact.plan.schedule)
-        return CudaDetails(artifact.counters, found.cost, self.machine)
+        scored = self.space(artifact.plan.product).scored(artifact.plan.schedule)
+        return CudaDetails(artifact.counters, scored.cost, self.machine)
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"
-
-    def schedule_of(self, trial: Any) -> KernelSchedule:
-        raise LoweringError(self.untunable() or "")

@@ -1,6 +1,7 @@
-"""What a product's kernel moves and executes, counted from its schedule: what the executor counts.
+"""Traffic and instructions of a product kernel, counted from its schedule; the executor counts the
+same.
 
-Sizes of accesses and their places follow from the same formulas as the generated code
+Widths and addresses of accesses follow from the same formulas as the generated code
 (:mod:`cpembed.targets.cuda.emit`, :mod:`cpembed.targets.cuda.results`).
 """
 
@@ -15,32 +16,36 @@ from numpy.typing import NDArray
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
-from cpembed.targets.cuda.lower import Stored
+from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.schedule import CHUNK, WAVEFRONT_BYTES, Plan, SharedTile, Staging
 
 BANK_BYTES = 4
-Places = NDArray[np.int64]
+Addresses = NDArray[np.int64]
 
 
-def wavefronts(places: Places, width: int) -> int:
-    """Of accesses of ``width`` bytes at byte addresses, one row for each access of a warp.
+def wavefronts(addresses: Addresses, width: int) -> int:
+    """Count the wavefronts of accesses of ``width`` bytes; a row of addresses is one access of a
+    warp.
 
-    Accesses of 16 bytes are served in quarters of a warp, of 8 in halves; words that lanes have in
-    common are read once. (CUDA C++ Best Practices Guide, shared memory and memory banks.)
+    Accesses of 16 bytes are served in quarters of a warp, of 8 bytes in halves; a word that several
+    lanes read is read once. (CUDA C++ Best Practices Guide, shared memory and memory banks.)
     """
     lanes = min(LANES, WAVEFRONT_BYTES // width)
     total = 0
-    for group in places.reshape(-1, lanes):
+    for group in addresses.reshape(-1, lanes):
         words = np.unique(group[:, None] // BANK_BYTES + np.arange(max(1, width // BANK_BYTES)))
-        banks = np.bincount(words % (WAVEFRONT_BYTES // BANK_BYTES))
-        total += int(banks.max())
+        total += _max_bank_words(words)
     return total
 
 
-@dataclass(frozen=True)
+def _max_bank_words(words: Addresses) -> int:
+    return int(np.bincount(words % (WAVEFRONT_BYTES // BANK_BYTES)).max())
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageTraffic:
-    """Of a block, in a stage: ``products`` and ``fragment_wavefronts`` of each warp, and
-    ``copy_wavefronts`` of all warps together; ``copies``: how many vectors are copied."""
+    """Counts of a stage: ``products`` and ``fragment_wavefronts`` of each warp; ``copy_wavefronts``
+    and ``copies``, the number of vectors that are copied, of all warps of a block."""
 
     products: int
     fragment_wavefronts: int
@@ -50,17 +55,16 @@ class StageTraffic:
 
 @dataclass(frozen=True)
 class ResultTraffic:
-    """Of a warp, at the end of a block: shared memory's wavefronts of sums that are stored and
-    read back."""
+    """Wavefronts of a warp at the end of a block: sums that are staged, and read back."""
 
     store_wavefronts: int
     load_wavefronts: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelTraffic:
-    """Of the whole product kernel: what a block does in each of ``steps`` stages and at its end,
-    and bytes of global memory, those that lie outside an operand not counted."""
+    """Counts of a product kernel: those of a block in each of ``steps`` stages and at its end, and
+    bytes of global memory inside the operands."""
 
     blocks: int
     warps: int
@@ -76,55 +80,59 @@ class KernelTraffic:
 
     @property
     def shared_load_wavefronts(self) -> int:
-        inside = self.steps * self.stage.fragment_wavefronts
-        return self.blocks * self.warps * (inside + self.result.load_wavefronts)
+        fragments = self.steps * self.stage.fragment_wavefronts
+        return self.blocks * self.warps * (fragments + self.result.load_wavefronts)
 
     @property
     def shared_store_wavefronts(self) -> int:
-        each = self.steps * self.stage.copy_wavefronts + self.warps * self.result.store_wavefronts
-        return self.blocks * each
+        copies = self.steps * self.stage.copy_wavefronts
+        return self.blocks * (copies + self.warps * self.result.store_wavefronts)
 
 
 def traffic(plan: Plan) -> KernelTraffic:
-    """Of the kernel that computes the product, or the parts of its sums."""
+    """Return the counts of the kernel that computes the product, or the parts of its sums."""
     rows, columns, batch, splits = plan.blocks
-    loaded = valid_elements(plan, plan.first) * size_bytes(plan.first.layout.dtype) * columns
-    loaded += valid_elements(plan, plan.second) * size_bytes(plan.second.layout.dtype) * rows
     product = plan.product
-    elements = product.output.layout.elements
-    parts = splits * size_bytes(product.sums) if splits > 1 else size_bytes(product.stored_dtype)
+    # Each column of blocks reads the first factor once, each row of blocks the second.
+    loaded = sum(
+        _valid_elements(plan, operand) * size_bytes(operand.layout.dtype) * times
+        for operand, times in ((plan.first, columns), (plan.second, rows))
+    )
+    result_bytes = size_bytes(product.output_dtype)
+    if splits > 1:
+        result_bytes = splits * size_bytes(product.sums)
     return KernelTraffic(
-        rows * columns * batch * splits,
-        plan.schedule.threads // LANES,
-        plan.steps,
-        stage_traffic(plan),
-        result_traffic(plan),
-        loaded,
-        elements * parts,
+        blocks=rows * columns * batch * splits,
+        warps=plan.schedule.threads // LANES,
+        steps=plan.steps,
+        stage=_stage_traffic(plan),
+        result=_result_traffic(plan),
+        loaded_bytes=loaded,
+        stored_bytes=product.output.layout.elements * result_bytes,
     )
 
 
-def stage_traffic(plan: Plan) -> StageTraffic:
+def _stage_traffic(plan: Plan) -> StageTraffic:
     schedule = plan.schedule
-    copies, stored = 0, 0
-    for operand in (plan.first, plan.second):
-        tile = plan.shared(operand)
-        copies += tile.copies
-        stored += _copy_wavefronts(tile)
-    products = schedule.tile[0] * schedule.tile[1] * schedule.depth
-    return StageTraffic(products, _fragment_wavefronts(plan), stored, copies)
+    tiles = [plan.shared(operand) for operand in (plan.first, plan.second)]
+    return StageTraffic(
+        products=schedule.tile[0] * schedule.tile[1] * schedule.depth,
+        fragment_wavefronts=_fragment_wavefronts(plan),
+        copy_wavefronts=sum(map(_copy_wavefronts, tiles)),
+        copies=sum(tile.copies for tile in tiles),
+    )
 
 
 @lru_cache(maxsize=4096)
 def _copy_wavefronts(tile: SharedTile) -> int:
-    """Of all vectors of a tile, in the order in which a block's threads copy them."""
+    """Count the wavefronts of a tile's vectors, in the order in which a block's threads copy."""
     slots = np.arange(tile.copies)
-    row, byte = slots // tile.across, slots % tile.across * tile.width
-    return wavefronts(_place(tile, row, byte // CHUNK) + byte % CHUNK, tile.width)
+    row, byte = slots // tile.row_vectors, slots % tile.row_vectors * tile.width
+    return wavefronts(_address(tile, row, byte // CHUNK) + byte % CHUNK, tile.width)
 
 
-def _place(tile: SharedTile, row: Places, chunk: Places) -> Places:
-    """The byte of :meth:`SharedTile.place`."""
+def _address(tile: SharedTile, row: Addresses, chunk: Addresses) -> Addresses:
+    """Return the byte of :meth:`SharedTile.place`."""
     if tile.swizzled and tile.chunks > 1:
         turn = row if tile.chunks >= 8 else row // (8 // tile.chunks)
         chunk = chunk ^ (turn % min(tile.chunks, 8))
@@ -132,53 +140,51 @@ def _place(tile: SharedTile, row: Places, chunk: Places) -> Places:
 
 
 def _fragment_wavefronts(plan: Plan) -> int:
-    """Of a warp, loading the fragments of a stage: ``ldmatrix`` has no conflicts, rows of WMMA's
-    matrices may."""
+    """Count the wavefronts of a warp that loads the fragments of a stage."""
     schedule, instruction = plan.schedule, plan.product.instruction
     rows, columns = schedule.tile
     if instruction.kind == "mma":
+        # ldmatrix on swizzled tiles has no bank conflicts; rows of WMMA's matrices may have.
         return schedule.depth * (4 * rows + 2 * columns)
-    return schedule.depth * sum(
-        count
-        * _matrix_wavefronts(
-            extent,
-            instruction.k * size_bytes(operand.layout.dtype),
-            plan.shared(operand).pitch,
-            size_bytes(operand.layout.dtype),
-        )
-        for operand, count, extent in (
-            (plan.first, rows, instruction.m),
-            (plan.second, columns, instruction.n),
-        )
-    )
+    total = 0
+    for operand, count, extent in (
+        (plan.first, rows, instruction.m),
+        (plan.second, columns, instruction.n),
+    ):
+        size = size_bytes(operand.layout.dtype)
+        pitch = plan.shared(operand).pitch
+        total += count * _matrix_wavefronts(extent, instruction.k * size, pitch, size)
+    return schedule.depth * total
 
 
 @lru_cache(maxsize=256)
-def _matrix_wavefronts(lines: int, line_bytes: int, pitch: int, element: int) -> int:
-    """Of a WMMA load or store: by 8 pieces of 16 bytes at a time as ``ldmatrix``, or, of words, by
-    4 pieces of 32 bytes; how a GPU does it is not specified."""
-    together, piece = (4, 32) if element == BANK_BYTES else (8, CHUNK)
+def _matrix_wavefronts(lines: int, line_bytes: int, pitch: int, element_bytes: int) -> int:
+    """Count the wavefronts of a WMMA load or store of ``lines``, ``pitch`` bytes apart.
+
+    The ISA does not specify its accesses; they are assumed to be 8 pieces of 16 bytes at a time, as
+    those of ``ldmatrix``, or 4 pieces of 32 bytes if elements are words.
+    """
+    step, piece = (4, 32) if element_bytes == BANK_BYTES else (8, CHUNK)
     total = 0
-    for first in range(0, lines, together):
+    for first in range(0, lines, step):
         for offset in range(0, line_bytes, piece):
-            line = np.arange(first, first + together)[:, None]
-            words = line * pitch + offset + np.arange(0, piece, BANK_BYTES)
-            banks = np.unique(words // BANK_BYTES) % (WAVEFRONT_BYTES // BANK_BYTES)
-            total += int(np.bincount(banks).max())
+            line = np.arange(first, first + step)[:, None]
+            addresses = line * pitch + offset + np.arange(0, piece, BANK_BYTES)
+            total += _max_bank_words(np.unique(addresses // BANK_BYTES))
     return total
 
 
-def result_traffic(plan: Plan) -> ResultTraffic:
+def _result_traffic(plan: Plan) -> ResultTraffic:
     product, (rows, columns) = plan.product, plan.schedule.tile
-    stored = product.output
-    along_columns = stored.along == product.axes[1]
-    back = _read_back(plan.staging, stored.length, along_columns)
-    return ResultTraffic(rows * _staged(product.instruction, plan.staging, columns), rows * back)
+    along_columns = product.output.along == product.axes[1]
+    loads = _read_back_wavefronts(plan.staging, product.output.length, along_columns)
+    stores = _staged_wavefronts(product.instruction, plan.staging, columns)
+    return ResultTraffic(rows * stores, rows * loads)
 
 
 @lru_cache(maxsize=1024)
-def _staged(instruction: TensorCoreInstruction, staging: Staging, columns: int) -> int:
-    """A row of instruction tiles, stored by a warp."""
+def _staged_wavefronts(instruction: TensorCoreInstruction, staging: Staging, columns: int) -> int:
+    """Count the wavefronts of a warp that stores a row of instruction tiles."""
     size = size_bytes(staging.dtype)
     if instruction.kind == "wmma":
         pitch = staging.pitch * size
@@ -187,19 +193,19 @@ def _staged(instruction: TensorCoreInstruction, staging: Staging, columns: int) 
     for number in range(columns):
         for half in range(instruction.m * instruction.n // LANES // 2):
             row, column = lane // 4 + 8 * half, lane % 4 * 2
-            places = (row * staging.pitch + number * instruction.n + column) * size
-            total += wavefronts(places, 2 * size)
+            addresses = (row * staging.pitch + number * instruction.n + column) * size
+            total += wavefronts(addresses, 2 * size)
     return total
 
 
 @lru_cache(maxsize=1024)
-def _read_back(staging: Staging, length: int, along_columns: bool) -> int:
+def _read_back_wavefronts(staging: Staging, length: int, along_columns: bool) -> int:
     size, rows = size_bytes(staging.dtype), staging.rows
-    across = (staging.columns if along_columns else rows) // length
+    vectors = (staging.columns if along_columns else rows) // length
     slots = staging.columns * rows // length
     slot = np.arange(-(-slots // LANES) * LANES)
-    place, other = slot // across, slot % across * length
-    row, column = (place, other) if along_columns else (other, place)
+    across, along = slot // vectors, slot % vectors * length
+    row, column = (across, along) if along_columns else (along, across)
     start = (row % rows * staging.pitch + column % staging.columns) * size
     if along_columns:
         width = min(CHUNK, length * size)
@@ -210,38 +216,37 @@ def _read_back(staging: Staging, length: int, along_columns: bool) -> int:
     return sum(wavefronts(start + step, width) for step in steps)
 
 
+def _valid_elements(plan: Plan, operand: GlobalOperand) -> int:
+    """Count the elements inside a factor that one pass over all of its tiles reads."""
+    product = plan.product
+    program = product.program
+    number = 0 if operand is plan.first else 1
+    loops = (*product.batch, *(product.columns if number else product.rows), *product.depth)
+    axes = (product.axes[number], product.axes[2])
+    extents = {loop.name: loop.extent for loop in loops}
+    extents |= {lane.name: lane.extent for lane in program.instruction_axes if lane.name in axes}
+    used = {name for index in operand.layout.access for name in index.iterators}
+    # Iterators that no index contains read the operand again.
+    repetitions = math.prod(extent for name, extent in extents.items() if name not in used)
+    extents = {loop.name: 1 for loop in program.loops} | extents
+    return repetitions * _points_inside(operand, tuple(sorted(extents.items())))
+
+
 @lru_cache(maxsize=256)
-def _inside(stored: Stored, extents: tuple[tuple[str, int], ...]) -> int:
-    """How many points of the iterators that an operand's place depends on are inside it."""
-    known = dict(extents)
-    checked = [stored.layout.access[place] for place in stored.checked]
-    names = {name for index in checked for name in index.iterators}
-    others = {name for index in stored.layout.access for name in index.iterators} - names
-    total = math.prod(known[name] for name in others)
+def _points_inside(operand: GlobalOperand, extents: tuple[tuple[str, int], ...]) -> int:
+    """Count the points of the iterators in an operand's indices at which it is inside."""
+    extent_of = dict(extents)
+    checked = [(operand.layout.access[place], place) for place in operand.checked]
+    names = {name for index, _ in checked for name in index.iterators}
+    unchecked = {name for index in operand.layout.access for name in index.iterators} - names
+    total = math.prod(extent_of[name] for name in unchecked)
     if not names:
         return total
     ordered = sorted(names)
-    grids = np.indices([known[name] for name in ordered], np.int32, sparse=True)
-    values = dict(zip(ordered, grids, strict=True))
+    shape = [extent_of[name] for name in ordered]
+    values = dict(zip(ordered, np.indices(shape, np.int32, sparse=True), strict=True))
     inside: NDArray[np.bool_] = np.ones((1,) * len(ordered), np.bool_)
-    for place, index in zip(stored.checked, checked, strict=True):
-        at = index.evaluate(values)
-        inside = inside & (at >= 0) & (at < stored.layout.shape[place])
-    shape = [known[name] for name in ordered]
+    for index, place in checked:
+        coordinate = index.evaluate(values)
+        inside = inside & (coordinate >= 0) & (coordinate < operand.layout.shape[place])
     return total * int(np.count_nonzero(np.broadcast_to(inside, shape)))
-
-
-def valid_elements(plan: Plan, stored: Stored) -> int:
-    """Elements of a factor that one pass over all of its tiles reads, those outside left out."""
-    product = plan.product
-    program = product.program
-    is_first = stored is plan.first
-    loops = (*product.batch, *(product.rows if is_first else product.columns), *product.depth)
-    axes = (product.axes[0 if is_first else 1], product.axes[2])
-    extents = {loop.name: loop.extent for loop in loops}
-    extents |= {lane.name: lane.extent for lane in program.instruction_axes if lane.name in axes}
-    used = {name for index in stored.layout.access for name in index.iterators}
-    # Iterators that do not move the operand read it again.
-    again = math.prod(extent for name, extent in extents.items() if name not in used)
-    known = {loop.name: 1 for loop in program.loops} | extents
-    return again * _inside(stored, tuple(sorted(known.items())))

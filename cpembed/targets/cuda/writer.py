@@ -1,37 +1,38 @@
-"""What the kernels' parts share: a script that calls device functions, names, conditions."""
+"""TVMScript that the kernels share: calls of device functions, index expressions, conditions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpembed.codegen.epilogue import BIAS, SCALE
 from cpembed.codegen.script import Script, buffer
-from cpembed.targets.cuda.lower import Stored, TiledProduct
-from cpembed.targets.cuda.text import written
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.transform.program import Loop
 
 PARAMETERS = ("A", "B")
 """Names of the factors in a kernel; the result is ``C``."""
 
 VECTORS = {BIAS: "Bias", SCALE: "Scale"}
-"""Names of the vectors of an epilogue."""
+"""Names of an epilogue's vectors in a kernel."""
 
 PARTIAL = "Partial"
-"""Sums of the parts of a split reduction."""
+"""Name of the buffer of partial sums of a split reduction."""
 
 
 @dataclass
 class Writer:
-    """A script that calls device functions; ``called``: which ones."""
+    """A script and the device functions that it calls."""
 
     script: Script = field(default_factory=Script)
-    called: set[str] = field(default_factory=set[str])
+    device_functions: set[str] = field(default_factory=set[str])
 
     def call(self, name: str, *arguments: str) -> None:
-        self.called.add(name)
-        given = "".join(f", {argument}" for argument in arguments)
+        self.device_functions.add(name)
+        operands = "".join(f", {argument}" for argument in arguments)
         self.script.line(
-            f'T.evaluate(T.cuda.func_call("{name}"{given}, source_code=DEVICE["{name}"]))'
+            f'T.evaluate(T.cuda.func_call("{name}"{operands}, source_code=DEVICE["{name}"]))'
         )
 
     def barrier(self) -> None:
@@ -41,43 +42,120 @@ class Writer:
         self.script.line("T.evaluate(T.cuda.warp_sync())")
 
 
-def at(name: str, offset: str) -> str:
-    """A pointer to an element of an array of registers; unlike ``address_of`` it keeps the whole
-    array: what is behind the pointer is not known to the compiler."""
+def register_pointer(name: str, offset: str) -> str:
+    """Return a pointer to an element of an array of registers."""
+    # TVM shrinks local arrays to the accesses that it sees, and sees none behind a pointer; unlike
+    # address_of, access_ptr keeps the whole array.
     return f'{name}.access_ptr("rw", offset={offset})'
 
 
-def in_shared(offset: str) -> str:
-    """A pointer to a byte of shared memory; unlike ``access_ptr`` it is nothing that TVM would put
-    barriers around."""
+def shared_pointer(offset: str) -> str:
+    """Return a pointer to a byte of shared memory."""
+    # TVM puts barriers around accesses that it sees, which fails inside conditions; unlike
+    # access_ptr, address_of is none.
     return f"T.address_of(shared[{offset}])"
 
 
+def quotient(number: str, divisor: int) -> str:
+    """Divide a number that is not negative; truncation costs less than rounding down."""
+    return number if divisor == 1 else f"T.truncdiv({number}, {divisor})"
+
+
+def remainder(number: str, modulus: int) -> str:
+    """Return the remainder of a number that is not negative."""
+    return "0" if modulus == 1 else f"T.truncmod({number}, {modulus})"
+
+
+def index_script(index: IndexExpr, values: Mapping[str, str], extents: Mapping[str, int]) -> str:
+    """Return TVMScript of an index.
+
+    Parameters
+    ----------
+    index
+        Index over iterators.
+    values
+        Expression of each iterator, none of them negative.
+    extents
+        Extent of each iterator.
+
+    Examples
+    --------
+    >>> index = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r", 1, 3)], -1)
+    >>> index_script(index, {"p": "y", "r": "x + 1"}, {"p": 4, "r": 9})
+    '(y) * 2 + T.truncdiv(x + 1, 3) + -1'
+    """
+    parts = [_term(term, values, extents) for term in index.terms]
+    if index.constant or not parts:
+        parts.append(str(index.constant))
+    return " + ".join(parts)
+
+
+def _term(term: IndexTerm, values: Mapping[str, str], extents: Mapping[str, int]) -> str:
+    if term.inner is None:
+        value, negative = values[term.iterator], False
+    else:
+        value = index_script(term.inner, values, extents)
+        negative = term.inner.bounds(extents)[0] < 0
+    if negative:
+        value = value if term.divisor == 1 else f"({value}) // {term.divisor}"
+        value = value if term.modulus is None else f"({value}) % {term.modulus}"
+    else:
+        value = quotient(value, term.divisor)
+        value = value if term.modulus is None else remainder(value, term.modulus)
+    return value if term.coefficient == 1 else f"({value}) * {term.coefficient}"
+
+
+def digits(number: str, loops: Sequence[Loop]) -> dict[str, str]:
+    """Return the values of loops, outermost first, at a number that counts them all; the outermost
+    loop exceeds its extent if the number exceeds their product."""
+    values: dict[str, str] = {}
+    inner = 1
+    for place, loop in reversed(list(enumerate(loops))):
+        value = quotient(number, inner)
+        values[loop.name] = remainder(value, loop.extent) if place else value
+        inner *= loop.extent
+    return values
+
+
 def epilogue_parameters(product: TiledProduct) -> list[str]:
+    """Return declarations of the buffers that the epilogue reads."""
     epilogue = product.epilogue
     if epilogue is None:
         return []
-    found = [
+    declared = [
         buffer(VECTORS[name], product.channel_count, epilogue.vector_dtype(name, product.sums))
         for name in epilogue.vectors
     ]
     if epilogue.residual is not None:
         elements = product.output.layout.elements
-        found.append(buffer("Residual", elements, epilogue.residual.dtype))
-    return found
+        declared.append(buffer("Residual", elements, epilogue.residual.dtype))
+    return declared
 
 
-def conditions(stored: Stored, values: Mapping[str, str], extents: Mapping[str, int]) -> list[str]:
-    """That an element is inside its operand, dimension by dimension."""
-    found: list[str] = []
-    for place in stored.checked:
-        index = written(stored.layout.access[place], values, extents)
-        found += [f"0 <= {index}", f"{index} < {stored.layout.shape[place]}"]
-    return found
+def inside_conditions(
+    operand: GlobalOperand, values: Mapping[str, str], extents: Mapping[str, int]
+) -> list[str]:
+    """Return conditions under which an element is inside its operand.
+
+    Parameters
+    ----------
+    operand
+        Operand with the dimensions to check.
+    values
+        Expression of each iterator.
+    extents
+        Extent of each iterator.
+    """
+    conditions: list[str] = []
+    for place in operand.checked:
+        index = index_script(operand.layout.access[place], values, extents)
+        conditions += [f"0 <= {index}", f"{index} < {operand.layout.shape[place]}"]
+    return conditions
 
 
-def chosen(inside: list[str], value: str) -> tuple[str, str]:
-    """Lines that set ``valid`` to whether all conditions hold, and ``place`` to a value, 0 where
-    they do not: an address that there is. A product, since a choice would become a branch."""
-    condition = " and ".join(inside) or "True"
+def guarded_place(conditions: list[str], value: str) -> tuple[str, str]:
+    """Return lines that set ``valid`` to whether all conditions hold, and ``place`` to ``value``,
+    or to 0 if they do not, which is a valid address."""
+    condition = " and ".join(conditions) or "True"
+    # A product, because a selection would become a branch.
     return f'valid = T.cast({condition}, "int32")', f"place = ({value}) * valid"

@@ -1,2 +1,5 @@
-"""What the executors of texts share: compiling a text for this host with a runtime, and keeping it;
-arrays in memory of their own; places in a text; ``native/``: fibers, faults, plain accesses."""
+"""Executor library of the emulated targets: it compiles a generated text for this processor, loads
+it, places arrays in its memory and reports faults with their source lines.
+
+``native/`` holds the C++ that the runtimes share: fibers, faults, checks of plain accesses.
+"""

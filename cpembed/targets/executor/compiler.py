@@ -1,4 +1,4 @@
-"""Texts and a runtime, compiled by the host's C++ compiler, and kept."""
+"""Compilation of a generated text and its runtime for this processor, with a cache of libraries."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from pathlib import Path
 import platformdirs
 
 from cpembed.codegen.host_cpu import reported_features
-from cpembed.errors import LoweringError
+from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.host_compiler import compiler_command
 from cpembed.sealing import SealedFolder
 
 NATIVE = Path(__file__).parent / "native"
-"""What the runtimes share."""
+"""Folder of the headers that all runtimes include."""
 
 COMPILER_VARIABLE = "CXX"
-"""The command to use, with its options; by default the first of :data:`COMPILERS` on the path."""
+"""Environment variable with the compiler's command and options; default: the first of
+:data:`COMPILERS` on the path."""
 COMPILERS = ("g++", "clang++", "c++")
 
 _COMMON = (
@@ -41,7 +42,7 @@ _COMMON = (
 _RUNTIME = ("-std=c++17", "-O3", f"-I{NATIVE}")
 _TEXT = (
     "-O2",
-    "-g1",  # Lines, for messages.
+    "-g1",  # Line tables, for the locations of faults.
     "-fno-strict-aliasing",  # Vectors are read through pointers of other types.
     "-fwrapv",
     "-fsanitize=thread",  # Calls the runtime before each plain access; native/plain_accesses.h.
@@ -52,110 +53,120 @@ _LIMIT_SECONDS = 300
 _DAY_SECONDS = 24 * 3600
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextCompiler:
-    """How texts of one kind are compiled and linked with their runtime, ``native``/runtime.cpp."""
+    """Options to compile texts of one kind and to link them with their runtime,
+    ``native``/runtime.cpp."""
 
     kind: str
-    """As messages say it: "CUDA"."""
+    """Name of the kind in messages: "CUDA"."""
     name: str
-    """Of the folder in the user's cache."""
+    """Name of the folder in the user's cache."""
     folder_variable: str
-    """In the environment: another folder for what is kept; empty: nothing is kept."""
+    """Environment variable that replaces the cache folder; if it is empty, nothing is cached."""
     file: str
-    """What a text is called in the compiler's messages and tables of lines."""
+    """File name of the text in the compiler's messages and line tables."""
     language: str
-    """As the compiler's option ``-x`` has it."""
+    """Value of the compiler's option ``-x``."""
     native: Path
     options: tuple[str, ...] = ()
     gcc_options: tuple[str, ...] = ()
-    """What clang has not."""
+    """Options that clang does not have."""
     header: str | None = None
-    """Of ``native``; included before every text, and compiled once where the compiler can."""
+    """Header of ``native`` included before every text; precompiled if the compiler is GCC."""
 
     def command(self) -> list[str]:
-        """The words of the compiler's command.
+        """Return the compiler's command and its options.
 
-        Raises :class:`BackendUnavailable` where there is none.
+        Raises :class:`BackendUnavailable` if no compiler is on the path.
         """
         purpose = f"{self.kind} text is executed through a C++ compiler"
         return compiler_command(COMPILER_VARIABLE, COMPILERS, purpose)
 
-    def default_folder(self) -> Path | None:
-        """Where compiled texts are kept; None where nothing is."""
-        told = os.environ.get(self.folder_variable)
-        if told is not None:
-            return Path(told) if told else None
+    def missing(self) -> tuple[str, ...]:
+        """Return what this machine lacks to execute texts, as messages; empty if nothing."""
+        try:
+            self.command()
+        except BackendUnavailable as error:
+            return (str(error),)
+        return ()
+
+    def cache_folder(self) -> Path | None:
+        """Return the folder of compiled texts; None if nothing is cached."""
+        folder = os.environ.get(self.folder_variable)
+        if folder is not None:
+            return Path(folder) if folder else None
         return platformdirs.user_cache_path("cpembed") / self.name
 
-    def compiled(self, source: str) -> Path:
-        """The library of a text that the host's compiler takes as it is.
+    def compile(self, source: str) -> Path:
+        """Return the library of a text, from the cache if its content is there.
 
-        Raises :class:`BackendUnavailable` without a compiler, :class:`LoweringError` with its first
-        error where the text does not compile.
+        Raises :class:`BackendUnavailable` without a compiler and :class:`LoweringError` with the
+        compiler's first error.
         """
         command = self.command()
-        base = _digest(self, tuple(command))
-        return self._kept(f"{_hash(base, source)}.so", lambda: self._library(command, base, source))
+        base = _base_digest(self, tuple(command))
+        name = f"{_hash(base, source)}.so"
+        return self._cached(name, lambda: self._compile_library(command, base, source))
 
-    def _kept(self, name: str, make: Callable[[], bytes]) -> Path:
-        """A file that only this process's user can have written, in a folder of this process: what
-        is kept is checked before it is copied there, and a cache's folder may be anybody's."""
+    def _cached(self, name: str, make: Callable[[], bytes]) -> Path:
+        """Copy a cached file, or a new one, into the folder of this process.
+
+        Anybody may be able to write to the cache; a file is checked before it is copied, and only
+        the copy, which no other user can change, is loaded.
+        """
         path = _process_folder() / name
         if not path.is_file():
             path.parent.mkdir(exist_ok=True)
             draft = path.with_name(f"{path.name}.{threading.get_ident()}")
-            kept = SealedFolder(self.default_folder())
-            draft.write_bytes(kept.of(name.replace("/", "-"), make))
+            draft.write_bytes(SealedFolder(self.cache_folder()).of(name.replace("/", "-"), make))
             draft.replace(path)
         return path
 
-    def _library(self, command: list[str], base: str, source: str) -> bytes:
-        runtime = self._kept(f"runtime-{base}.o", lambda: self._runtime(command))
-        words = [*command, *self._text_options(command)]
+    def _compile_library(self, command: list[str], base: str, source: str) -> bytes:
+        runtime = self._cached(f"runtime-{base}.o", lambda: self._compile_runtime(command))
+        arguments = [*command, *self._text_options(command)]
         if self.header is not None:
-            words += ["-include", str(self._header_of(command, base))]
-        with tempfile.TemporaryDirectory() as made:
-            draft = Path(made)
-            (draft / self.file).write_text(source, encoding="utf-8")
-            self._call([*words, "-x", self.language, "-c", self.file, "-o", "kernel.o"], draft)
-            self._call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], draft)
-            return (draft / "kernel.so").read_bytes()
+            arguments += ["-include", str(self._included_header(self.header, command, base))]
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            (folder / self.file).write_text(source, encoding="utf-8")
+            self._call([*arguments, "-x", self.language, "-c", self.file, "-o", "kernel.o"], folder)
+            self._call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], folder)
+            return (folder / "kernel.so").read_bytes()
 
-    def _runtime(self, command: list[str]) -> bytes:
+    def _compile_runtime(self, command: list[str]) -> bytes:
         source = str(self.native / "runtime.cpp")
-        words = [*command, *_COMMON, *_RUNTIME, *_host(), "-c", source, "-o", "runtime.o"]
-        with tempfile.TemporaryDirectory() as made:
-            self._call(words, Path(made))
-            return (Path(made) / "runtime.o").read_bytes()
+        arguments = [*command, *_COMMON, *_RUNTIME, *_processor_options(), "-c", source]
+        with tempfile.TemporaryDirectory() as temporary:
+            self._call([*arguments, "-o", "runtime.o"], Path(temporary))
+            return (Path(temporary) / "runtime.o").read_bytes()
 
-    def _header_of(self, command: list[str], base: str) -> Path:
-        """What every text is compiled with: read by GCC in a tenth of the time once compiled."""
-        assert self.header is not None
+    def _included_header(self, header: str, command: list[str], base: str) -> Path:
         if _is_clang(tuple(command)):
-            return self.native / self.header
-        compiled = f"header-{base}/{self.header}.gch"
-        path = self._kept(compiled, lambda: self._compiled_header(command))
-        return path.with_name(self.header)
+            return self.native / header
+        # Precompiled, GCC reads it in a tenth of the time.
+        compiled = f"header-{base}/{header}.gch"
+        path = self._cached(compiled, lambda: self._compile_header(header, command))
+        return path.with_name(header)
 
-    def _compiled_header(self, command: list[str]) -> bytes:
-        assert self.header is not None
-        folder = self.default_folder()
-        if folder is not None:
-            _drop_old(folder)
-        with tempfile.TemporaryDirectory() as made:
-            draft = Path(made) / "header"
-            shutil.copytree(self.native, draft)
-            words = [*command, *self._text_options(command), "-x", f"{self.language}-header"]
-            self._call([*words, self.header, "-o", f"{self.header}.gch"], draft)
-            return (draft / f"{self.header}.gch").read_bytes()
+    def _compile_header(self, header: str, command: list[str]) -> bytes:
+        cache_folder = self.cache_folder()
+        if cache_folder is not None:
+            _drop_old_headers(cache_folder)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "header"
+            shutil.copytree(self.native, folder)
+            arguments = [*command, *self._text_options(command), "-x", f"{self.language}-header"]
+            self._call([*arguments, header, "-o", f"{header}.gch"], folder)
+            return (folder / f"{header}.gch").read_bytes()
 
     def _text_options(self, command: list[str]) -> tuple[str, ...]:
-        own = () if _is_clang(tuple(command)) else self.gcc_options
-        return (*_COMMON, *_TEXT, *self.options, *own, *_host())
+        gcc_options = () if _is_clang(tuple(command)) else self.gcc_options
+        return (*_COMMON, *_TEXT, *self.options, *gcc_options, *_processor_options())
 
-    def digested(self, command: tuple[str, ...]) -> tuple[object, ...]:
-        """All that a library depends on besides its text and this machine."""
+    def dependencies(self, command: tuple[str, ...]) -> tuple[object, ...]:
+        """Return all that a library depends on except its text and this machine."""
         files = [
             (path.name, path.read_text())
             for folder in (NATIVE, self.native)
@@ -165,10 +176,10 @@ class TextCompiler:
         flags = (_RUNTIME, self._text_options(list(command)), self.language, _LINK)
         return (command, _version(command), files, flags)
 
-    def _call(self, words: Sequence[str], folder: Path) -> None:
+    def _call(self, arguments: Sequence[str], folder: Path) -> None:
         try:
-            done = subprocess.run(
-                words,
+            process = subprocess.run(
+                arguments,
                 cwd=folder,
                 capture_output=True,
                 text=True,
@@ -178,25 +189,25 @@ class TextCompiler:
                 env={**os.environ, "LC_ALL": "C"},
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise self._failed(words[0], str(error)) from None
-        if done.returncode != 0:
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            telling = [line for line in lines if "error" in line.lower()]
-            reason = (telling or lines or [f"exit code {done.returncode}"])[0]
+            raise self._error(arguments[0], str(error)) from None
+        if process.returncode != 0:
+            lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+            errors = [line for line in lines if "error" in line.lower()]
+            reason = (errors or lines or [f"exit code {process.returncode}"])[0]
             reason = reason.replace(f"{folder}/", "").replace(f"{self.file}:", "line ")
-            raise self._failed(words[0], reason)
+            raise self._error(arguments[0], reason)
 
-    def _failed(self, compiler: str, reason: str) -> LoweringError:
+    def _error(self, compiler: str, reason: str) -> LoweringError:
         return LoweringError(f"{compiler} cannot compile the {self.kind} text: {reason}")
 
 
-def _drop_old(folder: Path) -> None:
-    """Compiled headers are large: of earlier versions none stays for longer than a day."""
-    for other in folder.glob("header-*"):
+def _drop_old_headers(folder: Path) -> None:
+    # Precompiled headers are large, so those of other versions stay for a day at most.
+    for header in folder.glob("header-*"):
         with contextlib.suppress(OSError):
-            if time.time() - other.stat().st_mtime > _DAY_SECONDS:
-                # Versions before this one kept a folder.
-                shutil.rmtree(other) if other.is_dir() else other.unlink()
+            if time.time() - header.stat().st_mtime > _DAY_SECONDS:
+                # Earlier versions of cpembed cached a folder.
+                shutil.rmtree(header) if header.is_dir() else header.unlink()
 
 
 def _is_clang(command: tuple[str, ...]) -> bool:
@@ -205,19 +216,19 @@ def _is_clang(command: tuple[str, ...]) -> bool:
 
 @cache
 def _version(command: tuple[str, ...]) -> str:
-    asked = [*command, "--version"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    arguments = [*command, "--version"]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False).stdout
 
 
-def _host() -> tuple[str, ...]:
-    """What is compiled here is executed here, so it may use all that this processor has."""
+def _processor_options() -> tuple[str, ...]:
+    # Libraries run where they are compiled, so they may use every feature of this processor.
     return ("-march=native",) if platform.machine() == "x86_64" else ()
 
 
 @cache
-def _digest(texts: TextCompiler, command: tuple[str, ...]) -> str:
+def _base_digest(compiler: TextCompiler, command: tuple[str, ...]) -> str:
     machine = (platform.machine(), sorted(reported_features()))
-    return _hash(texts.digested(command), machine)
+    return _hash(compiler.dependencies(command), machine)
 
 
 def _hash(*parts: object) -> str:
@@ -226,7 +237,6 @@ def _hash(*parts: object) -> str:
 
 @cache
 def _process_folder() -> Path:
-    """For this process, and for nobody else to write."""
     folder = Path(tempfile.mkdtemp(prefix="cpembed-executor-"))
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True))
     return folder

@@ -1,4 +1,4 @@
-"""Machines with scratchpads and DMA, alone or in a mesh: SW26010, and any that a TOML describes.
+"""Machines with scratchpads and DMA, alone or in a mesh: SW26010, and others described in TOML.
 
-Source of the method: Gao et al., swATOP, ICPP 2019.
+The method is that of Gao et al., swATOP, ICPP 2019.
 """

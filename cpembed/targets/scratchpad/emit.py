@@ -1,97 +1,416 @@
-"""C of a plan: one text that every PE runs, on the interface of ``scratchpad.h``.
+"""C text of a plan, which every PE runs, on the interface of ``scratchpad.h``.
 
-The text walks over tiles; while one is computed, what the next one needs and has not is on its way
-(swATOP 4.5.2: the place of the next tile is inferred from the loops). The last tile along an axis
-is a box of fewer points: transfers and executions take its sizes (4.5.3); only a granule that is
-not full is filled up with zeros, in the scratchpad (light padding).
+The text walks over tiles; while one is computed, the boxes that the next one needs and that differ
+are transferred (swATOP 4.5.2: the next tile is inferred from the loops). The last tile along an
+axis is a box of fewer points: transfers and executions take its sizes (4.5.3); only a granule that
+is not full is filled up with zeros, in the scratchpad (light padding).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
 
-from cpembed.targets.scratchpad.emit_compute import compute, instruction
-from cpembed.targets.scratchpad.emit_kernel import kernel
-from cpembed.targets.scratchpad.emit_transfers import mover
+from cpembed.errors import LoweringError
+from cpembed.targets.scratchpad.boxes import Box, BoxDimension
+from cpembed.targets.scratchpad.lower import Axis, Operand
 from cpembed.targets.scratchpad.schedule import Plan
-from cpembed.targets.scratchpad.text import Lines, Writer, boxes_text
+
+C_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+
+
+class Lines:
+    """Lines of C."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def line(self, *texts: str) -> None:
+        self._lines += texts
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+@cache
+def boxes_text() -> str:
+    """Return ``boxes.h``, which is a part of every text."""
+    return (Path(__file__).parent / "boxes.h").read_text(encoding="utf-8")
 
 
 def c_text(plan: Plan) -> str:
-    """Raises :class:`~cpembed.errors.LoweringError` for element types that C has not."""
-    writer = Writer(plan)
-    parts = [_head(writer), *_constants(writer), _tiles(writer)]
-    if not writer.machine.sized:
-        parts.append(instruction(writer))
-    parts += [
-        mover(writer, box, kind) for box, kind in zip(plan.form.boxes, writer.types, strict=True)
-    ]
-    parts += [compute(writer), kernel(writer)]
-    return "\n".join(parts)
+    """Return the text of a plan.
+
+    Raises :class:`~cpembed.errors.LoweringError` for element types that C does not have.
+    """
+    return _Writer(plan).write()
 
 
-def _head(writer: Writer) -> str:
-    program = writer.product.program
-    dimensions = max(1, *(len(box.dimensions) for box in writer.plan.form.boxes))
-    words = [
-        f"/* {program.unfused}, by {program.instruction.name} on {writer.machine.name}:",
-        f"   {writer.plan.schedule}.",
-        f"   Scratchpads of a PE: {_memory_plan(writer.plan)}. */",
-        "#include <stdint.h>",
-    ]
-    if writer.machine.sized:
-        words += [
-            f"#define ELEMENT_{letter} {kind}"
-            for letter, kind in zip("ABC", writer.types, strict=True)
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _factor(factor: int) -> str:
+    return "" if factor == 1 else f"{factor} * "
+
+
+def _c_type(operand: Operand) -> str:
+    if operand.dtype not in C_TYPES:
+        raise LoweringError(
+            f"{operand.name} is of {operand.dtype}; in C there are {', '.join(C_TYPES)}"
+        )
+    return C_TYPES[operand.dtype]
+
+
+class _Writer:
+    """Writer of a plan's text; its methods are in the order of the text."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.product = plan, plan.product
+        self.machine, self.form = plan.product.machine, plan.form
+        self.axes = list(plan.product.axes.values())
+        self.names = {axis.name: _identifier(axis.name) for axis in self.axes}
+        self.types = [_c_type(operand) for operand in self.product.operands]
+        self.operands = [_identifier(operand.name) for operand in self.product.operands]
+
+    def write(self) -> str:
+        parts = [self._head(), *self._constants(), self._tiles()]
+        if not self.machine.sized:
+            parts.append(self._instruction())
+        parts += map(self._mover, self.form.boxes, self.types)
+        return "\n".join([*parts, self._compute(), self._kernel()])
+
+    def _head(self) -> str:
+        program = self.product.program
+        memories = ", ".join(
+            f"{used:,} of {room:,} bytes of {name}"
+            for name, used, room in zip(
+                self.machine.memories, self.plan.used, self.machine.capacities, strict=True
+            )
+        )
+        lines = [
+            f"/* {program.unfused}, by {program.instruction.name} on {self.machine.name}:",
+            f"   {self.plan.schedule}.",
+            f"   Scratchpads of a PE: {memories}. */",
+            "#include <stdint.h>",
         ]
-    return "\n".join(
-        [
-            *words,
-            '#include "scratchpad.h"',
-            "",
-            f"#define BOX_DIMENSIONS {dimensions}",
-            boxes_text(),
+        if self.machine.sized:
+            lines += [
+                f"#define ELEMENT_{letter} {kind}"
+                for letter, kind in zip("ABC", self.types, strict=True)
+            ]
+        dimensions = max(1, *(len(box.dimensions) for box in self.form.boxes))
+        lines += ['#include "scratchpad.h"', "", f"#define BOX_DIMENSIONS {dimensions}"]
+        return "\n".join([*lines, boxes_text()])
+
+    def _constants(self) -> Iterator[str]:
+        yield "/* Extents of axes, points of a tile, of a granule, and parts that the mesh cuts. */"
+        for axis in self.axes:
+            n, points = self.names[axis.name], self.plan.tile[axis.name]
+            yield (
+                f"enum {{ EXTENT_{n} = {axis.extent}, TILE_{n} = {points}, "
+                f"GRANULE_{n} = {axis.granule}, PARTS_{n} = {axis.parts} }};"
+            )
+
+    def _tiles(self) -> str:
+        """Return the type of a tile, and the step to the next one."""
+        lines, names = Lines(), list(self.names.values())
+        lines.line("", "/* A tile: its first point and, of each PE, the points that it holds. */")
+        lines.line("struct tile {", f"  long {', '.join(f'first_{n}' for n in names)};")
+        lines.line(f"  long {', '.join(f'held_{n}' for n in names)};", "};", "")
+        lines.line("static void measure(struct tile *t) {")
+        for n in names:
+            lines.line(
+                f"  t->held_{n} = share(least(TILE_{n}, EXTENT_{n} - t->first_{n}), "
+                f"GRANULE_{n}, PARTS_{n});"
+            )
+        lines.line("}", "", "/* The tile after this one; 0 where it is the last. */")
+        lines.line("static int advance(struct tile *t) {")
+        for axis in reversed(self.plan.loops):
+            n = self.names[axis.name]
+            lines.line(
+                f"  if ((t->first_{n} += TILE_{n}) < EXTENT_{n}) {{ measure(t); return 1; }}"
+            )
+            lines.line(f"  t->first_{n} = 0;")
+        lines.line("  return 0;", "}")
+        return lines.text()
+
+    # ---------------------------------------------------------------- an instruction of fixed size
+
+    def _instruction_name(self) -> str:
+        return _identifier(f"execute_{self.product.program.instruction.name}")
+
+    def _instruction(self) -> str:
+        """Return the instruction in plain C, which a port replaces by the machine's own."""
+        instruction = self.product.program.instruction
+        extents = {axis.name: axis.maximum for axis in instruction.axes}
+        parameters, touches, elements = list[str](), list[str](), list[str]()
+        for letter, operand, kind in zip("abc", self.product.operands, self.types, strict=True):
+            lanes = instruction.memory[operand.role].axes
+            parameters.append(f"{'const ' * (not operand.is_output)}{kind} *{letter}")
+            parameters += [f"long {letter}_{lane}" for lane in lanes]
+            # What an execution reads and writes, by rows of the last axis of its tile.
+            rows, last = lanes[:-1], lanes[-1] if lanes else None
+            row = " + ".join([letter, *(f"at_{lane} * {letter}_{lane}" for lane in rows)])
+            loops = "".join(f"{self._loop(lane, extents[lane])} " for lane in rows)
+            size = f"{extents[last] if last else 1} * sizeof({kind})"
+            touches.append(f"  {loops}touch_read({row}, {size});")
+            if operand.is_output:
+                touches.append(f"  {loops}touch_write({row}, {size});")
+            terms = [f"at_{lane} * {letter}_{lane}" for lane in lanes]
+            elements.append(f"{letter}[{' + '.join(terms) or '0'}]")
+        sizes = ", ".join(str(extents.get(lane, 1)) for lane in self.product.lanes)
+        lines = Lines()
+        lines.line("", f"/* {instruction.computation}. */")
+        lines.line(
+            f"static INSTRUCTION void {self._instruction_name()}({', '.join(parameters)}) {{"
+        )
+        lines.line(*touches, f'  touch_call("{instruction.name}", {sizes});')
+        for depth, (lane, extent) in enumerate(extents.items(), 1):
+            lines.line(f"{'  ' * depth}{self._loop(lane, extent)}")
+        (a, b, c), kind = elements, self.types[2]
+        lines.line(f"{'  ' * (len(extents) + 1)}{c} += ({kind}){a} * ({kind}){b};", "}")
+        return lines.text()
+
+    @staticmethod
+    def _loop(lane: str, extent: int) -> str:
+        return f"for (long at_{lane} = 0; at_{lane} < {extent}; at_{lane}++)"
+
+    # ---------------------------------------------------------------- transfers (swATOP 4.5.1)
+
+    def _mover(self, box: Box, kind: str) -> str:
+        """Return the function that transfers the box of a PE for a tile."""
+        operand = box.operand
+        name = "put" if operand.is_output else "get"
+        lines = Lines()
+        lines.line("", f"/* {operand.name}, {' x '.join(map(str, operand.shape))}. */")
+        lines.line(
+            f"static int {name}_{_identifier(operand.name)}"
+            "(char *here, char *memory, const struct tile *t, dma_reply *reply) {"
+        )
+        if box.tiled:
+            lines.line(*self._tiled_transfer(box, kind))
+        else:
+            lines.line(f"  struct box b = {{.dimensions = {len(box.dimensions)}}};")
+            for number, dimension in enumerate(box.dimensions):
+                lines.line(*self._dimension(operand, number, dimension))
+            put = int(operand.is_output)
+            lines.line(f"  return move_box({put}, here, memory, &b, sizeof({kind}), reply);")
+        lines.line("}")
+        return lines.text()
+
+    def _dimension(self, operand: Operand, number: int, dimension: BoxDimension) -> Iterator[str]:
+        first = [
+            f"{_factor(factor)}({self._start(operand, name)})"
+            for name, factor in dimension.starts.items()
         ]
-    )
+        if dimension.constant or not first:
+            first.append(str(dimension.constant))
+        yield f"  b.first[{number}] = {' + '.join(first)};"
+        yield f"  b.held[{number}] = {self._places(dimension, 't->')};"
+        yield f"  b.size[{number}] = {dimension.size};"
+        step, stride = dimension.step, dimension.stride_bytes
+        yield f"  b.step[{number}] = {step}, b.apart[{number}] = {stride};"
 
+    def _start(self, operand: Operand, name: str) -> str:
+        """Return the first point of this PE's part."""
+        axis, n = self.product.axes[name], self.names[name]
+        if axis.parts == 1 or operand.cut is None or axis.lane not in operand.cut:
+            return f"t->first_{n}"
+        place = "PE_ROW" if operand.cut[0] == axis.lane else "PE_COLUMN"
+        part = place if axis.weight == 1 else f"({place} / {axis.weight})"
+        if axis.weight * axis.parts != self.machine.parts(axis.lane or ""):
+            part = f"({part} % {axis.parts})"
+        return f"t->first_{n} + {part} * t->held_{n}"
 
-def _constants(writer: Writer) -> Iterator[str]:
-    yield "/* Extents of axes, points of a tile, of a granule, and parts that the mesh cuts. */"
-    for axis in writer.axes:
-        n, points = writer.names[axis.name], writer.plan.tile[axis.name]
-        yield (
-            f"enum {{ EXTENT_{n} = {axis.extent}, TILE_{n} = {points}, "
-            f"GRANULE_{n} = {axis.granule}, PARTS_{n} = {axis.parts} }};"
+    def _tiled_transfer(self, box: Box, kind: str) -> Iterator[str]:
+        # Boxes lie one after the other, by tile, then by PE; each has the room of a full one.
+        tile = ""
+        for axis in self.axes:
+            if axis.name in box.operand.axes:
+                n, count = self.names[axis.name], self.plan.count(axis)
+                tile = f"({tile}) * {count} +" if tile else ""
+                tile += f" t->first_{n} / TILE_{n}"
+        places = " * ".join(self._factors(box, "t->")) or "1"
+        yield f"  long tile = {tile.strip() or '0'};"
+        yield f"  long size = {places} * (long)sizeof({kind});"
+        yield "  long place = (tile * PE_ROWS + PE_ROW) * PE_COLUMNS + PE_COLUMN;"
+        yield f"  memory += place * {box.elements(self.plan.held)}L * (long)sizeof({kind});"
+        yield "  dma_get(here, memory, size, size, size, reply);"
+        yield "  return 1;"
+
+    def _places(self, dimension: BoxDimension, tile: str) -> str:
+        """Return the number of places of a box's dimension; ``tile`` is "t->" or "now."."""
+        walks = [(factor, f"{tile}held_{self.names[n]}") for n, factor in dimension.walks.items()]
+        if [factor for factor, _ in walks] == [1]:
+            return walks[0][1]
+        return " + ".join(["1", *(f"{_factor(factor)}({held} - 1)" for factor, held in walks)])
+
+    def _factors(self, box: Box, tile: str, after: int = -1) -> list[str]:
+        """Return the numbers of places of the dimensions after one, which multiply to a stride."""
+        places = [
+            self._places(dimension, tile)
+            for dimension in box.dimensions[after + 1 :]
+            if dimension.walks
+        ]
+        return [f"({text})" if " " in text else text for text in places]
+
+    def _stride(self, box: Box, axis: Axis) -> str:
+        """Return the elements between neighbours along an axis, in the box of tile ``t``."""
+        terms: list[str] = []
+        for number, factor in box.walk(axis.name):
+            factors = [] if factor == 1 else [str(factor)]
+            terms.append(" * ".join([*factors, *self._factors(box, "t->", number)]) or "1")
+        return " + ".join(terms) or "0"
+
+    # ---------------------------------------------------------------- products of a tile
+
+    def _compute(self) -> str:
+        lines = Lines()
+        lines.line("", "/* All products of a tile. */")
+        parameters = ", ".join(
+            f"{'const ' * (not o.is_output)}{kind} *{letter}"
+            for letter, o, kind in zip("ABC", self.product.operands, self.types, strict=True)
+        )
+        lines.line(f"static void compute({parameters}, const struct tile *t) {{")
+        addresses = [["A"], ["B"], ["C"]]
+        for axis in self.form.repeated:
+            n = self.names[axis.name]
+            for terms, letter, box in zip(addresses, "abc", self.form.boxes, strict=True):
+                if box.walk(axis.name):
+                    lines.line(f"  const long {letter}_{n} = {self._stride(box, axis)};")
+                    terms.append(f"at_{n} * {letter}_{n}")
+        depth = 1
+        for axis in self.form.repeated:
+            n, step = self.names[axis.name], 1 if self.machine.sized else axis.grain
+            loop = f"for (long at_{n} = 0; at_{n} < t->held_{n}; at_{n} += {step})"
+            lines.line(f"{'  ' * depth}{loop}")
+            depth += 1
+        call = self._gemm if self.machine.sized else self._execute
+        lines.line(f"{'  ' * depth}{call([' + '.join(terms) for terms in addresses])};", "}")
+        return lines.text()
+
+    def _gemm(self, addresses: Sequence[str]) -> str:
+        """Return a call of the primitive, with leading dimensions and variant of the boxes."""
+        (x, y, z), (a, b, c) = self.product.lanes, self.form.boxes
+        chains = self.form.chains
+
+        def held(lane: str) -> list[str]:
+            return [f"t->held_{self.names[axis.name]}" for axis in chains[lane]]
+
+        def is_unit(box: Box, lane: str) -> bool:
+            return not chains[lane] or box.is_unit(chains[lane][0].name)
+
+        def leading(box: Box, lane: str, contiguous: str) -> str:
+            # Between columns, or rows; if there is only one, its length.
+            if chains[lane]:
+                return self._stride(box, chains[lane][0])
+            return " * ".join(held(contiguous)) or "1"
+
+        variants = {"A_COLUMN_MAJOR": is_unit(a, x), "B_COLUMN_MAJOR": is_unit(b, z)}
+        variant = " | ".join(name for name, holds in variants.items() if holds) or "0"
+        leading_a = leading(a, *((z, x) if is_unit(a, x) else (x, z)))
+        leading_b = leading(b, *((y, z) if is_unit(b, z) else (z, y)))
+        sizes = (" * ".join([str(self.machine.parts(lane)), *held(lane)]) for lane in (x, y, z))
+        return (
+            f"gemm({', '.join(sizes)}, {addresses[0]}, {leading_a}, {addresses[1]}, {leading_b}, "
+            f"{addresses[2]}, {leading(c, y, x)}, {variant})"
         )
 
+    def _execute(self, addresses: Sequence[str]) -> str:
+        """Return an execution of one granule, with the strides that it walks."""
+        arguments: list[str] = []
+        for address, box in zip(addresses, self.form.boxes, strict=True):
+            arguments.append(address)
+            for lane in self.product.program.instruction.memory[box.operand.role].axes:
+                chain = self.form.chains.get(lane, ())
+                arguments.append(self._stride(box, chain[0]) if chain else "0")
+        return f"{self._instruction_name()}({', '.join(arguments)})"
 
-def _tiles(writer: Writer) -> str:
-    """A tile, and the one after it."""
-    script = Lines()
-    script.line("", "/* A tile: its first point and, of each PE, the points that it holds. */")
-    names = list(writer.names.values())
-    script.line("struct tile {", f"  long {', '.join(f'first_{n}' for n in names)};")
-    script.line(f"  long {', '.join(f'held_{n}' for n in names)};", "};", "")
-    script.line("static void measure(struct tile *t) {")
-    for n in names:
-        script.line(
-            f"  t->held_{n} = share(least(TILE_{n}, EXTENT_{n} - t->first_{n}), "
-            f"GRANULE_{n}, PARTS_{n});"
+    # ---------------------------------------------------------------- walk over tiles
+
+    def _kernel(self) -> str:
+        lines, buffers, names = Lines(), self.plan.buffers, self.operands
+        lines.line("", "void kernel(const struct arguments *a) {")
+        for buffer, n in zip(buffers, names, strict=True):
+            memory, count = buffer.box.operand.memory, len(buffer.offsets)
+            places = ", ".join(f"scratchpad({memory}, {offset})" for offset in buffer.offsets)
+            lines.line(f"  char *{n}_box[{count}] = {{{places}}};")
+            lines.line(f"  dma_reply {n}_reply[{count}] = {{0}};")
+            lines.line(f"  int {n}_moving[{count}] = {{0}}, {n}_in = 0;")
+        lines.line("  struct tile now = {0}, next;", "  measure(&now);")
+        for number, n in enumerate(names[:2]):
+            lines.line(f"  {self._get(number, n, '0', 'now')}")
+        lines.line("  for (int begins = 1, more = 1; more;) {", "    next = now;")
+        lines.line("    more = advance(&next);")
+        for number, n in enumerate(names[:2]):
+            lines.line(*self._prefetch(number, n))
+        for n in names[:2]:
+            lines.line(*self._wait(n))
+        lines.line(*self._sum())
+        for number, n in enumerate(names[:2]):
+            lines.line(*self._turn(number, n))
+        lines.line("    now = next;", "  }")
+        n = names[2]
+        lines.line(
+            f"  for (int k = 0; k < {len(buffers[2].offsets)}; k++)",
+            f"    if ({n}_moving[k]) dma_wait(&{n}_reply[k], {n}_moving[k]);",
+            "}",
         )
-    script.line("}", "", "/* The tile after this one; 0 where it is the last. */")
-    script.line("static int advance(struct tile *t) {")
-    for axis in reversed(writer.plan.loops):
-        n = writer.names[axis.name]
-        script.line(f"  if ((t->first_{n} += TILE_{n}) < EXTENT_{n}) {{ measure(t); return 1; }}")
-        script.line(f"  t->first_{n} = 0;")
-    script.line("  return 0;", "}")
-    return script.text()
+        return lines.text()
 
+    def _get(self, number: int, n: str, buffer: str, tile: str) -> str:
+        call = f"get_{n}({n}_box[{buffer}], a->operand[{number}], &{tile}, &{n}_reply[{buffer}])"
+        return f"{n}_moving[{buffer}] = {call};"
 
-def _memory_plan(plan: Plan) -> str:
-    return ", ".join(
-        f"{used:,} of {room:,} bytes of {name}"
-        for name, used, room in zip(
-            plan.product.machine.memories, plan.used, plan.product.machine.capacities, strict=True
+    def _wait(self, n: str, indent: str = "    ") -> Iterator[str]:
+        yield f"{indent}if ({n}_moving[{n}_in]) dma_wait(&{n}_reply[{n}_in], {n}_moving[{n}_in]);"
+        yield f"{indent}{n}_moving[{n}_in] = 0;"
+
+    def _changes(self, operand: Operand) -> str:
+        """Return the condition under which the next tile needs another box."""
+        names = [self.names[a.name] for a in self.plan.loops if a.name in operand.axes]
+        return " || ".join(f"next.first_{n} != now.first_{n}" for n in names) or "0"
+
+    def _prefetch(self, number: int, n: str) -> Iterator[str]:
+        changes = self._changes(self.product.operands[number])
+        yield f"    const int {n}_changes = more && ({changes});"
+        if len(self.plan.buffers[number].offsets) == 2:
+            yield f"    if ({n}_changes)"
+            yield f"      {self._get(number, n, f'!{n}_in', 'next')}"
+
+    def _turn(self, number: int, n: str) -> Iterator[str]:
+        """Yield the change to the next box, which a single buffer receives only now."""
+        if len(self.plan.buffers[number].offsets) == 2:
+            yield f"    if ({n}_changes) {n}_in = !{n}_in;"
+        elif any(a.name in self.product.operands[number].axes for a in self.plan.loops):
+            yield f"    if ({n}_changes)"
+            yield f"      {self._get(number, n, '0', 'next')}"
+
+    def _sum(self) -> Iterator[str]:
+        """Yield the products of a tile; sums begin at zero in a buffer whose last contents are
+        stored, and are stored when complete."""
+        n, result = self.operands[2], self.form.boxes[2]
+        places = " * ".join([*self._factors(result, "now."), f"(long)sizeof({self.types[2]})"])
+        yield "    if (begins) {"
+        yield from self._wait(n, "      ")
+        yield f"      zero({n}_box[{n}_in], {places});"
+        yield "    }"
+        arguments = ", ".join(
+            f"({'const ' * (k < 2)}{kind} *){name}_box[{name}_in]"
+            for k, (kind, name) in enumerate(zip(self.types, self.operands, strict=True))
         )
-    )
+        yield f"    compute({arguments}, &now);"
+        yield f"    begins = !more || ({self._changes(self.product.output)});"
+        yield "    if (begins) {"
+        call = f"put_{n}({n}_box[{n}_in], a->operand[2], &now, &{n}_reply[{n}_in])"
+        yield f"      {n}_moving[{n}_in] = {call};"
+        if len(self.plan.buffers[2].offsets) == 2:
+            yield f"      {n}_in = !{n}_in;"
+        yield "    }"

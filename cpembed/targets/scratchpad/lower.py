@@ -1,10 +1,8 @@
-"""A derived program as a product of boxes: axes of the workload, and operands as they lie in main
-memory.
+"""Derived programs as products of boxes: axes of the workload, and operands in main memory.
 
-An execution of the instruction's granule covers a box of the workload; an execution of a primitive
-of any size covers a box of granules. So a tile is a box too, of so many points of each axis, and
-what it touches of an operand follows from the operand's own indices: a box again, in which what
-windows share is there once.
+An execution of the instruction's granule covers a box of the workload, and an execution of a
+primitive of any size a box of granules. So a tile is a box too, and what it touches of an operand
+follows from the operand's indices: a box again, which contains once what windows share.
 """
 
 from __future__ import annotations
@@ -28,9 +26,17 @@ from cpembed.transform.program import DerivedProgram
 class Axis:
     """An axis of the workload.
 
-    ``lane`` is the instruction axis that walks it, None where only tiles do; a granule has
-    ``granule`` points of it. The mesh cuts a tile of it into ``parts``, whose numbers are
-    ``(place // weight) % parts`` of a PE's place along the instruction axis.
+    Attributes
+    ----------
+    name, extent, reduction
+        Name, number of points, and whether it is summed over.
+    lane
+        Instruction axis that covers it; None if only tiles do.
+    granule
+        Number of its points in a granule.
+    parts, weight
+        Number of parts that the mesh cuts a tile into; the part of a PE is ``place // weight %
+        parts`` of its place along the instruction axis.
     """
 
     name: str
@@ -43,21 +49,35 @@ class Axis:
 
     @property
     def grain(self) -> int:
-        """Points of a granule in one PE."""
+        """Number of points of a granule in one PE."""
         return self.granule // self.parts
 
     def held(self, points: int) -> int:
-        """Points of a tile of so many that each PE holds, the last granule filled up."""
+        """Return how many of a tile's points each PE holds, including those that complete the last
+        granule."""
         return -(-points // self.granule) * self.grain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operand:
-    """An operand in main memory: ``index`` over the workload's axes for each of its dimensions.
+    """An operand in main memory.
 
-    ``role`` is the instruction's operand; ``memory`` the number of its scratchpad; ``cut`` the
-    instruction axes that the mesh's rows and columns cut. ``dtype`` is that of its elements
-    everywhere. ``constant``: it may be laid out before the kernel runs.
+    Attributes
+    ----------
+    name, tensor, role
+        Operand of the workload, its tensor, and the operand of the instruction.
+    dtype
+        Type of its elements, in main memory and in scratchpads.
+    shape, index
+        Size of each dimension, and its index over the workload's axes.
+    memory
+        Number of its scratchpad.
+    cut
+        Instruction axes that the mesh's rows and columns cut.
+    is_output
+        True for the output.
+    constant
+        True if it may be packed before the kernel runs.
     """
 
     name: str
@@ -82,15 +102,15 @@ class Operand:
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """Bytes between neighbours of each dimension."""
+        """Bytes between neighbours along each dimension."""
         sizes = self.shape
         return tuple(self.element_bytes * math.prod(sizes[k + 1 :]) for k in range(len(sizes)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BoxProduct:
-    """``C += A * B`` over boxes: axes by name, in the workload's order, and operands, the output
-    last. ``lanes`` are the instruction's axes: those of A and C, of B and C, of A and B."""
+    """``C += A * B`` over boxes: axes by name in the workload's order, operands with the output
+    last, and the instruction's axes of A and C, of B and C, of A and B (``lanes``)."""
 
     program: DerivedProgram
     machine: ScratchpadMachine
@@ -106,12 +126,12 @@ class BoxProduct:
     def output(self) -> Operand:
         return self.operands[2]
 
-    def of_lane(self, lane: str) -> tuple[Axis, ...]:
-        """Axes that move the same operands as an instruction axis does."""
-        return tuple(a for a in self.axes.values() if self.class_of(a.name) == lane)
+    def axes_of_lane(self, lane: str) -> tuple[Axis, ...]:
+        """Return the axes that move the same operands as an instruction axis."""
+        return tuple(a for a in self.axes.values() if self.lane_of(a.name) == lane)
 
-    def class_of(self, axis: str) -> str | None:
-        """The instruction axis that moves the same operands; None for one that moves all."""
+    def lane_of(self, axis: str) -> str | None:
+        """Return the instruction axis that moves the same operands; None if ``axis`` moves all."""
         moved = [axis in operand.axes for operand in self.operands]
         kinds = {(True, False, True): 0, (False, True, True): 1, (True, True, False): 2}
         number = kinds.get((moved[0], moved[1], moved[2]))
@@ -119,18 +139,24 @@ class BoxProduct:
 
 
 def lower(program: DerivedProgram, machine: ScratchpadMachine) -> BoxProduct:
-    """Raises :class:`LoweringError` for a program that is no sum of products of two operands, whose
-    boxes have gaps, or whose padding could reach a result."""
+    """Lower a derived program.
+
+    Raises :class:`LoweringError` for a program that is not a sum of products of two operands, whose
+    boxes have gaps, or whose padding could reach a result.
+    """
     workload = program.workload
     if program.embedding.flattened or program.overlaps:
         raise LoweringError(f"{workload.name}: fused axes are no boxes; use --constraints boxes")
     _require_products(workload)
-    names = [o.name for o in program.instruction.computation.operands]
-    known = packed_before(program.unfused)
-    operands = [_operand(program, machine, role, known) for role in names]
-    axes = {axis.name: _axis(program, machine, axis.name) for axis in workload.axes}
+    roles = [o.name for o in program.instruction.computation.operands]
+    constant = packed_before(program.unfused)
+    a, b, c = (_operand(program, machine, role, constant) for role in roles)
     product = BoxProduct(
-        program, machine, axes, (operands[0], operands[1], operands[2]), machine.lanes
+        program=program,
+        machine=machine,
+        axes={axis.name: _axis(program, machine, axis.name) for axis in workload.axes},
+        operands=(a, b, c),
+        lanes=machine.lanes,
     )
     _require_harmless_padding(product)
     return product
@@ -141,12 +167,13 @@ def _require_products(workload: Computation) -> None:
         if isinstance(node, Cast):
             return factors(node.arg)
         if isinstance(node, Operation):
+            # Anything but a product has more than two factors.
             return sum(map(factors, node.args)) if node.op == "mul" else 99
         return 1
 
     statements = workload.statements
-    right = len(statements) == 1 and len(workload.inputs) == 2
-    if not right or statements[0].reduction != "add" or factors(statements[0].value) != 2:
+    single = len(statements) == 1 and len(workload.inputs) == 2
+    if not single or statements[0].reduction != "add" or factors(statements[0].value) != 2:
         raise LoweringError(
             f"{workload.name} is no sum of products of two operands: solve and explain take it"
         )
@@ -159,30 +186,28 @@ def _operand(
     operand, access = workload.operand(name), workload.access(name)
     if any(not index.is_affine for index in access.index):
         raise LoweringError(f"{name} has indices that are no sums of axes: its tiles are no boxes")
-    output = name == workload.output.name
-    if output and any(len(index.iterators) > 1 for index in access.index):
+    is_output = name == workload.output.name
+    if is_output and any(len(index.iterators) > 1 for index in access.index):
         raise LoweringError(f"{name} adds up what several points store; tiles would overlap")
     return Operand(
-        name,
-        operand.tensor,
-        role,
-        operand.dtype,
-        operand.shape,
-        access.index,
-        machine.held_in[role],
-        machine.cut.get(role),
-        output,
-        operand.tensor in constant,
+        name=name,
+        tensor=operand.tensor,
+        role=role,
+        dtype=operand.dtype,
+        shape=operand.shape,
+        index=access.index,
+        memory=machine.held_in[role],
+        cut=machine.cut.get(role),
+        is_output=is_output,
+        constant=operand.tensor in constant,
     )
 
 
 def _axis(program: DerivedProgram, machine: ScratchpadMachine, name: str) -> Axis:
-    """Of the digits of an instruction axis, the outer ones are cut first: neighbours stay in a PE.
-    A part's weight in a PE's place is the number of parts of the digits inside of it."""
-    workload = program.workload
-    axis = next(a for a in workload.axes if a.name == name)
+    axis = next(a for a in program.workload.axes if a.name == name)
     reduction = axis.kind is AxisKind.REDUCTION
     for lane, digits in program.embedding.digits.items():
+        # The mesh cuts the outer digits first, so that neighbours stay in a PE.
         left, parts = machine.parts(lane), list[int]()
         for digit in reversed(digits):
             parts.insert(0, math.gcd(left, digit.count))
@@ -198,22 +223,25 @@ def _axis(program: DerivedProgram, machine: ScratchpadMachine, name: str) -> Axi
             if digit.stride != 1:
                 raise LoweringError(f"{lane} walks {name} in steps of {digit.stride}: no box")
             weight = math.prod(parts[:number])
-            return Axis(name, axis.extent, reduction, lane, digit.count, parts[number], weight)
+            return Axis(
+                name, axis.extent, reduction, lane,
+                granule=digit.count, parts=parts[number], weight=weight,
+            )  # fmt: skip
     return Axis(name, axis.extent, reduction)
 
 
 def _require_harmless_padding(product: BoxProduct) -> None:
-    """A reduction axis that is filled up multiplies zeros: it alone indexes a whole dimension of a
-    factor, outside of which there are zeros."""
+    """Raise unless the padding of each reduction axis multiplies zeros: the axis is the only index
+    of a factor's dimension, outside of which the factor is zero."""
     for axis in product.axes.values():
         if not axis.reduction or axis.granule == 1 or axis.extent % axis.granule == 0:
             continue
-        alone = any(
+        harmless = any(
             index.single_iterator == axis.name and size == axis.extent
             for operand in product.operands[:2]
             for index, size in zip(operand.index, operand.shape, strict=True)
         )
-        if not alone:
+        if not harmless:
             raise LoweringError(
                 f"{axis.name} is padded to a multiple of {axis.granule}: no factor is zero there"
             )

@@ -1,7 +1,7 @@
-"""A machine of scratchpads, as its specification describes it.
+"""A machine of scratchpads as its specification describes it, and what it has to describe.
 
-Every operand of the instruction has a scratchpad, its scope, in which each processing element (PE)
-has a part of its own; DMA brings boxes of operands there from main memory, and back.
+Every operand of the instruction has a scratchpad, its scope, of which each processing element (PE)
+owns a part; DMA copies boxes of operands there from main memory, and back.
 """
 
 from __future__ import annotations
@@ -10,32 +10,69 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpembed.cost.machine.estimate import machine_of
-from cpembed.hw.instruction import HardwareSpec
+from cpembed.errors import SpecError
+from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.hw.machine import Hierarchy, Mesh, Overlapping
-from cpembed.hw.schema import spec_error
-from cpembed.targets.scratchpad.requirements import Lanes, lanes_of
+from cpembed.hw.schema import Key, spec_error
+from cpembed.ir.dtypes import size_bytes
+
+VECTOR_BYTES = 16
+"""Bytes of a vector of the mesh's registers: four elements of float32."""
+
+BASE_BYTES = 256
+"""Alignment of arrays in main memory in bytes."""
+
+Lanes = tuple[str, str, str]
+"""Instruction axes of A and C, of B and C, of A and B; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What moves an operand, one transfer of any operand after the other: bytes a cycle, for all
-    PEs together; cycles before the first of them; the bytes of a transaction, of which all are
-    moved where one is wanted."""
+    """DMA engine of an operand, which executes one transfer after the other.
+
+    Attributes
+    ----------
+    bytes_per_cycle
+        Bytes per cycle of all PEs together.
+    latency_cycles
+        Cycles before the first byte of a transfer.
+    transaction_bytes
+        Bytes of a transaction of main memory, which is transferred as a whole.
+    """
 
     bytes_per_cycle: float
     latency_cycles: float
     transaction_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScratchpadMachine:
-    """PEs, their memories by number, the number of each operand's, and what things take.
+    """A mesh of PEs with scratchpads.
 
-    ``cut`` has the instruction axes that rows and columns of the mesh cut of an operand, none where
-    there is no mesh. ``sized``: one execution covers as many granules as it is told (``largest``
-    points of each axis at most); else one. ``lanes`` are the instruction's axes by what they move.
-    ``engines`` move the instruction's operands; ``cycles`` are those of a granule on all PEs,
-    ``call_cycles`` coefficients of products of sizes, of each execution besides.
+    Attributes
+    ----------
+    name, clock_mhz, rows, columns
+        Name, clock, and size of the mesh.
+    cut
+        Instruction axes that rows and columns of the mesh cut, by operand; empty without a mesh.
+    memories, capacities
+        Names of a PE's memories, and their bytes.
+    held_in
+        Number of the memory of each operand.
+    alignment_bytes
+        Alignment of transfers.
+    overlaps
+        True if transfers and executions overlap.
+    engines
+        DMA engine of each operand of the instruction.
+    cycles
+        Cycles of a granule on all PEs.
+    call_cycles
+        Further cycles of an execution: coefficients of products of its sizes.
+    largest
+        Maximum points of each axis in one execution; empty if an execution is one granule.
+    lanes
+        Instruction axes by the operands that they move.
     """
 
     name: str
@@ -56,32 +93,67 @@ class ScratchpadMachine:
 
     @property
     def engine(self) -> Engine:
-        """That of the first operand."""
+        """Engine of the first operand."""
         return next(iter(self.engines.values()))
 
     @property
     def elements(self) -> int:
-        """PEs."""
+        """Number of PEs."""
         return self.rows * self.columns
 
     @property
     def sized(self) -> bool:
+        """True if one execution covers any number of granules."""
         return bool(self.largest)
 
     def parts(self, axis: str) -> int:
-        """How many parts the mesh cuts an instruction axis into."""
-        found = {
+        """Return the number of parts that the mesh cuts an instruction axis into."""
+        sizes = {
             size
             for axes in self.cut.values()
             for name, size in zip(axes, (self.rows, self.columns), strict=True)
             if name == axis
         }
-        return max(found, default=1)
+        return max(sizes, default=1)
 
 
-def _engine(found: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
-    """Of an operand's path between main memory and its scratchpad, whatever is slowest."""
-    scope, *path = found.path(spec.instruction.memory[operand].scope)
+def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> ScratchpadMachine:
+    """Return a machine of a specification; default: its first.
+
+    Raises :class:`SpecError` for what is missing, and for what cannot be executed here.
+    """
+    described = machine_of(spec, name)
+    lanes = _checked_lanes(spec, described)
+    scopes = {operand: tile.scope for operand, tile in spec.instruction.memory.items()}
+    memories = tuple(dict.fromkeys(scopes.values()))
+    mesh = described.mesh or Mesh(1, 1, {})
+    for scope in memories:
+        if described.memories[scope].capacity_bytes is None:
+            key = ("memories", scope, "capacity_bytes")
+            raise spec_error(spec.path, key, "is missing; a scratchpad has one")
+    levels = [described.memories[scope] for scope in memories]
+    return ScratchpadMachine(
+        name=described.name,
+        clock_mhz=described.clock_mhz,
+        rows=mesh.rows,
+        columns=mesh.columns,
+        cut=mesh.cut,
+        memories=memories,
+        capacities=tuple((m.capacity_bytes or 0) // (mesh.rows * mesh.columns) for m in levels),
+        held_in={operand: memories.index(scope) for operand, scope in scopes.items()},
+        alignment_bytes=max(tile.alignment_bytes for tile in spec.instruction.memory.values()),
+        overlaps=all(m.effective_overlap is not Overlapping.NONE for m in levels),
+        engines={operand: _engine(described, spec, operand) for operand in scopes},
+        cycles=described.compute.cycles,
+        call_cycles=described.compute.call_cycles,
+        largest={a.name: a.largest for a in spec.instruction.axes if a.largest is not None},
+        lanes=lanes,
+    )
+
+
+def _engine(machine: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
+    """Return the slowest part of an operand's path between main memory and its scratchpad."""
+    scope, *path = machine.path(spec.instruction.memory[operand].scope)
     stores = operand == spec.instruction.computation.output.name
     return Engine(
         min(
@@ -95,36 +167,112 @@ def _engine(found: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
     )
 
 
-def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> ScratchpadMachine:
-    """The machine of a specification, its first where none is named.
+def _checked_lanes(spec: HardwareSpec, machine: Hierarchy) -> Lanes:
+    """Raise :class:`SpecError` for what is not a product of two operands, and for a machine that
+    does not execute it as ``gemm`` of ``scratchpad.h`` does."""
+    instruction = spec.instruction
+    lanes = _lanes(spec)
+    sized = [axis.name for axis in instruction.axes if axis.largest is not None]
+    if sized and ("" in lanes or len(sized) < len(instruction.axes)):
+        raise _error(
+            spec,
+            ("instruction", "axes"),
+            "a primitive of any size is a product of matrices, C[x,y] += A[x,z] * B[z,y]: give all "
+            "three axes as { multiple, max }, or none",
+        )
+    if machine.mesh is not None and not sized:
+        raise _error(
+            spec,
+            ("machines", machine.name, "mesh"),
+            "an instruction of fixed size is executed by one element: give its axes as "
+            "{ multiple, max }, or leave the mesh out",
+        )
+    _check_transfers(spec, machine)
+    if sized:
+        if machine.mesh is not None:
+            _check_mesh(spec, machine.name, machine.mesh, lanes)
+        _check_vectors(spec, machine, lanes)
+    return lanes
 
-    Raises :class:`SpecError` for what is missing, and for what is not executed here.
-    """
-    found = machine_of(spec, name)
-    lanes = lanes_of(spec, found)
-    scopes = {operand: held.scope for operand, held in spec.instruction.memory.items()}
-    memories = tuple(dict.fromkeys(scopes.values()))
-    mesh = found.mesh or Mesh(1, 1, {})
-    for scope in memories:
-        if found.memories[scope].capacity_bytes is None:
-            key = ("memories", scope, "capacity_bytes")
-            raise spec_error(spec.path, key, "is missing; a scratchpad has one")
-    return ScratchpadMachine(
-        found.name,
-        found.clock_mhz,
-        mesh.rows,
-        mesh.columns,
-        mesh.cut,
-        memories,
-        tuple(
-            (found.memories[s].capacity_bytes or 0) // (mesh.rows * mesh.columns) for s in memories
-        ),
-        {operand: memories.index(scope) for operand, scope in scopes.items()},
-        max(held.alignment_bytes for held in spec.instruction.memory.values()),
-        all(found.memories[s].effective_overlap is not Overlapping.NONE for s in memories),
-        {operand: _engine(found, spec, operand) for operand in scopes},
-        found.compute.cycles,
-        found.compute.call_cycles,
-        {a.name: a.largest for a in spec.instruction.axes if a.largest is not None},
-        lanes,
-    )
+
+def _error(spec: HardwareSpec, key: Key, problem: str) -> SpecError:
+    return spec_error(spec.path, key, problem)
+
+
+def _lanes(spec: HardwareSpec) -> Lanes:
+    computation = spec.instruction.computation
+    key = ("instruction", "expression")
+    if len(computation.inputs) != 2 or len(computation.outputs) != 1:
+        raise _error(spec, key, "a kernel of boxes multiplies two operands into one")
+    first, second, output = map(set[str], _axes(spec.instruction).values())
+    kinds = first & output - second, second & output - first, first & second - output
+    if any(len(kind) > 1 for kind in kinds):
+        raise _error(spec, key, "several axes move the same operands; allowed: one of each kind")
+    x, y, z = (next(iter(kind), "") for kind in kinds)
+    return x, y, z
+
+
+def _axes(instruction: Instruction) -> Mapping[str, tuple[str, ...]]:
+    """Return the axes of each operand, the output last."""
+    computation = instruction.computation
+    return {
+        operand.name: tuple(
+            name for index in computation.access(operand.name).index for name in index.iterators
+        )
+        for operand in (*computation.inputs, computation.output)
+    }
+
+
+def _check_transfers(spec: HardwareSpec, machine: Hierarchy) -> None:
+    # Boxes begin and end at any element.
+    for name, tile in spec.instruction.memory.items():
+        element = min(map(size_bytes, spec.instruction.dtypes[name]))
+        if element % tile.alignment_bytes:
+            raise _error(
+                spec,
+                ("operands", name, "alignment_bytes"),
+                f"{tile.alignment_bytes} is more than an element of {element} bytes, and boxes "
+                "begin at any element; allowed: what divides an element",
+            )
+    for memory in machine.memories.values():
+        if memory.granule_bytes > BASE_BYTES or BASE_BYTES % memory.granule_bytes:
+            raise _error(
+                spec,
+                ("machines", machine.name, "memories", memory.name, "granule_bytes"),
+                f"{memory.granule_bytes} is not allowed; allowed: a divisor of {BASE_BYTES}, at "
+                "multiples of which operands begin",
+            )
+
+
+def _check_mesh(spec: HardwareSpec, name: str, mesh: Mesh, lanes: Lanes) -> None:
+    # Each element holds block (row, column) of all three matrices.
+    x, y, z = lanes
+    key = ("machines", name, "mesh")
+    for operand, cut in zip(_axes(spec.instruction), ((x, z), (z, y), (x, y)), strict=True):
+        if mesh.cut[operand] != cut:
+            raise _error(
+                spec,
+                (*key, "cut", operand),
+                f'rows and columns cut a product into blocks; allowed: ["{cut[0]}", "{cut[1]}"]',
+            )
+    if mesh.rows != mesh.columns:
+        raise _error(
+            spec,
+            key,
+            f"rows and columns cut {z} into {mesh.rows} and {mesh.columns} parts; make them equal",
+        )
+
+
+def _check_vectors(spec: HardwareSpec, machine: Hierarchy, lanes: Lanes) -> None:
+    # The vectorised dimension of an element's block is a multiple of a vector.
+    instruction = spec.instruction
+    output = instruction.computation.output.name
+    vector = VECTOR_BYTES // min(map(size_bytes, instruction.dtypes[output]))
+    rows = 1 if machine.mesh is None else machine.mesh.rows
+    if instruction.axis(lanes[0]).maximum % (rows * max(1, vector)):
+        raise _error(
+            spec,
+            ("instruction", "axes", lanes[0], "multiple"),
+            f"{lanes[0]}, of {output} and the first factor, is computed in vectors of {vector} "
+            f"elements; allowed: multiples of {rows * vector}",
+        )

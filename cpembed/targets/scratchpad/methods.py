@@ -1,33 +1,46 @@
-"""Methods of convolutions on scratchpad machines: all parts are kernels of its processing elements.
+"""Methods of convolutions on scratchpad machines: im2col and Winograd, all of whose parts are
+kernels of the processing elements.
 
 Weights are transformed ahead, on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.methods import MethodPlan, Methods
-from cpembed.targets.scratchpad.emit_part import part_text
-from cpembed.targets.scratchpad.execute import Array, ScratchpadProgram, shape_of
+from cpembed.targets.scratchpad.artifact import Array, ScratchpadProgram, shape_of
 from cpembed.targets.scratchpad.executor import Counters, compile_text
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
-from cpembed.targets.scratchpad.method_parts import parts_of
-from cpembed.targets.scratchpad.parts import Part
-from cpembed.transform.methods.rewritten import Rewritten, U, V
+from cpembed.targets.scratchpad.parts import (
+    ELEMENT,
+    Dimension,
+    Loop,
+    Part,
+    Transform,
+    blocked,
+    part_text,
+)
+from cpembed.transform.methods.convolution import Rewritten, U, V
+from cpembed.transform.methods.cook_toom import Matrix
+from cpembed.transform.methods.im2col import Im2col
+from cpembed.transform.methods.winograd import Tiling, Winograd
 from cpembed.transform.program import DerivedProgram
 
 
 @dataclass(frozen=True)
 class ScratchpadMethodPlan(MethodPlan):
-    """With the parts before and after the product; None where there is nothing to be done."""
+    """A plan with the parts before and after the product; None if there is nothing to do."""
 
     before: Part | None = None
     after: Part | None = None
@@ -35,7 +48,7 @@ class ScratchpadMethodPlan(MethodPlan):
 
 @dataclass(frozen=True)
 class ScratchpadMethods(Methods):
-    """On a machine, by its model."""
+    """Methods on a machine, estimated by its model."""
 
     machine: ScratchpadMachine
 
@@ -43,7 +56,7 @@ class ScratchpadMethods(Methods):
         return (method_plan(method, self.machine),)
 
     def takes(self, program: DerivedProgram) -> bool:
-        """Boxes are fetched from operands as they lie, whatever the program packs."""
+        # Boxes are fetched from operands in their layout, whatever the program packs.
         return True
 
     def build(self, plan: MethodPlan, product: Any) -> ScratchpadMethodProgram:
@@ -52,21 +65,25 @@ class ScratchpadMethods(Methods):
 
 
 def method_plan(method: Rewritten, machine: ScratchpadMachine) -> ScratchpadMethodPlan:
-    """Raises :class:`~cpembed.errors.LoweringError` for what has no generated parts."""
-    before, after = parts_of(method, machine)
+    """Return the plan of a method.
+
+    Raises :class:`~cpembed.errors.LoweringError` for a method without generated parts.
+    """
+    before, after = _parts_of(method, machine)
     cycles = sum(part.cycles(machine) for part in (before, after) if part is not None)
     us = cycles / machine.clock_mhz
-    return ScratchpadMethodPlan(method, method.product, 1, us, before, after)
+    return ScratchpadMethodPlan(method, method.product, 1, us, before=before, after=after)
 
 
 @dataclass
 class ScratchpadMethodProgram:
-    """A method that can be called; ``counters`` are those of the last run, by part."""
+    """A method that can be called."""
 
     plan: ScratchpadMethodPlan
     product: ScratchpadProgram
     machine: ScratchpadMachine
     counters: dict[str, Counters] = field(default_factory=dict[str, Counters])
+    """Counters of the last run by part."""
 
     @property
     def backend(self) -> str:
@@ -76,32 +93,301 @@ class ScratchpadMethodProgram:
         method = self.plan.method
         conv = method.convolution
         image, weights = inputs[conv.image.name], inputs[conv.weights.name]
-        given = method.product.operand(V)
-        values = self._executed(self.plan.before, image, given.shape, seed)
-        # In float64, rounded once: they are transformed ahead.
-        ahead = method.weights_part(np.asarray(weights, np.float64)).astype(np.float32)
-        fed = {V: values, U: ahead}
-        found = self.product.run(fed, seed)
+        values = self._run_part(self.plan.before, image, method.product.operand(V).shape, seed)
+        # Weights are transformed in float64 and rounded once, because that happens ahead.
+        packed = method.weights_part(np.asarray(weights, np.float64)).astype(np.float32)
+        result = self.product.run({V: values, U: packed}, seed)
         if self.product.counters is not None:
             self.counters["product"] = self.product.counters
-        return self._executed(self.plan.after, found, conv.output.shape, seed)
+        return self._run_part(self.plan.after, result, conv.output.shape, seed)
 
     def time(self, inputs: Mapping[str, Array]) -> Timing:
         return Timing(Provenance.EMULATED, self.plan.product.macs, None)
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> None:
-        """Nothing here can be timed."""
+        # An emulation cannot be timed.
         return
 
-    def _executed(
+    def _run_part(
         self, part: Part | None, source: Array, shape: tuple[int, ...], seed: int
     ) -> Array:
         if part is None:
             return np.asarray(source).reshape(shape)
-        dtype = numpy_dtype("float32")
-        given = np.ascontiguousarray(source, dtype).reshape(-1)
-        given.flags.writeable = False
+        dtype = numpy_dtype(ELEMENT)
+        source = np.ascontiguousarray(source, dtype).reshape(-1)
+        source.flags.writeable = False
         result = np.zeros(int(np.prod(shape)), dtype)
         program = compile_text(part_text(part))
-        self.counters[part.name] = program.run(shape_of(self.machine), [given, result], seed=seed)
+        self.counters[part.name] = program.run(shape_of(self.machine), [source, result], seed=seed)
         return result.reshape(shape)
+
+
+def _parts_of(method: Rewritten, machine: ScratchpadMachine) -> tuple[Part | None, Part | None]:
+    """Return the parts before and after the product; None if its array is the workload's.
+
+    Raises :class:`LoweringError` for a method without generated parts.
+    """
+    conv = method.convolution
+    operands = (conv.image, conv.weights, conv.output)
+    unsupported = [operand for operand in operands if operand.dtype != ELEMENT]
+    if unsupported or not isinstance(method, Winograd | Im2col):
+        operand = unsupported[0] if unsupported else conv.image
+        raise LoweringError(
+            f"{method.name} is made for {ELEMENT} on machines with scratchpads, {operand.name} is "
+            f"{operand.dtype}: use --method implicit"
+        )
+    several = [a for a in (conv.groups, conv.samples, conv.channels, conv.filters) if len(a) > 1]
+    if several:
+        raise LoweringError(
+            f"{method.name} is made for one axis each of groups, samples, channels and filters, "
+            f"not {' and '.join(several[0])}: use --method implicit"
+        )
+    if isinstance(method, Im2col):
+        windows = blocked(_window_part(method), machine)
+        _require_output_order(method)
+        return windows, None
+    return blocked(_input_part(method), machine), blocked(_output_part(method), machine)
+
+
+def _require_output_order(method: Im2col) -> None:
+    """Raise :class:`LoweringError` unless M of im2col is O: the output's dimensions are in the
+    product's order."""
+    conv = method.convolution
+    outputs = [window.output for window in conv.windows]
+    pair = (outputs, conv.filters) if method.orders.last else (conv.filters, outputs)
+    product = [*conv.groups, *conv.samples, *pair[0], *pair[1]]
+    access = conv.workload.access(conv.output.name)
+    output = [name for index in access.index for name in index.iterators]
+    sizes = conv.workload.extents
+    if [n for n in product if sizes[n] > 1] != [n for n in output if sizes[n] > 1]:
+        raise LoweringError(
+            f"{method.name}: {conv.output.name} is in another order than the product's result: "
+            "use another layout, or --method implicit"
+        )
+
+
+class _Arrays:
+    """Loops and dimensions that the parts of a method share.
+
+    Loops are called g, n, c and k (groups, samples, channels, filters), t0, t1, … (tiles of each
+    window) and p0, p1, … (pieces of each window).
+    """
+
+    def __init__(self, method: Rewritten) -> None:
+        self.method, self.conv = method, method.convolution
+        conv = self.conv
+        axes = dict(
+            zip("gnck", (conv.groups, conv.samples, conv.channels, conv.filters), strict=True)
+        )
+        self.sizes = {loop: conv.size(names) for loop, names in axes.items()}
+        self.loop_of = {axis: loop for loop, names in axes.items() for axis in names}
+        self.last = len(conv.windows) - 1
+
+    def loops(
+        self, counts: Sequence[int], lanes: str, pieces: Sequence[int] = ()
+    ) -> tuple[Loop, ...]:
+        """Return the loops over tiles and over the axis ``lanes``; blocks are of tiles of the last
+        window and of ``lanes``."""
+        tiles = (
+            Loop(f"t{n}", count, count if n == self.last else 1) for n, count in enumerate(counts)
+        )
+        return (
+            Loop("g", self.sizes["g"]),
+            Loop("n", self.sizes["n"]),
+            *tiles,
+            *(Loop(f"p{n}", count) for n, count in enumerate(pieces)),
+            Loop(lanes, self.sizes[lanes], self.sizes[lanes]),
+        )
+
+    def places(self, operand: str, windows: Sequence[Dimension]) -> tuple[Dimension, ...]:
+        """Return the dimensions of the image or the output in their order."""
+        access = self.conv.workload.access(operand)
+        dimensions: list[Dimension] = []
+        for index, size in zip(
+            access.index, self.conv.workload.operand(operand).shape, strict=True
+        ):
+            loops = [self.loop_of[name] for name in index.iterators if name in self.loop_of]
+            if loops:
+                dimensions.append(_walked(size, loops[0]))
+            else:
+                window = next(
+                    n for n, w in enumerate(self.conv.windows) if w.output in index.iterators
+                )
+                dimensions.append(windows[window])
+        return tuple(dimensions)
+
+    def dimension_of(self, operand: str, loop: str) -> int:
+        """Return the dimension that a loop over an axis walks."""
+        access = self.conv.workload.access(operand)
+        return next(
+            n
+            for n, index in enumerate(access.index)
+            if any(self.loop_of.get(name) == loop for name in index.iterators)
+        )
+
+    def window_dimensions(self, operand: str) -> list[int]:
+        """Return the dimension of each window."""
+        access = self.conv.workload.access(operand)
+        return [
+            next(n for n, index in enumerate(access.index) if window.output in index.iterators)
+            for window in self.conv.windows
+        ]
+
+    def matrix(
+        self, head: Sequence[Dimension], tiles: Dimension, lanes: Dimension
+    ) -> tuple[tuple[Dimension, ...], int, int]:
+        """Return the dimensions of V or M, and the numbers of those of tiles and of lanes."""
+        outer = [*head, *self.groups()]
+        first = len(outer)
+        if self.method.orders.last:
+            return (*outer, tiles, lanes), first, first + 1
+        return (*outer, lanes, tiles), first + 1, first
+
+    def groups(self) -> list[Dimension]:
+        return [_walked(self.sizes["g"], "g")] if self.sizes["g"] > 1 else []
+
+    def tiles(self, counts: Sequence[int], *, samples: bool = True) -> Dimension:
+        """Return the dimension of samples and of the tiles of every window, the last fastest."""
+        first = _factors("t", counts, 1)
+        size = math.prod(counts)
+        if samples:
+            first["n"] = size
+            size *= self.sizes["n"]
+        return Dimension(size, (0, first), (0, {f"t{self.last}": 1}))
+
+
+def _walked(size: int, loop: str) -> Dimension:
+    """Return a dimension that a loop walks, place by place."""
+    return Dimension(size, (0, {loop: 1}), (0, {loop: 1}))
+
+
+def _strides(sizes: Sequence[int]) -> list[int]:
+    """Return the row-major strides of an array."""
+    return [math.prod(sizes[n + 1 :]) for n in range(len(sizes))]
+
+
+def _factors(letter: str, counts: Sequence[int], each: int) -> dict[str, int]:
+    return {f"{letter}{n}": each * stride for n, stride in enumerate(_strides(counts))}
+
+
+def _input_part(method: Winograd) -> Part:
+    """Return the part that computes V from the image: the transformed inputs of every tile."""
+    arrays, tilings = _Arrays(method), method.tilings
+    counts = [t.count for t in tilings]
+    pieces = [t.pieces for t in tilings]
+    image = method.convolution.image.name
+    target, x, c = arrays.matrix(
+        [Dimension(method.places, (0, {}), (method.places, {}))],
+        arrays.tiles(counts),
+        Dimension(
+            arrays.sizes["c"] * math.prod(pieces),
+            (0, {"c": 1, **_factors("p", pieces, arrays.sizes["c"])}),
+            (0, {"c": 1}),
+        ),
+    )
+    windows = arrays.window_dimensions(image)
+    return Part(
+        name="input",
+        loops=arrays.loops(counts, "c", pieces),
+        source=arrays.places(image, _input_windows(tilings, arrays.last)),
+        target=target,
+        transforms=tuple(Transform(f"input{n}", t.form.input) for n, t in enumerate(tilings)),
+        nest=tuple((window, 1) for window in windows),
+        into=tuple((0, step) for step in _strides([t.form.multiplications for t in tilings])),
+        walks={
+            f"t{arrays.last}": ((windows[-1], tilings[-1].form.outputs), (x, 1)),
+            "c": ((arrays.dimension_of(image, "c"), 1), (c, 1)),
+        },
+    )
+
+
+def _input_windows(tilings: Sequence[Tiling], last: int) -> list[Dimension]:
+    dimensions: list[Dimension] = []
+    for n, tiling in enumerate(tilings):
+        window, form = tiling.window, tiling.form
+        step = window.stride * form.outputs
+        places = (form.multiplications, {})
+        if n == last:
+            places = (form.multiplications - step, {f"t{n}": step})
+        first = (window.first, {f"t{n}": step, f"p{n}": form.taps})
+        dimensions.append(Dimension(window.size, first, places))
+    return dimensions
+
+
+def _output_part(method: Winograd) -> Part:
+    """Return the part that computes the output from M: the transformed results of every tile."""
+    arrays, tilings = _Arrays(method), method.tilings
+    counts = [t.count for t in tilings]
+    output = method.convolution.output.name
+    source, x, k = arrays.matrix(
+        [Dimension(method.places, (0, {}), (method.places, {}))],
+        arrays.tiles(counts),
+        _walked(arrays.sizes["k"], "k"),
+    )
+    sizes = [t.form.outputs for t in tilings]
+    ends = [
+        Dimension(
+            t.window.outputs,
+            (0, {f"t{n}": size}),
+            (0, {f"t{n}": size}) if n == arrays.last else (size, {}),
+        )
+        for n, (t, size) in enumerate(zip(tilings, sizes, strict=True))
+    ]
+    windows = arrays.window_dimensions(output)
+    return Part(
+        name="output",
+        loops=arrays.loops(counts, "k"),
+        source=source,
+        target=arrays.places(output, ends),
+        transforms=tuple(Transform(f"output{n}", t.form.output) for n, t in enumerate(tilings)),
+        nest=tuple((0, step) for step in _strides([t.form.multiplications for t in tilings])),
+        into=tuple((window, 1) for window in windows),
+        walks={
+            f"t{arrays.last}": ((x, 1), (windows[-1], sizes[-1])),
+            "k": ((k, 1), (arrays.dimension_of(output, "k"), 1)),
+        },
+    )
+
+
+def _window_part(method: Im2col) -> Part:
+    """Return the part that computes V from the image: the elements of every window."""
+    arrays, windows = _Arrays(method), method.convolution.windows
+    counts, taps = [w.outputs for w in windows], [w.taps for w in windows]
+    reaches = [w.dilation * (w.taps - 1) + 1 for w in windows]
+    places = [
+        Dimension(
+            w.size,
+            (w.first, {f"t{n}": w.stride}),
+            (reach - w.stride, {f"t{n}": w.stride}) if n == arrays.last else (reach, {}),
+        )
+        for n, (w, reach) in enumerate(zip(windows, reaches, strict=True))
+    ]
+    image, samples = method.convolution.image.name, arrays.sizes["n"]
+    outer = arrays.groups()
+    tap = Dimension(math.prod(taps), (0, {}), (math.prod(taps), {}))
+    channels = _walked(arrays.sizes["c"], "c")
+    if method.orders.last:
+        target = (*outer, arrays.tiles(counts), tap, channels)
+        x, into, c = (len(outer) + n for n in range(3))
+    else:
+        outer += [_walked(samples, "n")] if samples > 1 else []
+        target = (*outer, channels, tap, arrays.tiles(counts, samples=False))
+        c, into, x = (len(outer) + n for n in range(3))
+    dimensions = arrays.window_dimensions(image)
+    return Part(
+        name="windows",
+        loops=arrays.loops(counts, "c"),
+        source=arrays.places(image, places),
+        target=target,
+        transforms=tuple(Transform(f"window{n}", _identity(w.taps)) for n, w in enumerate(windows)),
+        nest=tuple((d, w.dilation) for d, w in zip(dimensions, windows, strict=True)),
+        into=tuple((into, step) for step in _strides(taps)),
+        walks={
+            f"t{arrays.last}": ((dimensions[-1], windows[-1].stride), (x, 1)),
+            "c": ((arrays.dimension_of(image, "c"), 1), (c, 1)),
+        },
+    )
+
+
+def _identity(size: int) -> Matrix:
+    return tuple(tuple(Fraction(int(i == j)) for j in range(size)) for i in range(size))

@@ -1,8 +1,9 @@
-"""The time of a plan: transfers in whole transactions and executions of the primitive (swATOP 4.6).
+"""Estimated time of a plan: transfers in whole transactions, executions of the primitive (swATOP
+4.6).
 
-Sizes are numpy arrays, an element for each of many plans of one form, so that they are compared in
-one go. Boxes that reach beyond an operand, where padding is, are transferred in more calls, of as
-many bytes; filling scratchpads with zeros counts nothing.
+Sizes are numpy arrays with an element for each of many plans of one form, which are compared at
+once. Boxes that reach beyond an operand, into padding, are transferred in more calls of as many
+bytes; filling scratchpads with zeros takes no time.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ Points = Mapping[str, Any]
 """Points of a tile by axis: integers, or arrays of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Times:
-    """Cycles: of all transfers, of all executions, of the first transfer and the last, which
-    nothing hides; together. ``moved_bytes``: what is transferred, whole transactions."""
+    """Cycles of all transfers, of all executions, of the first and the last transfer, which nothing
+    hides (``exposed``), and in total; ``moved_bytes`` are those of whole transactions."""
 
     transferring: Numbers
     executing: Numbers
@@ -38,7 +39,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Pattern:
-    """How a PE transfers a box: calls, each of ``blocks`` of ``block`` bytes ``stride`` apart."""
+    """Transfer of a box by a PE: calls, each of ``blocks`` of ``block`` bytes ``stride`` apart."""
 
     calls: Numbers
     blocks: Numbers
@@ -46,21 +47,35 @@ class Pattern:
     stride: Numbers
 
     def moved(self, transaction: int) -> Numbers:
-        """Bytes of all transactions that hold a part of it: of the first block from its first byte,
-        of blocks that begin anywhere as many as on average."""
+        """Return the bytes of all transactions that contain a part of it.
+
+        A single block begins with a transaction; of blocks that begin anywhere, the average counts.
+        """
         grid = np.where(
             self.blocks * self.calls > 1,
             np.gcd(self.stride.astype(np.int64), transaction),
             transaction,
         )
-        whole = np.ceil(self.block / grid) * grid + transaction - grid
-        return self.calls * self.blocks * whole
+        block = np.ceil(self.block / grid) * grid + transaction - grid
+        return self.calls * self.blocks * block
 
 
 def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
-    """What is contiguous, in main memory as in the scratchpad, is one block; what lies at one
-    distance, one call. Of the dimensions ``cut``, places at an end are outside of the operand:
-    there are gaps in the scratchpad between what is further outside, so each is a call."""
+    """Return the transfer of a box.
+
+    What is contiguous in main memory and in the scratchpad is one block, and blocks at one distance
+    are one call.
+
+    Parameters
+    ----------
+    box
+        Box of an operand.
+    held
+        Points that a PE holds of each axis.
+    cut
+        Dimensions with places outside of the operand. These leave gaps in the scratchpad between
+        what the outer dimensions contain, so that each is a call of its own.
+    """
     element = float(box.operand.element_bytes)
     ones = np.ones(1)
     block, blocks, calls, stride = ones * element, ones, ones, ones * 0
@@ -69,14 +84,15 @@ def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
         return Pattern(ones, ones, np.asarray(box.elements(held)) * element, stride)
     for number, dimension in reversed(list(enumerate(box.dimensions))):
         places = np.asarray(dimension.places(held), np.float64)
-        several = places > 1
-        joins = several & ~counting & ~gaps & (block == dimension.apart)
+        distance, several = dimension.stride_bytes, places > 1
+        # A dimension extends the block, begins or extends the blocks of a call, or repeats calls.
+        joins = several & ~counting & ~gaps & (block == distance)
         begins = several & ~counting & ~gaps & ~joins
-        goes_on = several & counting & ~calling & ~gaps & (dimension.apart == stride * blocks)
-        repeats = several & ~joins & ~begins & ~goes_on
+        extends = several & counting & ~calling & ~gaps & (distance == stride * blocks)
+        repeats = several & ~joins & ~begins & ~extends
         block = np.where(joins, block * places, block)
-        stride = np.where(begins | (repeats & ~counting & ~calling), dimension.apart, stride)
-        blocks = np.where(begins | goes_on, blocks * places, blocks)
+        stride = np.where(begins | (repeats & ~counting & ~calling), distance, stride)
+        blocks = np.where(begins | extends, blocks * places, blocks)
         calls = np.where(repeats, calls * places, calls)
         counting, calling = counting | begins, calling | repeats
         if number in cut:
@@ -84,10 +100,10 @@ def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
     return Pattern(calls, blocks, block, stride)
 
 
-def _beyond(form: Form, box: Box) -> dict[int, tuple[int, int]]:
-    """By dimension, how many places are outside of the operand before its first and after its last:
+def _places_beyond(form: Form, box: Box) -> dict[int, tuple[int, int]]:
+    """Return by dimension the places outside of the operand before its first and after its last:
     padding of the operand, or of the last granule. Dimensions without any are left out."""
-    axes, found = form.product.axes, dict[int, tuple[int, int]]()
+    axes, beyond = form.product.axes, dict[int, tuple[int, int]]()
     for number, dimension in enumerate(box.dimensions):
         last = dimension.constant
         for name, factor in dimension.starts.items():
@@ -95,15 +111,15 @@ def _beyond(form: Form, box: Box) -> dict[int, tuple[int, int]]:
             last += factor * (granules * axes[name].granule - 1)
         places = max(0, -dimension.constant), max(0, last - dimension.size + 1)
         if any(places) and not box.tiled:
-            found[number] = places
-    return found
+            beyond[number] = places
+    return beyond
 
 
 class Work:
-    """What tiles of so many points move and execute, in whatever order they are visited.
+    """Transfers and executions of tiles, in whatever order they are visited.
 
-    Arrays of sizes may be of any shapes that broadcast against each other; what depends on some
-    axes alone is then computed once for all sizes of the others.
+    Arrays of sizes may have any shapes that broadcast against each other; what depends on some axes
+    only is computed once for all sizes of the others.
     """
 
     def __init__(self, form: Form, tile: Points) -> None:
@@ -116,54 +132,56 @@ class Work:
         sums = {n: _sum(a, sizes[n], self.counts[n], self.held[n]) for n, a in axes.items()}
         self._partly = {n: self._ends_within(a, sizes[n]) for n, a in axes.items()}
         self.steps = math.prod(self.counts.values(), start=np.ones(1))
-        self.executing = _executing(form, self.counts, self.held, sums)
+        self.executing = _executing(form, self.counts, sums)
         self._shares = {n: sums[n] / (self.counts[n] * self.held[n]) for n in axes}
 
     @cached_property
     def _boxes(self) -> list[tuple[Numbers, Numbers, Numbers]]:
-        """Of each box: cycles and bytes of a transfer, and the average size of one, as a share of a
-        whole one."""
-        found: list[tuple[Numbers, Numbers, Numbers]] = []
+        """Cycles and bytes of a box's transfer, and its average size as a share of a full one."""
+        boxes: list[tuple[Numbers, Numbers, Numbers]] = []
         for box in self.form.boxes:
             share = [self._shares[name] for name in box.operand.axes]
-            found.append((*self._box(box), math.prod(share, start=np.ones(1))))
-        return found
+            boxes.append((*self._transfer(box), math.prod(share, start=np.ones(1))))
+        return boxes
 
     @cached_property
     def exposed(self) -> Numbers:
-        """Cycles of the first transfer and the last, which nothing hides."""
+        """Cycles of the first and the last transfer, which nothing hides."""
         return sum((cycles for cycles, _, _ in self._boxes), start=np.zeros(1))
 
-    def _box(self, box: Box) -> tuple[Numbers, Numbers]:
-        """Cycles and bytes of a transfer, on average over tiles that padding is in and others."""
+    def _transfer(self, box: Box) -> tuple[Numbers, Numbers]:
+        """Return cycles and bytes of a transfer, averaged over tiles with and without padding."""
         machine = self.form.product.machine
         engine = machine.engines[box.operand.role]
 
-        def found(cut: Collection[int]) -> tuple[Numbers, Numbers]:
-            each = pattern(box, self.held, cut)
-            moved = each.moved(engine.transaction_bytes) * machine.elements
-            return each.calls * engine.latency_cycles + moved / engine.bytes_per_cycle, moved
+        def transfer(cut: Collection[int]) -> tuple[Numbers, Numbers]:
+            calls = pattern(box, self.held, cut)
+            moved = calls.moved(engine.transaction_bytes) * machine.elements
+            return calls.calls * engine.latency_cycles + moved / engine.bytes_per_cycle, moved
 
-        beyond, whole = _beyond(self.form, box), found(())
+        beyond, inner = _places_beyond(self.form, box), transfer(())
         if not beyond:
-            return whole
-        inner = np.ones(1)
+            return inner
+        inner_share = np.ones(1)
         for number, places in beyond.items():
-            inner = inner * (1 - self._cut(box.dimensions[number], places))
+            inner_share = inner_share * (1 - self._cut_share(box.dimensions[number], places))
         cycles, moved = (
-            one * inner + other * (1 - inner)
-            for one, other in zip(whole, found(tuple(beyond)), strict=True)
+            inside * inner_share + cut * (1 - inner_share)
+            for inside, cut in zip(inner, transfer(tuple(beyond)), strict=True)
         )
         return cycles, moved
 
     def _ends_within(self, axis: Axis, size: Numbers) -> NDArray[np.bool_]:
-        """Whether the last tile ends within what a PE holds of it, not between two PEs."""
+        """True if the last tile ends within what a PE holds of it, not between two PEs."""
         points = axis.extent - (self.counts[axis.name] - 1) * size
         return points % _held(axis, points) > 0
 
-    def _cut(self, dimension: BoxDimension, places: tuple[int, int]) -> Numbers:
-        """The share of tiles whose boxes reach beyond a dimension. Along one axis it may be the
-        last; under taps the first and the last, each under as many as there are places beyond."""
+    def _cut_share(self, dimension: BoxDimension, places: tuple[int, int]) -> Numbers:
+        """Return the share of tiles whose boxes reach beyond a dimension.
+
+        Along one axis it may be the last tile; under taps the first and the last, each under as
+        many taps as there are places beyond.
+        """
         if not places[0] and list(dimension.starts.values()) == [1]:
             (name,) = dimension.starts
             return np.where(self._partly[name], 1, 0) / self.counts[name]
@@ -177,7 +195,7 @@ class Work:
         return np.minimum(1, cut / tiles)
 
     def times(self, order: Sequence[str], buffers: int) -> Times:
-        """In an order of the loops over tiles."""
+        """Return the times for an order of the loops over tiles."""
         transferring, moved_bytes = np.zeros(1), np.zeros(1)
         for box, (cycles, moved, share) in zip(self.form.boxes, self._boxes, strict=True):
             number = self._transfers(box, order) * share
@@ -189,11 +207,24 @@ class Work:
             )
         else:
             total = transferring + self.executing
-        return Times(transferring, self.executing, self.exposed, total, moved_bytes)
+        return Times(
+            transferring=transferring,
+            executing=self.executing,
+            exposed=self.exposed,
+            total=total,
+            moved_bytes=moved_bytes,
+        )
 
     def room(self, buffers: int, placed: int) -> list[Numbers]:
-        """Bytes of each memory of a PE: of each box as many as there are ``buffers``, of one that
-        no loop moves one, each from a multiple of ``placed`` bytes."""
+        """Return the bytes of each memory of a PE.
+
+        Parameters
+        ----------
+        buffers
+            Number of buffers of a box that a loop moves; another box has one.
+        placed
+            Alignment of buffers in bytes.
+        """
         used = [np.zeros(1) for _ in self.form.product.machine.memories]
         for box in self.form.boxes:
             size = np.asarray(box.elements(self.held)) * float(box.operand.element_bytes)
@@ -204,15 +235,15 @@ class Work:
         return used
 
     def _moves(self, box: Box) -> Any:
-        """Whether a loop over several tiles moves a box."""
+        """True if a loop over several tiles moves a box."""
         moves = np.zeros(1, bool)
         for name in box.operand.axes:
             moves = moves | self.several[name]
         return moves
 
     def _transfers(self, box: Box, order: Sequence[str]) -> Numbers:
-        """How often a box is transferred: an input again whenever a loop moves it, the output once,
-        when it is complete."""
+        """Return how often a box is transferred: an input whenever a loop moves it, the output
+        once, when it is complete."""
         number, started = np.ones(1), np.zeros(1, bool)
         for name in reversed(order):
             if name in box.operand.axes:
@@ -227,13 +258,13 @@ def _held(axis: Axis, points: Any) -> Numbers:
 
 
 def _sum(axis: Axis, size: Any, count: Numbers, held: Numbers) -> Numbers:
-    """Points that a PE holds of all tiles of an axis, one after the other."""
+    """Return the points that a PE holds of all tiles of an axis, one after the other."""
     return (count - 1) * held + _held(axis, axis.extent - (count - 1) * size)
 
 
-def _executing(form: Form, counts: Points, held: Points, sums: Points) -> Numbers:
-    """Cycles of all executions: granules, and what each call takes besides, by its sizes (equation
-    2, summed over all tiles)."""
+def _executing(form: Form, counts: Points, sums: Points) -> Numbers:
+    """Return the cycles of all executions: granules, and what each call takes in addition, by its
+    sizes (equation 2, summed over all tiles)."""
     product, machine = form.product, form.product.machine
     total = machine.cycles * math.prod(
         (sums[n] / axis.grain for n, axis in product.axes.items()), start=np.ones(1)

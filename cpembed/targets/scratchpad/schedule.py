@@ -1,10 +1,8 @@
-"""What can be chosen: the points of a tile, the order of tiles, double buffering; and what follows:
-the memory plan."""
+"""Schedules: points of a tile, order of tiles, double buffering; and the resulting memory plan."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,14 +11,24 @@ from cpembed.targets.scratchpad.boxes import Box, Form
 from cpembed.targets.scratchpad.lower import Axis, BoxProduct
 
 PLACED_BYTES = 32
-"""Buffers in a scratchpad begin at multiples of it: a vector of 256 bits."""
+"""Alignment of buffers in a scratchpad in bytes: a vector of 256 bits."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Points of each axis in a tile, in the workload's order of axes; loops over tiles, outermost
-    first, reductions last; ``buffers`` of what is transferred, two to compute beside transfers;
-    whether constant operands are laid out in tiles ahead of time."""
+    """Choices of a kernel.
+
+    Attributes
+    ----------
+    tile
+        Points of each axis in a tile, in the workload's order of axes.
+    order
+        Loops over tiles, outermost first, reductions last.
+    buffers
+        Number of buffers of what is transferred; with two, transfers overlap executions.
+    ahead
+        True if constant operands are packed in tiles ahead of time.
+    """
 
     tile: tuple[tuple[str, int], ...]
     order: tuple[str, ...]
@@ -36,7 +44,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Where in a scratchpad the boxes of an operand lie: ``offsets`` of as many as there are."""
+    """Memory of an operand's boxes in a scratchpad: bytes of a box, and the offset of each."""
 
     box: Box
     bytes: int
@@ -61,17 +69,17 @@ class Plan:
 
     @cached_property
     def loops(self) -> tuple[Axis, ...]:
-        """Over tiles, outermost first, those of more than one."""
+        """Loops over more than one tile, outermost first."""
         axes = self.product.axes
         return tuple(axes[n] for n in self.schedule.order if self.count(axes[n]) > 1)
 
     def count(self, axis: Axis) -> int:
-        """Tiles along an axis."""
+        """Return the number of tiles along an axis."""
         return -(-axis.extent // self.tile[axis.name])
 
     @cached_property
     def held(self) -> dict[str, int]:
-        """Points of a whole tile that a PE holds."""
+        """Points of a full tile that a PE holds, by axis."""
         axes = self.product.axes
         return {
             name: axes[name].held(min(points, axes[name].extent))
@@ -80,35 +88,34 @@ class Plan:
 
     @cached_property
     def buffers(self) -> tuple[Buffer, Buffer, Buffer]:
-        """One after the other in each memory."""
+        """Buffers of the operands, one after the other in each memory."""
         free = [0] * len(self.product.machine.memories)
-        found: list[Buffer] = []
+        buffers: list[Buffer] = []
         for box in self.form.boxes:
             size = box.elements(self.held) * box.operand.element_bytes
-            room = -(-size // PLACED_BYTES) * PLACED_BYTES
+            aligned = -(-size // PLACED_BYTES) * PLACED_BYTES
             moves = any(axis.name in box.operand.axes for axis in self.loops)
-            memory = box.operand.memory
-            offsets = [
-                free[memory] + n * room for n in range(self.schedule.buffers if moves else 1)
-            ]
-            free[memory] = offsets[-1] + room
-            found.append(Buffer(box, size, tuple(offsets)))
-        return found[0], found[1], found[2]
+            memory, count = box.operand.memory, self.schedule.buffers if moves else 1
+            offsets = tuple(free[memory] + number * aligned for number in range(count))
+            free[memory] = offsets[-1] + aligned
+            buffers.append(Buffer(box, size, offsets))
+        return buffers[0], buffers[1], buffers[2]
 
     @cached_property
     def used(self) -> tuple[int, ...]:
-        """Bytes of each memory of a PE."""
-        most = [0] * len(self.product.machine.memories)
+        """Bytes used of each memory of a PE."""
+        ends = [0] * len(self.product.machine.memories)
         for buffer in self.buffers:
             memory = buffer.box.operand.memory
-            most[memory] = max(most[memory], buffer.offsets[-1] + buffer.bytes)
-        return tuple(most)
+            ends[memory] = max(ends[memory], buffer.offsets[-1] + buffer.bytes)
+        return tuple(ends)
 
 
 def check(plan: Plan) -> Plan:
-    """The plan; raises :class:`LoweringError` for one that the product or the machine has not."""
+    """Return the plan; raise :class:`LoweringError` if the product or the machine does not have
+    it."""
     product, schedule = plan.product, plan.schedule
-    axes = product.axes
+    axes, machine = product.axes, product.machine
     if list(plan.tile) != list(axes) or sorted(schedule.order) != sorted(axes):
         raise LoweringError(f"{schedule}: tiles and loops are of {' '.join(axes)}")
     for name, points in schedule.tile:
@@ -121,58 +128,55 @@ def check(plan: Plan) -> Plan:
     if kinds != sorted(kinds):
         raise LoweringError(f"{schedule}: sums stay until they are complete: reductions are last")
     check_form(plan.form)
-    for lane, largest in product.machine.largest.items():
+    for lane, largest in machine.largest.items():
         held = math.prod(plan.held[a.name] for a in plan.form.chains.get(lane, ()))
-        size = product.machine.parts(lane) * held
+        size = machine.parts(lane) * held
         if size > largest:
             raise LoweringError(f"{schedule}: {size} of {lane} in one execution; at most {largest}")
-    for name, used, room in zip(
-        product.machine.memories, plan.used, product.machine.capacities, strict=True
-    ):
+    for name, used, room in zip(machine.memories, plan.used, machine.capacities, strict=True):
         if used > room:
             raise LoweringError(f"{schedule}: takes {used:,} bytes of {name}, which has {room:,}")
     return plan
 
 
 def check_form(form: Form) -> None:
-    """Raises :class:`LoweringError` where the instruction cannot walk the boxes: its vectorised
-    dimension is contiguous in C, and one dimension of a factor is; of an instruction of fixed size,
-    what its tile says."""
-    product = form.product
-    x, y, z = product.lanes
-    chains: Mapping[str, tuple[Axis, ...]] = form.chains
-    one, other, result = form.boxes
+    """Raise :class:`LoweringError` if the instruction cannot walk the boxes.
 
-    def unit(box: Box, lane: str) -> bool:
+    A primitive of any size needs a contiguous vectorised dimension in C, and a contiguous dimension
+    in each factor; an instruction of fixed size needs what its tile says.
+    """
+    product, chains = form.product, form.chains
+    x, y, z = product.lanes
+    a, b, c = form.boxes
+
+    def is_unit(box: Box, lane: str) -> bool:
         chain = chains.get(lane, ())
         return not chain or box.is_unit(chain[0].name)
 
     if product.machine.sized:
-        if not unit(result, x):
-            raise LoweringError(f"{x} is not contiguous in {result.operand.name}")
-        for box, lanes in ((one, (x, z)), (other, (y, z))):
-            if not any(unit(box, lane) for lane in lanes):
-                raise LoweringError(
-                    f"neither {lanes[0]} nor {z} is contiguous in {box.operand.name}"
-                )
+        if not is_unit(c, x):
+            raise LoweringError(f"{x} is not contiguous in {c.operand.name}")
+        for box, lane in ((a, x), (b, y)):
+            if not is_unit(box, lane) and not is_unit(box, z):
+                raise LoweringError(f"neither {lane} nor {z} is contiguous in {box.operand.name}")
         return
     memory = product.program.instruction.memory
     for box in form.boxes:
         for lane in memory[box.operand.role].axes:
-            if memory[box.operand.role].stride_rule(lane).value == "any" or unit(box, lane):
+            if memory[box.operand.role].stride_rule(lane).value == "any" or is_unit(box, lane):
                 continue
             raise LoweringError(f"{lane} is not contiguous in {box.operand.name}")
 
 
 def loop_orders(product: BoxProduct) -> tuple[tuple[str, ...], ...]:
-    """Orders that differ in which factor stays: batch, rows, columns, or columns before rows;
-    reductions last."""
+    """Return the orders that differ in which factor stays in the scratchpad: batch, rows, columns,
+    or columns before rows; reductions last."""
     x, y, _ = product.lanes
     names = list(product.axes)
     spatial = [n for n in names if not product.axes[n].reduction]
-    last = [n for n in names if product.axes[n].reduction]
-    batch = [n for n in spatial if product.class_of(n) is None]
-    rows = [n for n in spatial if n not in batch and product.class_of(n) == x]
-    columns = [n for n in spatial if n not in batch and product.class_of(n) == y]
-    found = [(*batch, *rows, *columns, *last), (*batch, *columns, *rows, *last)]
-    return tuple(dict.fromkeys(found))
+    reductions = [n for n in names if product.axes[n].reduction]
+    batch, rows, columns = (
+        [n for n in spatial if product.lane_of(n) == lane] for lane in (None, x, y)
+    )
+    orders = [(*batch, *rows, *columns, *reductions), (*batch, *columns, *rows, *reductions)]
+    return tuple(dict.fromkeys(orders))

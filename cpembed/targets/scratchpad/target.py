@@ -8,79 +8,87 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.targets.base import Array, Details, Execution, Row, Target
-from cpembed.targets.scratchpad.execute import ScratchpadProgram, missing, program
-from cpembed.targets.scratchpad.executor import Counters
+from cpembed.targets.base import Array, ChoicePolicy, Details, Execution, Row, Target
+from cpembed.targets.scratchpad.artifact import INSTRUCTIONS, ScratchpadProgram, program, save
+from cpembed.targets.scratchpad.executor import COMPILER, Counters
 from cpembed.targets.scratchpad.lower import BoxProduct, lower
 from cpembed.targets.scratchpad.machine import ScratchpadMachine, scratchpad_machine
 from cpembed.targets.scratchpad.methods import ScratchpadMethodProgram, ScratchpadMethods
-from cpembed.targets.scratchpad.save import INSTRUCTIONS, save
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
 from cpembed.targets.scratchpad.space import ScratchpadSpace
 from cpembed.transform.program import DerivedProgram
 
 SEEDS = (1, 2)
-"""Orders in which PEs run and transfers end: a result that depends on them is no result."""
+"""Seeds of two orders in which PEs run and transfers end: a result that depends on the order is
+wrong."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScratchpadDetails(Details):
-    """What the executor counted of a run, and the estimate."""
+    """Counters of a run, and its estimated time.
+
+    Attributes
+    ----------
+    machine
+        Name of the machine.
+    estimated_us, parts
+        Estimated microseconds, and what they consist of.
+    counters
+        Counters of the product.
+    operands
+        Names of the counted operands by number.
+    used
+        Bytes used and bytes of each memory of a PE.
+    around_us, around
+        Estimated microseconds, and counters by name, of the parts around the product of a method.
+    """
 
     machine: str
     estimated_us: float
     parts: Mapping[str, float]
     counters: Counters
     operands: tuple[str, ...]
-    """Names of the operands that are counted, by number."""
     used: Mapping[str, tuple[int, int]]
     around_us: float = 0.0
-    """Of the parts around the product of a method."""
     around: Mapping[str, Counters] = field(default_factory=dict[str, Counters])
-    """Of a method's parts, by name."""
 
     def to_json(self) -> dict[str, Any]:
+        around: dict[str, Any] = {}
+        if self.around:
+            around = {
+                "parts": {name: counters.to_json() for name, counters in self.around.items()},
+                "estimated_parts_us": self.around_us,
+                "estimated_product_us": self.estimated_us - self.around_us,
+            }
         return {
-            "estimated_us": self.estimated_us,
-            "machine": self.machine,
+            **self.bench_json(),
             **{f"estimated_{name}": value for name, value in self.parts.items()},
             "counters": self.counters.to_json(),
-            **self._around(),
+            **around,
             "scratchpads": {
                 name: {"used_bytes": used, "bytes": room}
                 for name, (used, room) in self.used.items()
             },
         }
 
-    def _around(self) -> dict[str, Any]:
-        if not self.around:
-            return {}
-        parts = {name: counted.to_json() for name, counted in self.around.items()}
-        return {
-            "parts": parts,
-            "estimated_parts_us": self.around_us,
-            "estimated_product_us": self.estimated_us - self.around_us,
-        }
-
     def bench_json(self) -> dict[str, Any]:
         return {"estimated_us": self.estimated_us, "machine": self.machine}
 
     def rows(self) -> list[Row]:
-        counted = self.counters
-        moved = [
-            f"{count.bytes:,} bytes {'stored' if way == 'put' else 'loaded'} of "
+        counters, parts = self.counters, self.parts
+        transfers = [
+            f"{count.bytes:,} bytes {'stored' if direction == 'put' else 'loaded'} of "
             f"{self.operands[number]}"
-            for (number, way), count in sorted(counted.moved.items())
+            for (number, direction), count in sorted(counters.moved.items())
         ]
-        calls = sum(counted.gemms.values()) + sum(counted.instructions.values())
-        parts = self.parts
+        calls = sum(counters.gemms.values()) + sum(counters.instructions.values())
         estimated = (
             f"{self.estimated_us:.4g} us on {self.machine}: transfers "
             f"{parts['transferring_us']:.4g} us, executions {parts['executing_us']:.4g} us"
@@ -89,7 +97,7 @@ class ScratchpadDetails(Details):
             estimated += f"; the parts around the product {self.around_us:.4g} us"
         return [
             ("estimated", estimated),
-            ("counted", f"{calls:,} executions; " + "; ".join(moved)),
+            ("counted", f"{calls:,} executions; " + "; ".join(transfers)),
             *(
                 (name, f"{used:,} of {room:,} bytes used of each PE's")
                 for name, (used, room) in self.used.items()
@@ -98,22 +106,21 @@ class ScratchpadDetails(Details):
 
 
 class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
-    """The C that a plan is gets compiled for this machine, and is executed by workers in the place
-    of its processing elements."""
+    """Emulated scratchpad machine: the C text of a plan is compiled for this host and executed by
+    fibers in place of the machine's processing elements."""
 
     provenance = Provenance.EMULATED
-    files = ("--save",)
     instructions = INSTRUCTIONS
-    considered = 32
+    policy = ChoicePolicy(considered=32)
 
     def __init__(self, spec: HardwareSpec) -> None:
-        """Raises :class:`~cpembed.errors.SpecError` for a specification without a machine."""
+        """Raise :class:`~cpembed.errors.SpecError` for a specification without a machine."""
         super().__init__(spec)
         self.machine: ScratchpadMachine = scratchpad_machine(spec)
 
     @cached_property
     def _missing(self) -> tuple[str, ...]:
-        return missing()
+        return COMPILER.missing()
 
     @property
     def methods(self) -> ScratchpadMethods:
@@ -122,9 +129,8 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     def missing(self) -> tuple[str, ...]:
         return self._missing
 
-    def epilogue(self, workload: Computation, storing: Storing) -> None:
-        """Sums are stored as they are."""
-        if storing != Storing():
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> None:
+        if storing != EpilogueRequest():
             raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> BoxProduct:
@@ -148,17 +154,11 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     def save(self, artifact: ScratchpadProgram, path: Path) -> None:
         save(artifact, path)
 
-    def untunable(self) -> str | None:
-        return "it is emulated here: there is no time to tune by"
-
     def schedule_text(self, embedding: Embedding, schedule: Schedule) -> str:
         return str(schedule)
 
-    def schedule_of(self, trial: Any) -> Schedule:
-        raise LoweringError(self.untunable() or "")
-
     def peak_gops(self) -> float | None:
-        """Of the described machine: a granule takes so many cycles."""
+        # A granule takes ``cycles`` of the described machine.
         machine = self.machine
         return 2 * self.spec.instruction.macs / machine.cycles * machine.clock_mhz / 1000
 
@@ -170,20 +170,23 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
         self, artifact: ScratchpadProgram | ScratchpadMethodProgram, timing: Timing
     ) -> ScratchpadDetails:
         if isinstance(artifact, ScratchpadMethodProgram):
-            own = self.describe(artifact.product, timing)
-            around, whole = artifact.plan.parts_us, own.estimated_us + artifact.plan.parts_us
+            product = self.describe(artifact.product, timing)
+            around_us = artifact.plan.parts_us
             return replace(
-                own, estimated_us=whole, around_us=around, around=dict(artifact.counters)
+                product,
+                estimated_us=product.estimated_us + around_us,
+                around_us=around_us,
+                around=dict(artifact.counters),
             )
         plan = artifact.plan
-        found = self.space(plan.product).scored(plan.schedule)
+        scored = self.space(plan.product).scored(plan.schedule)
         used = zip(self.machine.memories, plan.used, self.machine.capacities, strict=True)
         assert artifact.counters is not None
         return ScratchpadDetails(
-            self.machine.name,
-            found.cost,
-            found.parts,
-            artifact.counters,
-            tuple(operand.name for operand in plan.product.operands),
-            {name: (bytes_, room) for name, bytes_, room in used},
+            machine=self.machine.name,
+            estimated_us=scored.cost,
+            parts=scored.parts,
+            counters=artifact.counters,
+            operands=tuple(operand.name for operand in plan.product.operands),
+            used={name: (used_bytes, room) for name, used_bytes, room in used},
         )

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cpembed.cli.options import Subcommand, file_option, json_option, seed_option
-from cpembed.cli.output import message, print_json, print_text
-from cpembed.cli.terminal import write
+from cpembed.cli.output import message, print_json, print_text, write
 from cpembed.errors import ProgramError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from rich.console import RenderableType
 
+    from cpembed.blocks import Block
     from cpembed.targets.vta.program import VtaProgram
     from cpembed.targets.vta.timing import Timing
     from cpembed.targets.vta.tokens import Policy
@@ -261,12 +260,12 @@ def _summary(program: VtaProgram) -> dict[str, Any]:
     }
 
 
-def _outputs_report(outputs: Mapping[str, NDArray[Any]]) -> Iterator[RenderableType]:
+def _outputs_report(outputs: Mapping[str, NDArray[Any]]) -> Iterator[Block]:
     """Yield the table of the tensors that a program wrote."""
-    from cpembed.report.blocks import table
+    from cpembed.blocks import Table
 
     rows = [tuple(str(value) for value in row.values()) for row in _output_rows(outputs)]
-    yield table(("tensor", "dtype", "shape", "minimum>", "maximum>", "crc32"), rows)
+    yield Table(("tensor", "dtype", "shape", "minimum>", "maximum>", "crc32"), rows)
 
 
 def _output_rows(outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
@@ -283,15 +282,15 @@ def _output_rows(outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _cycles_report(timing: Timing) -> Iterator[RenderableType]:
+def _cycles_report(timing: Timing) -> Iterator[Block]:
     """Yield the blocks on a program's cycles, its modules and the bytes it transferred."""
-    from cpembed.report.blocks import header, table
+    from cpembed.blocks import Header, Table
 
     memory = timing.memory
     products = f"{timing.macs:,} multiplications in {timing.gemm_cycles:,} cycles"
     reads = f"{timing.read_beats:,} beats in {timing.bursts:,} bursts"
     bus = f"bus {memory.bus_bits} bits, bursts of {memory.burst_beats} beats"
-    yield header(
+    yield Header(
         [
             ("cycles", f"{timing.cycles:,}"),
             ("gemm", f"{timing.gemm_utilisation:.1%} of its peak: {products}"),
@@ -300,7 +299,7 @@ def _cycles_report(timing: Timing) -> Iterator[RenderableType]:
         ]
     )
     yield ""
-    yield table(
+    yield Table(
         ("module", "busy>", "stalled>", "idle>"),
         [
             (name, *(f"{part:,}" for part in (module.busy, module.stalled, module.idle)))
@@ -308,4 +307,4 @@ def _cycles_report(timing: Timing) -> Iterator[RenderableType]:
         ],
     )
     yield ""
-    yield table(("moved", "bytes>"), [(name, f"{moved:,}") for name, moved in timing.bytes.items()])
+    yield Table(("moved", "bytes>"), [(name, f"{moved:,}") for name, moved in timing.bytes.items()])

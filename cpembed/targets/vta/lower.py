@@ -21,15 +21,14 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
-from cpembed.codegen.layout_transform import Direction
-from cpembed.codegen.packing import packed_before, packing_source
+from cpembed.codegen.packing import Direction, packed_before, packing_source
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import aligned
 from cpembed.errors import WorkloadError
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing, time_work
 from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.layout_cost import threads_worth
+from cpembed.targets.cpu.estimate import threads_worth
 from cpembed.targets.vta.emit import Addresses, emit
 from cpembed.targets.vta.encoding import pack_uops
 from cpembed.targets.vta.estimate import default_schedule

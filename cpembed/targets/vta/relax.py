@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from cpembed.codegen.layout_transform import Direction
+from cpembed.codegen.packing import Direction
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.container import load_program, save_program
 from cpembed.targets.vta.lower import LoweredVta, copy_source

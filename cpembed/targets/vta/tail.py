@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import MAX_SHIFT, Epilogue, Storing
+from cpembed.codegen.epilogue import MAX_SHIFT, Epilogue, EpilogueRequest
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.targets.vta.isa import AluOp
@@ -182,7 +182,7 @@ OutputForm = Literal["requantized", "int32", "int8"]
 """Form of the output: shifted and clipped sums, all their bits, or their low eight bits."""
 
 
-def tail_for(target: str, workload: Computation, storing: Storing) -> Tail:
+def tail_for(target: str, workload: Computation, storing: EpilogueRequest) -> Tail:
     """Return the tail that a command's options ask for.
 
     Parameters

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.epilogue import MAX_SHIFT, Storing
+from cpembed.codegen.epilogue import MAX_SHIFT, EpilogueRequest
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import InvariantError, ProgramError
@@ -23,7 +23,8 @@ from cpembed.runtime.measurement.runner import Quantiles, Timing
 from cpembed.runtime.measurement.verification import Expected, Verification, compare_integers
 from cpembed.runtime.tuning.space import Proposal
 from cpembed.steps import step
-from cpembed.targets.base import Array, Execution, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Execution, Row, Target
+from cpembed.targets.tuner import Tuner
 from cpembed.targets.vta import report
 from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.checker import check
@@ -68,13 +69,66 @@ class VtaArtifact:
         self.seconds[name] = time.perf_counter() - started
 
 
+class VtaTuner(Tuner[Schedule]):
+    """Tuning by simulated cycles; each program is checked, but not verified."""
+
+    trial = VtaTrial
+    spread = 1.0
+
+    def trial_key(
+        self,
+        workload: Computation,
+        constraints: ConstraintSet,
+        epilogue: Any,
+        objective: str | None,
+    ) -> dict[str, Any]:
+        return key_of(workload, self.spec, epilogue or default_tail(workload), constraints)
+
+    def document_entries(self, workload: Computation, epilogue: Any) -> dict[str, Any]:
+        return {"form": result_form(epilogue or default_tail(workload))}
+
+    def trial_call(
+        self, proposal: Proposal[Schedule], epilogue: Any
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return the call that simulates a schedule's cycles; tuning does not verify each
+        program."""
+        return _cycles, (proposal.design.lowered, proposal.schedule)
+
+    def trial_of(self, proposal: Proposal[Schedule], figure: Any, error: str | None) -> VtaTrial:
+        design, space, estimate = proposal.design, proposal.design.space, proposal.estimate
+        assert isinstance(space, VtaSpace)
+        return VtaTrial(
+            embedding=design.candidate.embedding.to_json(),
+            identifier=design.identifier,
+            rank=design.ranked.rank,
+            constraints=design.ranked.constraints,
+            error=error,
+            schedule=proposal.schedule,
+            estimate=estimate if estimate < float("inf") else None,
+            cycles=figure,
+            lower_bound=space.bounds.gemm_or_dma,
+            busiest_module=space.bounds.busiest_module,
+        )
+
+    def rows(self, best: VtaTrial, untuned: VtaTrial) -> list[Row]:
+        return report.tuning_rows(best, untuned, self.target.clock_mhz)
+
+    def trial_json(self, trial: VtaTrial) -> dict[str, Any]:
+        cycles = trial.cycles or 0
+        return {
+            **super().trial_json(trial),
+            "us": cycles / self.target.clock_mhz,
+            "lower_bound_ratio": cycles / trial.lower_bound,
+            "busiest_module_ratio": cycles / trial.busiest_module,
+        }
+
+
 class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
     """Target whose cycles are simulated; packing is compiled for this machine and measured."""
 
     provenance = Provenance.SIMULATED
     unit = "cycles"
-    compares_always = False
-    files = ("--save", "--trace")
+    policy = ChoicePolicy(compares_always=False)
     instructions = (
         "A program for a VTA with its inputs, packed, in main memory: `meta.json` says where its "
         "tensors lie. `cpembed vta run` executes it in the functional simulator, `cpembed vta "
@@ -82,8 +136,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         "`meta.json`, and starts the fetch unit on `insns.bin`. The format: docs/vta.md, Saved "
         "programs."
     )
-    trial = VtaTrial
-    spread = 1.0
+    tuner = VtaTuner
 
     def __init__(self, spec: HardwareSpec) -> None:
         """Open the target of a specification.
@@ -167,20 +220,15 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         document = timeline(artifact.program, artifact.timing)
         write_whole(path, json.dumps(document, separators=(",", ":")))
 
-    def epilogue(self, workload: Computation, storing: Storing) -> Tail:
+    def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Tail:
         return tail_for(self.spec.name, workload, storing)
 
     def stored_type(self, workload: Computation, epilogue: Any) -> str:
         return (epilogue or default_tail(workload)).dtype
 
-    def vectors(self, expected: Expected, epilogue: Any, seed: int) -> dict[str, Array]:
-        return {}
-
-    def judge(
-        self, expected: Expected, epilogue: Any, vectors: Mapping[str, Array], found: Array
-    ) -> Verification:
+    def judge(self, expected: Expected, epilogue: Any, output: Array) -> Verification:
         tail = epilogue or default_tail(expected.workload)
-        return compare_integers(tail.reference(expected.result), found)
+        return compare_integers(tail.reference(expected.result), output)
 
     def exact(self, workload: Computation) -> Tail:
         return Truncated() if workload.output.dtype == "int8" else Exact()
@@ -222,55 +270,8 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         reason = "this schedule waits for loads or stores that the model overlaps"
         return (f"{reason}: `cpembed tune` compares schedules by simulated cycles",)
 
-    def trial_key(
-        self,
-        workload: Computation,
-        constraints: ConstraintSet,
-        epilogue: Any,
-        objective: str | None,
-    ) -> dict[str, Any]:
-        return key_of(workload, self.spec, epilogue or default_tail(workload), constraints)
-
     def schedule_of(self, trial: VtaTrial) -> Schedule:
         return trial.schedule
-
-    def tuned_about(self, workload: Computation, epilogue: Any) -> dict[str, Any]:
-        return {"form": result_form(epilogue or default_tail(workload))}
-
-    def trial_call(
-        self, proposal: Proposal[Schedule], epilogue: Any
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the call that simulates a schedule's cycles; tuning does not verify each
-        program."""
-        return _cycles, (proposal.design.lowered, proposal.schedule)
-
-    def trial_of(self, proposal: Proposal[Schedule], figure: Any, error: str | None) -> VtaTrial:
-        design, space, estimate = proposal.design, proposal.design.space, proposal.estimate
-        assert isinstance(space, VtaSpace)
-        return VtaTrial(
-            embedding=design.candidate.embedding.to_json(),
-            identifier=design.identifier,
-            rank=design.ranked.rank,
-            constraints=design.ranked.constraints,
-            error=error,
-            schedule=proposal.schedule,
-            estimate=estimate if estimate < float("inf") else None,
-            cycles=figure,
-            lower_bound=space.bounds.gemm_or_dma,
-            busiest_module=space.bounds.busiest_module,
-        )
-
-    def tuning_rows(self, best: VtaTrial, untuned: VtaTrial) -> list[Row]:
-        return report.tuning_rows(best, untuned, self.clock_mhz)
-
-    def trial_json(self, trial: VtaTrial) -> dict[str, Any]:
-        cycles = trial.cycles or 0
-        return {
-            **super().trial_json(trial),
-            "us": cycles / self.clock_mhz,
-            "lower_bound_ratio": cycles / trial.lower_bound,
-            "busiest_module_ratio": cycles / trial.busiest_module,
-        }
 
 
 def _factors(lowered: LoweredVta, inputs: Mapping[str, Array]) -> dict[str, Array]:

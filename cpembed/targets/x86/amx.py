@@ -6,38 +6,40 @@ import math
 from collections.abc import Set
 from functools import partial
 
-from cpembed.codegen.emit import kernel_plan
+from cpembed.codegen.emit import kernel_plan, staged
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import INIT, STORE, UPDATE, InstructionText
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.pipelined_epilogue import staged
+from cpembed.codegen.passes import split_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import kernel_nest
-from cpembed.codegen.tiling import split_axes
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.calibration import Calibration, model_constants
 from cpembed.targets.cpu.estimate import BlockStep
-from cpembed.targets.cpu.figures import figures
-from cpembed.targets.cpu.register_blocks import RegisterModel
-from cpembed.targets.cpu.roles import (
+from cpembed.targets.cpu.register_blocks import (
     LaneRoles,
+    RegisterModel,
     column_loops,
     digits,
     lane_roles,
     row_loops,
     useful_depth,
 )
-from cpembed.targets.x86.amx_intrinsics import (
+from cpembed.targets.x86.amx_tiles import (
+    MAX_ROWS,
+    ROW_BYTES,
+    TILES,
     configuration_statements,
+    fits,
     init_intrinsic,
     release_statements,
     store_intrinsic,
+    tile_grid,
     update_intrinsic,
 )
 from cpembed.targets.x86.down_converting_store import ATTRIBUTES as STORES
 from cpembed.targets.x86.down_converting_store import stored_together, write_narrow
-from cpembed.targets.x86.tiles import MAX_ROWS, ROW_BYTES, TILES, fits, tile_grid
 from cpembed.transform.program import DerivedProgram
 
 _PRODUCTS = {
@@ -106,7 +108,7 @@ def _step(
 ) -> BlockStep:
     """A tile row that does not end in the cache line in which it begins lies in two, which are
     loaded one after the other."""
-    first, constants = nest.operands[0], figures()
+    first, constants = nest.operands[0], model_constants()
     tile_rows = math.prod(loop.extent for loop in digits(nest, roles.row))
     group = _GROUPS.get(product, 4)
     inside = {loop.name for loop in digits(nest, roles.depth)}
@@ -127,7 +129,7 @@ def _step(
         streams=math.ceil(
             rows * tile_rows * min(constants.stream_bytes, distance) / constants.stream_bytes
         ),
-        share_more=constants.rows_apart
+        slowdown=constants.rows_apart
         * max(0.0, math.log2(max(1, apart) / constants.rows_near_bytes)),
     )
 
@@ -143,7 +145,7 @@ def _stored(nest: Nest, roles: LaneRoles, columns: int) -> float:
     alone = ROW_BYTES // 4 * size_bytes(nest.epilogue.dtype)
     for together in (4, 2, 1):
         count = left // together if together <= most else 0
-        total += count * together * figures().converted_store.get(alone * together, 1.0)
+        total += count * together * model_constants().converted_store.get(alone * together, 1.0)
         left -= count * together
     return total
 

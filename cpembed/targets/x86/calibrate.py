@@ -3,7 +3,7 @@
 The levels are those of AMOS section 5.3 and swATOP section 4.6: the instruction, the caches, the
 cores. Each constant has a microkernel of its own
 (:mod:`~cpembed.targets.x86.microbenchmarks`); all are timed interleaved
-(:mod:`~cpembed.targets.x86.probes`).
+(:func:`~cpembed.targets.x86.microbenchmarks.time_in_rounds`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from cpembed.codegen.host_cpu import cache_bytes, cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cache_bytes, cpu_model
 from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.interleaved import BUSY
 from cpembed.runtime.measurement.load import Elsewhere
-from cpembed.targets.cpu.calibration import Calibration, default_calibration
+from cpembed.targets.cpu.calibration import (
+    OPERATIONS,
+    Calibration,
+    calibration_path,
+    default_calibration,
+    load_calibration,
+    store_calibration,
+)
+from cpembed.targets.x86.amx_tiles import MAX_ROWS
 from cpembed.targets.x86.features import lacking
 from cpembed.targets.x86.microbenchmarks import (
     CLOCK,
@@ -29,10 +41,10 @@ from cpembed.targets.x86.microbenchmarks import (
     LEVELS,
     TASK_STEPS,
     Microbenchmarks,
+    Series,
+    time_in_rounds,
 )
 from cpembed.targets.x86.microkernels import TILE_TASK_LINES, VECTOR_TASK_LINES
-from cpembed.targets.x86.probes import Series, time_in_rounds
-from cpembed.targets.x86.tiles import MAX_ROWS
 
 ROUNDS = 60
 TIMEOUT = 8.0
@@ -258,3 +270,95 @@ def _place(probe: str) -> str:
 def _four(values: list[float]) -> tuple[float, float, float, float]:
     first, second, third, fourth = values
     return first, second, third, fourth
+
+
+_LINE = 64
+"""Bytes."""
+
+
+@dataclass(frozen=True)
+class CalibrateResult:
+    """The constants that are in use, and where they are kept; ``path`` is None for published ones.
+
+    ``measured`` says how measuring went where it was done just now.
+    """
+
+    calibration: Calibration
+    path: Path | None
+    measured: Measured | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``calibrate --json``."""
+        found, run = self.calibration, self.measured
+        return {
+            "calibration": msgspec.to_builtins(found),
+            "path": None if self.path is None else str(self.path),
+            "peak_gops": {
+                name: {"thread": found.peak_gops(name), "all": found.shared_peak_gops(name)}
+                for name in OPERATIONS
+                if name in found.product_ns
+            },
+            "gb_per_s": {
+                "tile_load": _bandwidths(found.tile_line_ns),
+                "split_tile_load": bandwidth(found.split_line_ns),
+                "vector_load": _bandwidths(found.vector_line_ns),
+                "store": _bandwidths(found.store_line_ns),
+                "copy": bandwidth(found.copy_ns_per_line),
+            },
+            "missing": {} if run is None else dict(run.missing),
+            "notes": [] if run is None else list(run.notes),
+            "clock_ghz": None if run is None else run.clock_ghz,
+            "rounds": None if run is None else run.rounds,
+            "seconds": None if run is None else run.seconds,
+        }
+
+
+def calibrate(
+    *,
+    rounds: int = ROUNDS,
+    timeout: float = TIMEOUT,
+    database: Path | None = None,
+    on_step: OnStep = unreported,
+) -> CalibrateResult:
+    """Measure the constants of this machine and keep them in the place of older ones.
+
+    ``rounds`` are made of all figures; those that do not settle get more, up to ``timeout``
+    seconds. ``database`` is the folder that keeps them, a folder of the user's data unless told
+    otherwise. Nothing is written before all is measured.
+
+    Raises :class:`BackendUnavailable` for a CPU that has none of the instructions and
+    :class:`MeasurementError` on a machine that is too busy.
+    """
+    measured = measure_calibration(rounds, timeout, on_step)
+    path = store_calibration(measured.calibration, database)
+    return CalibrateResult(measured.calibration, path, measured)
+
+
+def known(database: Path | None = None) -> CalibrateResult:
+    """What is kept for this CPU and number of threads, else the published figures that are used in
+    its place."""
+    found = load_calibration(database)
+    if found is None:
+        return CalibrateResult(default_calibration(thread_count()), None)
+    return CalibrateResult(found, calibration_path(database))
+
+
+def bandwidth(line_ns: float) -> float | None:
+    """GB/s of lines that take so long each; None for what there is not."""
+    return _LINE / line_ns if line_ns else None
+
+
+def _bandwidths(lines: tuple[float, ...]) -> list[float | None]:
+    return [bandwidth(ns) for ns in lines]
+
+
+def instruction_peak_gops(spec: HardwareSpec) -> float | None:
+    """Operations (two a multiply-accumulate) per nanosecond of the target's instruction on operands
+    that stay in registers, on all threads of a kernel here; None where ``cpembed calibrate`` has
+    not measured that.
+    """
+    measured = load_calibration()
+    product = product_of(spec)
+    if measured is None or product is None:
+        return None
+    return measured.shared_peak_gops(product)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
+from cpembed import wording
+from cpembed.blocks import Block, Header, Table
 from cpembed.cli.options import (
     Subcommand,
     folder_option,
@@ -15,6 +18,8 @@ from cpembed.cli.options import (
     use_threads,
 )
 from cpembed.cli.output import Bar, message, print_json, print_text
+from cpembed.targets.cpu.calibration import OPERATIONS, Calibration
+from cpembed.targets.x86.calibrate import CalibrateResult, bandwidth
 
 
 @click.command(cls=Subcommand)
@@ -56,7 +61,7 @@ def command(
     cpembed calibrate --show
     """
     use_threads(threads)
-    from cpembed.targets.x86.calibrated import calibrate, known
+    from cpembed.targets.x86.calibrate import calibrate, known
 
     if show:
         result = known(database)
@@ -77,7 +82,88 @@ def command(
     if as_json:
         print_json(result.to_json())
     else:
-        from cpembed.targets.x86.command_reports import report
+        from cpembed.targets.x86.commands import report
 
         print_text(*report(result))
     return 0
+
+
+_EMPTY = "·"
+_LEVELS = ("L1", "L2", "L3", "memory")
+_PRODUCT_COLUMNS = ("ns", "a row less", "same sum", "peak a thread", "all threads")
+
+
+def report(result: CalibrateResult) -> Iterator[Block]:
+    found = result.calibration
+    yield Header(_machine_rows(result))
+    yield ""
+    yield Table(
+        ("product", *(f"{name}>" for name in _PRODUCT_COLUMNS)),
+        [_product_row(found, name) for name in OPERATIONS if name in found.product_ns],
+    )
+    yield ""
+    yield Table(
+        ("64 bytes", *(f"{level}>" for level in _LEVELS)),
+        [
+            _line_row("tile load", found.tile_line_ns),
+            _line_row("  in two lines", (found.split_line_ns,)),
+            _line_row("vector load", found.vector_line_ns),
+            _line_row("store", found.store_line_ns),
+            _line_row("copy", (0.0, found.copy_ns_per_line)),
+        ],
+    )
+    yield ""
+    yield Header(
+        [
+            ("a call", wording.duration(found.call_us)),
+            (
+                "threads",
+                f"{wording.duration(found.launch_us)} for a call that starts {found.threads}",
+            ),
+            ("a task", f"{found.task_ns:.3g} ns beside its products, loads and stores"),
+        ]
+    )
+
+
+def _machine_rows(result: CalibrateResult) -> Iterator[tuple[str, str]]:
+    found, run = result.calibration, result.measured
+    yield "cpu", f"{found.cpu}; {wording.plural(found.threads, 'thread')}"
+    sizes = zip(_LEVELS, found.cache_bytes, strict=False)
+    yield "caches", "  ".join(f"{level} {wording.data_size(size)}" for level, size in sizes if size)
+    if not found.is_default:
+        took = "" if run is None else f", in {run.seconds:.1f} s, at most {run.rounds} rounds"
+        yield "measured", f"{found.measured}{took}"
+    if result.path is not None:
+        yield "kept", str(result.path)
+    if run is not None:
+        for name, what in run.missing.items():
+            yield "absent", f"{name}: {what}"
+    if found.noisy:
+        yield "not steady", ", ".join(found.noisy)
+
+
+def _product_row(found: Calibration, name: str) -> list[str]:
+    row = found.product_row_ns.get(name, 0.0)
+    return [
+        name,
+        f"{found.product_ns[name]:.3g}",
+        f"{row:.3g}" if row else _EMPTY,
+        f"{found.latency_ns[name]:.3g}",
+        _peak(name, found.peak_gops(name)),
+        _peak(name, found.shared_peak_gops(name)),
+    ]
+
+
+def _peak(name: str, gops: float | None) -> str:
+    unit = "TFLOPS" if "bf16" in name else "TOPS"
+    return _EMPTY if gops is None else f"{gops / 1e3:.3g} {unit}"
+
+
+def _line_row(name: str, lines: Sequence[float]) -> list[str]:
+    cells = [_line(ns) for ns in lines]
+    return [name, *cells, *[_EMPTY] * (len(_LEVELS) - len(cells))]
+
+
+def _line(ns: float) -> str:
+    rate = bandwidth(ns)
+    return _EMPTY if rate is None else f"{ns:.3g} ns, {rate:.3g} GB/s"

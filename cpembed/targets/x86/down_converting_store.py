@@ -22,8 +22,8 @@ from cpembed.codegen.epilogue import (
     float32,
     saturated_range,
 )
+from cpembed.codegen.instruction import VECTOR_PARAMETERS
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.nest_text import VECTOR_PARAMETERS
 from cpembed.codegen.script import Script
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr

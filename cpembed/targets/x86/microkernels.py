@@ -22,9 +22,8 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.script import HEADER, Script, storage_dtype
 from cpembed.targets.cpu.dot_products import DotProduct
 from cpembed.targets.x86.amx import ATTRIBUTES, OPTIONS
-from cpembed.targets.x86.amx_intrinsics import call
+from cpembed.targets.x86.amx_tiles import MAX_ROWS, TILES, call
 from cpembed.targets.x86.dot_products import DOT_PRODUCTS
-from cpembed.targets.x86.tiles import MAX_ROWS, TILES
 
 LINE = 64
 """Bytes of a cache line, of a tile's row and of a vector."""

@@ -15,10 +15,10 @@ from cpembed.codegen.runtime import compile_plan, thread_count
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.cpu.calibration import OPERATIONS, load_calibration
 from cpembed.targets.x86 import microkernels
+from cpembed.targets.x86.amx_tiles import MAX_ROWS
 from cpembed.targets.x86.calibrate import FEATURES, product_of
 from cpembed.targets.x86.features import lacking
 from cpembed.targets.x86.microbenchmarks import BLOCK_PRODUCTS, VECTOR_ACCUMULATORS, Kernel
-from cpembed.targets.x86.tiles import MAX_ROWS
 
 UNTHROTTLED = 1.5
 """Times what was calibrated, or the least that was seen here: clocks vary, and threads start."""

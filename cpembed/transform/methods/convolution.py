@@ -1,15 +1,22 @@
-"""What a computation is as a convolution: its windows, and the parts that its other axes play.
+"""Convolutions: a computation's windows and the roles of its axes, and rewrites around a product.
 
 >>> from cpembed.workloads.convolutions import conv2d
->>> found = as_convolution(conv2d(n=2, c=3, h=8, w=9, k=4, r=3, s=3, pad=1, layout="NHWC"))
->>> found.samples, found.channels, found.filters, [w.taps for w in found.windows]
+>>> conv = as_convolution(conv2d(n=2, c=3, h=8, w=9, k=4, r=3, s=3, pad=1, layout="NHWC"))
+>>> conv.samples, conv.channels, conv.filters, [w.taps for w in conv.windows]
 (('n',), ('c',), ('k',), [3, 3])
+
+A method rewrites a convolution ``O += I * W`` into three parts around a product of matrices:
+
+    V = image part of I      U = weights part of W (ahead of all calls)
+    M = product of V and U   (a computation that is embedded like any other)
+    O = output part of M
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +27,32 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation, Operand
 from cpembed.ir.expression import Access, Operation
 from cpembed.ir.index import IndexExpr
+from cpembed.ir.parser import parse_computation
 
 Array = NDArray[Any]
+
+V, U, M = "V", "U", "M"
+"""Names of every product's operands: from the image, from the weights, and the result."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A dimension of the image that is read at ``stride * output + dilation * tap + first``.
+    """Dimension of the image that is read at ``stride * output + dilation * tap + first``.
 
-    ``output`` and ``tap`` are axes (``tap`` empty where there is none: one tap), ``outputs`` and
-    ``taps`` their extents, ``size`` the elements of the image; ``first`` is below 0 with padding. A
-    ``turned`` filter has its last tap first.
+    Parameters
+    ----------
+    output, tap : str
+        Axes of the computation; ``tap`` is empty if there is only one.
+    outputs, taps : int
+        Their extents.
+    stride, dilation : int
+        Elements of the image from one output or tap to the next.
+    first : int
+        Element read by the first output under the first tap, below 0 with padding.
+    size : int
+        Elements of the image.
+    turned : bool
+        The filter has its last tap first.
     """
 
     output: str
@@ -45,17 +67,17 @@ class Window:
 
     @property
     def is_dense(self) -> bool:
-        """Whether neighbouring outputs and taps read neighbouring elements."""
+        """True if neighbouring outputs and taps read neighbouring elements."""
         return self.stride == 1 and (self.dilation == 1 or self.taps == 1)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A computation ``O += I * W`` whose image I is read by windows.
+    """Computation ``O += I * W`` whose image I is read by windows.
 
-    The other axes by where they are: ``groups`` in all three operands, ``samples`` in I and O,
-    ``filters`` in W and O, ``channels`` in I and W (they are summed over). Each is in the order of
-    the computation's axes; ``image``, ``weights`` and ``output`` are the operands.
+    The other axes are classified by the operands that have them: ``groups`` all three, ``samples``
+    I and O, ``filters`` W and O, ``channels`` I and W (they are summed over), each in the order of
+    the computation's axes.
     """
 
     workload: Computation
@@ -69,44 +91,47 @@ class Convolution:
     windows: tuple[Window, ...]
 
     def size(self, axes: Sequence[str]) -> int:
-        """Points of some axes together."""
+        """Return the number of points of some axes."""
         return math.prod(self.workload.extents[axis] for axis in axes)
 
     @property
     def channels_last(self) -> bool:
-        """Whether the image's fastest dimension is of channels: a transform's lanes are then
-        channels, else pixels."""
+        """True if the image's fastest dimension is of channels.
+
+        The lanes of a transform are then channels, else pixels.
+        """
         last = self.workload.access(self.image.name).index[-1]
         return last.single_iterator in self.channels
 
     # ------------------------------------------------- arrays in one order of axes, and back again
 
     def image_array(self, image: Array) -> Array:
-        """The image as ``[groups, samples, channels, one dimension a window ...]``."""
+        """Return the image as ``[groups, samples, channels, one dimension a window ...]``."""
         order = [*self.groups, *self.samples, *self.channels, *self._outputs]
         sizes = [self.size(part) for part in (self.groups, self.samples, self.channels)]
         moved = image.transpose(_order(self._access(self.image), order))
         return moved.reshape(*sizes, *(w.size for w in self.windows))
 
     def weights_array(self, weights: Array) -> Array:
-        """The weights as ``[groups, filters, channels, taps of each window ...]``, turned filters
-        turned back."""
+        """Return the weights as ``[groups, filters, channels, taps of each window ...]``.
+
+        Turned filters are turned back.
+        """
         access = self._access(self.weights)
         order = [*self.groups, *self.filters, *self.channels]
         order += [window.tap for window in self.windows if window.tap]
         moved = weights.transpose(_order(access, order))
         sizes = [self.size(part) for part in (self.groups, self.filters, self.channels)]
-        whole = moved.reshape(*sizes, *(window.taps for window in self.windows))
+        taps = moved.reshape(*sizes, *(window.taps for window in self.windows))
         turned = [slice(None, None, -1 if window.turned else 1) for window in self.windows]
-        return whole[(..., *turned)]
+        return taps[(..., *turned)]
 
-    def output_array(self, found: Array) -> Array:
-        """An output given as ``[groups, samples, filters, outputs of each window ...]`` in the
-        layout of the computation."""
+    def output_array(self, array: Array) -> Array:
+        """Return ``[groups, samples, filters, outputs ...]`` in the layout of the computation."""
         order = [*self.groups, *self.samples, *self.filters, *self._outputs]
-        whole = found.reshape([self.workload.extents[axis] for axis in order])
+        array = array.reshape([self.workload.extents[axis] for axis in order])
         places = _order(self._access(self.output), order)
-        return whole.transpose([places.index(n) for n in range(len(places))])
+        return array.transpose([places.index(n) for n in range(len(places))])
 
     @property
     def _outputs(self) -> list[str]:
@@ -117,33 +142,35 @@ class Convolution:
 
 
 def _order(access: Access, axes: Sequence[str]) -> list[int]:
-    """The dimension of each axis in an access."""
+    """Return the dimension of each axis in an access."""
     return [next(n for n, i in enumerate(access.index) if axis in i.iterators) for axis in axes]
 
 
 def as_convolution(workload: Computation) -> Convolution:
-    """The parts of a computation as a convolution.
+    """Return a computation as a convolution.
 
-    Raises :class:`WorkloadError`, in one line, where it is none: several statements, no plain
-    product-sum, or no operand that is read by windows.
+    Raises
+    ------
+    WorkloadError
+        It has several statements, is no plain product-sum, or reads no operand by windows.
     """
 
     def refuse(why: str) -> WorkloadError:
         return WorkloadError(f"{workload.name} is no convolution: {why}")
 
     image, weights, output = _operands(workload, refuse)
-    seen = {name: _iterators(workload, name) for name in (image, weights, output)}
+    iterators = {name: _iterators(workload, name) for name in (image, weights, output)}
     windows = _windows(workload, image, weights, refuse)
-    taken = {name for window in windows for name in (window.output, window.tap)}
+    windowed = {name for window in windows for name in (window.output, window.tap)}
     parts: dict[str, list[str]] = {"iwo": [], "io": [], "iw": [], "wo": []}
     letters = {image: "i", weights: "w", output: "o"}
     for axis in workload.extents:
-        where = "".join(letter for name, letter in letters.items() if axis in seen[name])
-        if axis in taken:
+        operands = "".join(letter for name, letter in letters.items() if axis in iterators[name])
+        if axis in windowed:
             continue
-        if where not in parts:
+        if operands not in parts:
             raise refuse(f"axis {axis} is in one operand only")
-        parts[where].append(axis)
+        parts[operands].append(axis)
     return Convolution(
         workload,
         workload.operand(image),
@@ -160,7 +187,7 @@ def as_convolution(workload: Computation) -> Convolution:
 def _operands(
     workload: Computation, refuse: Callable[[str], WorkloadError]
 ) -> tuple[str, str, str]:
-    """Names of the image, the weights and the output."""
+    """Return the names of the image, the weights and the output."""
     if len(workload.statements) != 1:
         raise refuse("it has several statements")
     statement = workload.statement
@@ -173,8 +200,8 @@ def _operands(
     images = [read for read in reads if any(_is_window(index, stored) for index in read.index)]
     if len(images) != 1:
         raise refuse("no operand, or more than one, is read by windows such as p + r")
-    other = reads[1] if images[0] is reads[0] else reads[0]
-    return images[0].operand, other.operand, statement.store.operand
+    weights = reads[1] if images[0] is reads[0] else reads[0]
+    return images[0].operand, weights.operand, statement.store.operand
 
 
 def _iterators(workload: Computation, operand: str) -> set[str]:
@@ -182,17 +209,17 @@ def _iterators(workload: Computation, operand: str) -> set[str]:
 
 
 def _is_window(index: IndexExpr, stored: Collection[str]) -> bool:
-    """Whether an index is more than an axis, and moves with an axis of the output."""
+    """Return True if an index is more than an axis, and moves with an axis of the output."""
     return index.single_iterator is None and any(name in stored for name in index.iterators)
 
 
 def _windows(
     workload: Computation, image: str, weights: str, refuse: Callable[[str], WorkloadError]
 ) -> tuple[Window, ...]:
-    """The windows of the image, in the order of its dimensions."""
+    """Return the windows of the image, in the order of its dimensions."""
     stored = _iterators(workload, workload.output.name)
     filters = workload.access(weights).index
-    found: list[Window] = []
+    windows: list[Window] = []
     for size, index in zip(
         workload.operand(image).shape, workload.access(image).index, strict=True
     ):
@@ -215,28 +242,138 @@ def _windows(
         step = taps[0].coefficient if taps else 1
         if output.coefficient < 1 or step < 1:
             raise refuse(f"the index {index} of {image} goes backwards")
-        found.append(
+        windows.append(
             Window(
-                output.iterator,
-                tap,
-                workload.extents[output.iterator],
-                number,
-                output.coefficient,
-                step,
-                index.constant,
-                size,
-                turned,
+                output=output.iterator,
+                tap=tap,
+                outputs=workload.extents[output.iterator],
+                taps=number,
+                stride=output.coefficient,
+                dilation=step,
+                first=index.constant,
+                size=size,
+                turned=turned,
             )
         )
-    return tuple(found)
+    return tuple(windows)
 
 
 def with_zeros(array: Array, axis: int, before: int, extent: int) -> Array:
-    """``extent`` elements of an axis from ``before`` elements ahead of its first: zeros where there
-    are none, and cut off where ``before`` is below 0."""
+    """Return a range of an axis, extended by zeros where there are no elements.
+
+    Parameters
+    ----------
+    array : array
+        Array of any shape.
+    axis : int
+        Axis to cut.
+    before : int
+        Elements of the result before the axis's first; negative to skip some.
+    extent : int
+        Elements of the result.
+    """
     place = np.arange(extent) - before
     inside = (place >= 0) & (place < array.shape[axis])
-    taken = np.take(array, np.clip(place, 0, array.shape[axis] - 1), axis)
+    elements = np.take(array, np.clip(place, 0, array.shape[axis] - 1), axis)
     shape = [1] * array.ndim
     shape[axis] = extent
-    return np.where(inside.reshape(shape), taken, np.zeros((), array.dtype))
+    return np.where(inside.reshape(shape), elements, np.zeros((), array.dtype))
+
+
+# ---------------------------------------------------------------------------------------- rewrites
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Index order of the product's operands.
+
+    If ``last``, channels and filters are the fastest: image [.., x, c], weights [.., c, k], result
+    [.., x, k]. Else pixels are: [.., c, x], [.., k, c], [.., k, x].
+    """
+
+    last: bool
+
+    def statement(self, image: str, weights: str) -> str:
+        """Return the product with leading indices, such as ``e,``, of the image and the weights."""
+        if self.last:
+            return f"M[{image}x,k] += V[{image}x,c] * U[{weights}c,k]"
+        return f"M[{image}k,x] += U[{weights}k,c] * V[{image}c,x]"
+
+    def image(self, array: Array) -> Array:
+        """Return V from ``[.., x, c]``."""
+        return array if self.last else array.swapaxes(-1, -2)
+
+    def weights(self, array: Array) -> Array:
+        """Return U from ``[.., k, c]``."""
+        return array.swapaxes(-1, -2) if self.last else array
+
+    def result(self, array: Array) -> Array:
+        """Return ``[.., x, k]`` from M."""
+        return array if self.last else array.swapaxes(-1, -2)
+
+
+class Rewritten(ABC):
+    """Convolution as parts around a product; every part maps arrays in their own layouts."""
+
+    convolution: Convolution
+    product: Computation
+    orders: Orders
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the method as users request it."""
+
+    @abstractmethod
+    def image_part(self, image: Array) -> Array:
+        """Return V from I."""
+
+    @abstractmethod
+    def weights_part(self, weights: Array) -> Array:
+        """Return U from W: weights do not change between calls."""
+
+    @abstractmethod
+    def output_part(self, result: Array) -> Array:
+        """Return O from M, in the layout and the element type of the workload."""
+
+    @property
+    def relative_multiplications(self) -> float:
+        """Multiplications relative to the convolution's, padding of tiles included."""
+        return self.product.macs / self.convolution.workload.macs
+
+    def computed(
+        self, inputs: Mapping[str, Array], multiply: Callable[[Array, Array], Array]
+    ) -> Array:
+        """Return O from the workload's inputs by name; ``multiply`` computes M from V and U."""
+        image = inputs[self.convolution.image.name]
+        weights = inputs[self.convolution.weights.name]
+        return self.output_part(multiply(self.image_part(image), self.weights_part(weights)))
+
+    def multiplied(self, image: Array, weights: Array) -> Array:
+        """Return M from V and U in numpy, in the arrays' arithmetic."""
+        if image.ndim > weights.ndim:
+            # V has an index of samples, which share the weights.
+            weights = np.expand_dims(weights, -3)
+        return image @ weights if self.orders.last else weights @ image
+
+
+def product(
+    statement: str, extents: Mapping[str, int], name: str, types: Mapping[str, str]
+) -> Computation:
+    """Return a product's computation, whose axes are the result's indices, then the reduction.
+
+    Parameters
+    ----------
+    statement : str
+        Product (:meth:`Orders.statement`).
+    extents : mapping of str to int
+        Extents by axis.
+    name : str
+        Name of the computation.
+    types : mapping of str to str
+        Element types by operand.
+    """
+    result = statement[2 : statement.index("]")].split(",")
+    order = {axis: extents[axis] for axis in (*result, "c")}
+    # V changes with every call, also where it is the second operand.
+    return parse_computation(statement, order, name=name, dtypes=types, varying=(V,))

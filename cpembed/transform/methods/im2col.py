@@ -1,4 +1,4 @@
-"""The explicit method: every window a row of a matrix (im2col), then one product of matrices.
+"""Explicit method: every window becomes a row of a matrix (im2col), then one product follows.
 
 Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
 processing" (2006). For any convolution: strides, dilations, groups, any number of windows.
@@ -12,8 +12,8 @@ processing" (2006). For any convolution: strides, dilations, groups, any number 
 'M[k, x] += (U[k, c] * V[c, x])'
 >>> I = np.arange(126, dtype=np.int8).reshape(1, 3, 6, 7)
 >>> W = np.ones((4, 3, 3, 3), np.int8)
->>> found = method.computed({"I": I, "W": W}, lambda v, u: u.astype(np.int32) @ v)
->>> bool((found == reference(layer, {"I": I, "W": W})).all())
+>>> O = method.computed({"I": I, "W": W}, lambda v, u: u.astype(np.int32) @ v)
+>>> bool((O == reference(layer, {"I": I, "W": W})).all())
 True
 """
 
@@ -29,20 +29,22 @@ from cpembed.ir.computation import Computation
 from cpembed.transform.methods.convolution import (
     Array,
     Convolution,
+    Orders,
+    Rewritten,
     Window,
     as_convolution,
+    product,
     with_zeros,
 )
-from cpembed.transform.methods.rewritten import Orders, Rewritten, product
 
 
 @dataclass(frozen=True)
 class Im2col(Rewritten):
-    """A convolution as a product of matrices, with an index c over taps and channels.
+    """Convolution as a product of matrices, with an index c over taps and channels.
 
-    Channels last: V [g, x, c] with x over samples and outputs, c over taps, then channels.
-    Else V [g, n, c, x], c over channels, then taps, so that weights and output stay as they are.
-    Indices of one group or one sample are left out.
+    With channels last, V is [g, x, c] with x over samples and outputs, and c over taps, then
+    channels. Else V is [g, n, c, x] with c over channels, then taps, so that weights and output
+    stay as they are. Indices of one group or one sample are left out.
     """
 
     convolution: Convolution
@@ -55,46 +57,49 @@ class Im2col(Rewritten):
 
     def image_part(self, image: Array) -> Array:
         conv = self.convolution
-        whole = conv.image_array(image)
+        aligned = conv.image_array(image)
         taps = itertools.product(*(range(window.taps) for window in conv.windows))
         rows: list[Array] = []
         for tap in taps:
-            row = whole
+            row = aligned
             for axis, (window, number) in enumerate(zip(conv.windows, tap, strict=True)):
                 row = _read(row, 3 + axis, window, number)
             rows.append(row)
-        # [taps, g, n, c, outputs]
+        # The rows are [taps, g, n, c, outputs].
         g, n, c = rows[0].shape[:3]
         stacked = np.stack(rows).reshape(len(rows), g, n, c, -1)
         if self.orders.last:
-            found = stacked.transpose(1, 2, 4, 0, 3).reshape(g, -1, len(rows) * c)
+            v = stacked.transpose(1, 2, 4, 0, 3)
         else:
-            found = stacked.transpose(1, 2, 3, 0, 4).reshape(g, n, c * len(rows), -1)
-        return found.reshape(self.product.operand("V").shape)
+            v = stacked.transpose(1, 2, 3, 0, 4)
+        return v.reshape(self.product.operand("V").shape)
 
     def weights_part(self, weights: Array) -> Array:
-        whole = self.convolution.weights_array(weights)
-        g, k, c = whole.shape[:3]
-        found = whole.reshape(g, k, c, -1)
+        aligned = self.convolution.weights_array(weights)
+        g, k, c = aligned.shape[:3]
+        rows = aligned.reshape(g, k, c, -1)
         if self.orders.last:
-            found = found.transpose(0, 1, 3, 2)
-        found = self.orders.weights(found.reshape(g, k, -1))
-        return found.reshape(self.product.operand("U").shape)
+            rows = rows.transpose(0, 1, 3, 2)
+        u = self.orders.weights(rows.reshape(g, k, -1))
+        return u.reshape(self.product.operand("U").shape)
 
-    def output_part(self, found: Array) -> Array:
+    def output_part(self, result: Array) -> Array:
         conv = self.convolution
         g, n, k = (conv.size(part) for part in (conv.groups, conv.samples, conv.filters))
         if self.orders.last:
-            moved = found.reshape(g, n, -1, k).swapaxes(2, 3)
+            moved = result.reshape(g, n, -1, k).swapaxes(2, 3)
         else:
-            moved = found.reshape(g, n, k, -1)
+            moved = result.reshape(g, n, k, -1)
         return conv.output_array(moved.reshape(g, n, k, *(w.outputs for w in conv.windows)))
 
 
 def explicit(workload: Computation, *, channels_last: bool | None = None) -> Im2col:
-    """The explicit method; ``channels_last`` by default as in the image.
+    """Return the explicit method; ``channels_last`` defaults to the order of the image.
 
-    Raises :class:`~cpembed.errors.WorkloadError` for what is no convolution.
+    Raises
+    ------
+    WorkloadError
+        The workload is no convolution.
     """
     conv = as_convolution(workload)
     orders = Orders(conv.channels_last if channels_last is None else channels_last)
@@ -116,8 +121,8 @@ def explicit(workload: Computation, *, channels_last: bool | None = None) -> Im2
 
 
 def _read(image: Array, axis: int, window: Window, tap: int) -> Array:
-    """What the outputs of a window read under a tap."""
+    """Return the elements that the outputs of a window read under a tap."""
     first = window.first + window.dilation * tap
     reach = window.stride * (window.outputs - 1) + 1
-    whole = with_zeros(image, axis, -first, reach)
-    return whole[(slice(None),) * axis + (slice(None, None, window.stride),)]
+    padded = with_zeros(image, axis, -first, reach)
+    return padded[(slice(None),) * axis + (slice(None, None, window.stride),)]

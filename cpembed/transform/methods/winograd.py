@@ -4,8 +4,14 @@ Every dimension of the image under a window of several taps is cut into tiles of
 ``F(m, 3)`` (:mod:`cpembed.transform.methods.cook_toom`) is nested over them (Lavin and Gray, CVPR
 2016, 4.1): ``F(2x2, 3x3)`` takes 16 multiplications for 4 outputs instead of 36. Filters of more
 than 3 taps are cut into pieces of 3 (the last one filled with zeros), whose products add up: the
-index c of the product is over pieces and channels. Tiles at the border that are not whole are
-computed whole.
+index c of the product is over pieces and channels. Partial tiles at the border are computed in
+full.
+
+Integers pass through the transforms without a loss if they fit. Transforms make values larger: a
+tile of ``F(2x2, 3x3)`` of int8 reaches 512, its filters, times 4 so that they are integers, 1152.
+Every value of V, of U and of each sum of M, and each result before it is divided by the scale, has
+to lie in its element type. Then no sum wraps, the division leaves no remainder, and results are the
+convolution's own.
 
 >>> import numpy as np
 >>> from fractions import Fraction
@@ -17,9 +23,9 @@ computed whole.
 ('M[e, x, k] += (V[e, x, c] * U[e, c, k])', {'e': 36, 'x': 4, 'k': 3, 'c': 2})
 >>> I = np.arange(84).reshape(1, 7, 6, 2) % 11 + Fraction(1, 3)
 >>> W = np.arange(54).reshape(3, 3, 3, 2) % 7 - Fraction(1, 7)
->>> found = method.computed({"I": I, "W": W}, lambda v, u: v @ u)
+>>> M = method.computed({"I": I, "W": W}, lambda v, u: v @ u)
 >>> O = reference(layer, {"I": I.astype(float), "W": W.astype(float)})
->>> bool(abs(found.astype(float) - O).max() < 1e-9), found.dtype
+>>> bool(abs(M.astype(float) - O).max() < 1e-9), M.dtype
 (True, dtype('O'))
 """
 
@@ -40,22 +46,29 @@ from cpembed.ir.dtypes import dtype_info
 from cpembed.transform.methods.convolution import (
     Array,
     Convolution,
+    Orders,
+    Rewritten,
     Window,
     as_convolution,
+    product,
     with_zeros,
 )
 from cpembed.transform.methods.cook_toom import INTEGER_POINTS, POINTS, CookToom, Matrix, cook_toom
-from cpembed.transform.methods.exactness import Ranges, integer_types
-from cpembed.transform.methods.rewritten import Orders, Rewritten, product
 
 _TAPS = 3
-"""Of a piece of a filter at most."""
+"""Maximum number of taps of a piece of a filter."""
+
+_FACTOR_TYPES, _SUM_TYPES = ("int8", "int16", "int32"), ("int32", "int64")
+"""Element types of V and U, and of M, the narrowest first."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A window's tiles: ``count`` of ``form.outputs`` outputs each, under ``pieces`` pieces of the
-    filter of ``form.taps`` taps. A window of one tap has tiles of one output, untransformed."""
+    """Tiles of a window: ``count`` of ``form.outputs`` outputs each, under pieces of the filter.
+
+    There are ``pieces`` of ``form.taps`` taps. A window of one tap has tiles of one output,
+    untransformed.
+    """
 
     window: Window
     form: CookToom
@@ -63,15 +76,15 @@ class Tiling:
     count: int
 
     @classmethod
-    def of(cls, window: Window, outputs: int, points: tuple[Fraction, ...]) -> Tiling:
+    def cut(cls, window: Window, outputs: int, points: tuple[Fraction, ...]) -> Tiling:
+        """Return a window's tiles of a number of outputs, with matrices from these points."""
         taps = min(window.taps, _TAPS)
         m = outputs if window.taps > 1 else 1
-        return cls(
-            window, cook_toom(m, taps, points), -(-window.taps // taps), -(-window.outputs // m)
-        )
+        form = cook_toom(m, taps, points)
+        return cls(window, form, pieces=-(-window.taps // taps), count=-(-window.outputs // m))
 
     def first(self, tile: int, piece: int) -> int:
-        """The image's element that a tile's first input is, below 0 or beyond the image where it is
+        """Return the image's element that is a tile's first input, outside the image for
         padding."""
         window = self.window
         return window.first + window.stride * self.form.outputs * tile + self.form.taps * piece
@@ -79,12 +92,11 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Winograd(Rewritten):
-    """A convolution by Winograd's method.
+    """Convolution by Winograd's method.
 
-    The product's axes: e over the transforms' places, the last window fastest; g over groups (left
-    out where there is one); x over samples and tiles, c over pieces of the filter and channels, k
-    over filters. ``scale``: with integer matrices (``integers``) the results are so many times too
-    large, exactly.
+    The product's axes are e over the transforms' places, the last window fastest; g over groups
+    (left out if there is one); x over samples and tiles; c over pieces of the filter and channels;
+    k over filters. With integer matrices, results are ``scale`` times too large, exactly.
     """
 
     convolution: Convolution
@@ -100,59 +112,58 @@ class Winograd(Rewritten):
 
     @property
     def places(self) -> int:
-        """Elements of a transformed tile: the extent of e."""
+        """Number of elements of a transformed tile: the extent of e."""
         return math.prod(t.form.multiplications for t in self.tilings)
 
     @property
     def tiles(self) -> int:
-        """Tiles of all samples: the extent of x."""
-        return math.prod(t.count for t in self.tilings) * self.convolution.size(
-            self.convolution.samples
-        )
+        """Number of tiles of all samples: the extent of x."""
+        conv = self.convolution
+        return math.prod(t.count for t in self.tilings) * conv.size(conv.samples)
 
     @property
     def is_exact(self) -> bool:
-        """Whether results are those of the convolution to the last bit: integers."""
+        """True if results equal those of the convolution to the last bit: integers."""
         return dtype_info(self.product.operand("M").dtype).is_integer
 
     def image_part(self, image: Array) -> Array:
-        conv, found = self.convolution, self._of_product(self.convolution.image_array(image), "V")
+        conv, v = self.convolution, self._converted(self.convolution.image_array(image), "V")
         for n, tiling in enumerate(self.tilings):
-            found = _cut(found, 3 + 3 * n, tiling)
-            found = _applied(tiling.form.input, found, 5 + 3 * n)
-        # [g, n, c, then piece, tile, place of each window]
-        several = len(self.tilings)
-        pieces, tiles, places = ([3 + 3 * n + kind for n in range(several)] for kind in range(3))
-        moved = found.transpose(*places, 0, 1, *tiles, *pieces, 2)
+            v = _cut(v, 3 + 3 * n, tiling)
+            v = _applied(tiling.form.input, v, 5 + 3 * n)
+        # The axes are g, n, c, then piece, tile, place of each window.
+        windows = len(self.tilings)
+        pieces, tiles, places = ([3 + 3 * n + kind for n in range(windows)] for kind in range(3))
+        moved = v.transpose(*places, 0, 1, *tiles, *pieces, 2)
         shape = self.places, conv.size(conv.groups), self.tiles, -1
         return self._shaped(self.orders.image(moved.reshape(shape)), "V")
 
     def weights_part(self, weights: Array) -> Array:
         conv = self.convolution
-        found = self._of_product(conv.weights_array(weights), "U")
+        u = self._converted(conv.weights_array(weights), "U")
         for n, tiling in enumerate(self.tilings):
             axis, taps = 3 + 2 * n, tiling.form.taps
-            found = with_zeros(found, axis, 0, tiling.pieces * taps)
-            shape = found.shape
-            found = found.reshape(*shape[:axis], tiling.pieces, taps, *shape[axis + 1 :])
-            found = _applied(tiling.form.filter, found, axis + 1)
-        several = len(self.tilings)
-        pieces, places = ([3 + 2 * n + kind for n in range(several)] for kind in range(2))
-        moved = found.transpose(*places, 0, 1, *pieces, 2)
+            u = with_zeros(u, axis, 0, tiling.pieces * taps)
+            u = u.reshape(*u.shape[:axis], tiling.pieces, taps, *u.shape[axis + 1 :])
+            u = _applied(tiling.form.filter, u, axis + 1)
+        # The axes are g, k, c, then piece, place of each window.
+        windows = len(self.tilings)
+        pieces, places = ([3 + 2 * n + kind for n in range(windows)] for kind in range(2))
+        moved = u.transpose(*places, 0, 1, *pieces, 2)
         shape = self.places, conv.size(conv.groups), conv.size(conv.filters), -1
         return self._shaped(self.orders.weights(moved.reshape(shape)), "U")
 
-    def output_part(self, found: Array) -> Array:
+    def output_part(self, result: Array) -> Array:
         conv = self.convolution
         groups, k = conv.size(conv.groups), conv.size(conv.filters)
         pairs = (self.tiles, k) if self.orders.last else (k, self.tiles)
-        moved = self.orders.result(found.reshape(self.places, groups, *pairs))
+        moved = self.orders.result(result.reshape(self.places, groups, *pairs))
         places = [t.form.multiplications for t in self.tilings]
-        counts, several = [t.count for t in self.tilings], len(self.tilings)
+        counts, windows = [t.count for t in self.tilings], len(self.tilings)
         moved = moved.reshape(*places, groups, -1, *counts, k)
-        # To [g, n, k, then tile, place of each window].
-        order = [several, several + 1, several * 2 + 2]
-        order += [axis for n in range(several) for axis in (several + 2 + n, n)]
+        # The new axes are g, n, k, then tile, place of each window.
+        order = [windows, windows + 1, windows * 2 + 2]
+        order += [axis for n in range(windows) for axis in (windows + 2 + n, n)]
         moved = moved.transpose(order)
         for n, tiling in enumerate(self.tilings):
             moved = _applied(tiling.form.output, moved, 4 + n)
@@ -161,25 +172,27 @@ class Winograd(Rewritten):
             moved = moved[(slice(None),) * (3 + n) + (slice(tiling.window.outputs),)]
         if self.scale > 1:
             moved = moved // self.scale if self.is_exact else moved / self.scale
-        whole = conv.output_array(moved)
-        return whole if whole.dtype == object else whole.astype(conv.output.dtype)
+        output = conv.output_array(moved)
+        return output if output.dtype == object else output.astype(conv.output.dtype)
 
     def blocked(self, tiles: int) -> Computation:
-        """The product over so many of the tiles."""
+        """Return the product over a number of the tiles."""
         return _product(self.convolution, self.tilings, self.orders, _types(self.product), tiles)
 
-    def _of_product(self, array: Array, operand: str) -> Array:
-        """An array in which an operand of the product is computed; rationals, and floats of more
-        digits, stay what they are."""
+    def _converted(self, array: Array, operand: str) -> Array:
+        """Return an array in the arithmetic in which an operand of the product is computed.
+
+        Rationals, and floats of more digits, stay what they are.
+        """
         if array.dtype == object:
             return array
-        own = np.dtype(np.int64 if self.is_exact else self.product.operand(operand).dtype)
-        return array.astype(np.promote_types(own, array.dtype))
+        dtype = np.dtype(np.int64 if self.is_exact else self.product.operand(operand).dtype)
+        return array.astype(np.promote_types(dtype, array.dtype))
 
     def _shaped(self, array: Array, operand: str) -> Array:
-        given = self.product.operand(operand)
-        found = array.reshape(given.shape)
-        return found if found.dtype == object else found.astype(given.dtype)
+        declared = self.product.operand(operand)
+        array = array.reshape(declared.shape)
+        return array if array.dtype == object else array.astype(declared.dtype)
 
 
 def winograd(
@@ -189,27 +202,37 @@ def winograd(
     channels_last: bool | None = None,
     types: tuple[str, str, str] | None = None,
 ) -> Winograd:
-    """Winograd's method with tiles of ``outputs`` outputs along every window of several taps.
+    """Return Winograd's method.
 
-    ``channels_last``, by default as in the image, is the order of the product's operands;
-    ``types`` the element types of the product's V, U and M: by default the workload's for floats,
-    for integers the narrowest that hold every value exactly.
+    Parameters
+    ----------
+    workload : Computation
+        Convolution.
+    outputs : int
+        Outputs of a tile along every window of several taps.
+    channels_last : bool, optional
+        Order of the product's operands; by default that of the image.
+    types : tuple of three str, optional
+        Element types of V, U and M. By default those of the workload for floats, and the narrowest
+        that hold every value exactly for integers.
 
-    Raises :class:`WorkloadError`, in one line: for what is no convolution, where windows have
-    strides or dilations, where nothing is summed over channels, for types of less than 32 bits of
-    floats, and where integers do not fit the product's types.
+    Raises
+    ------
+    WorkloadError
+        The workload is no convolution, its windows have strides or dilations, nothing is summed
+        over channels, floats have less than 32 bits, or integers do not fit the types.
     """
     conv = as_convolution(workload)
     _require_fitting(conv)
     orders = Orders(conv.channels_last if channels_last is None else channels_last)
     exact, scale = dtype_info(conv.output.dtype).is_integer, 1
     points = INTEGER_POINTS if exact else POINTS
-    tilings = tuple(Tiling.of(window, outputs, points) for window in conv.windows)
+    tilings = tuple(Tiling.cut(window, outputs, points) for window in conv.windows)
     if exact:
         tilings, scale = _integers(tilings)
-        types = integer_types(conv, ranges(conv, tilings), types)
-    chosen = types or (conv.image.dtype, conv.weights.dtype, conv.output.dtype)
-    computation = _product(conv, tilings, orders, chosen, None)
+        types = _integer_types(conv, ranges(conv, tilings), types)
+    types = types or (conv.image.dtype, conv.weights.dtype, conv.output.dtype)
+    computation = _product(conv, tilings, orders, types, None)
     return Winograd(conv, tilings, computation, orders, scale)
 
 
@@ -238,7 +261,7 @@ def _require_fitting(conv: Convolution) -> None:
 
 
 def _integers(tilings: Sequence[Tiling]) -> tuple[tuple[Tiling, ...], int]:
-    """The tilings with integer matrices, and what results are multiplied by."""
+    """Return the tilings with integer matrices, and the factor of their results."""
     scaled = [t.form.scaled() for t in tilings]
     changed = tuple(
         Tiling(t.window, form, t.pieces, t.count)
@@ -247,8 +270,18 @@ def _integers(tilings: Sequence[Tiling]) -> tuple[tuple[Tiling, ...], int]:
     return changed, math.prod(factor for _, factor in scaled)
 
 
+@dataclass(frozen=True)
+class Ranges:
+    """Largest absolute values of V, U, M and the results before they are divided by the scale."""
+
+    image: int
+    weights: int
+    products: int
+    results: int
+
+
 def ranges(conv: Convolution, tilings: Sequence[Tiling]) -> Ranges:
-    """The largest absolute values that V, U, M and the scaled results can have."""
+    """Return the largest absolute values that the parts of a method can have."""
     sums = conv.size(conv.channels) * math.prod(t.pieces for t in tilings)
     image = _transformed(conv.image.dtype, [t.form.input for t in tilings])
     weights = _transformed(conv.weights.dtype, [t.form.filter for t in tilings])
@@ -259,12 +292,34 @@ def ranges(conv: Convolution, tilings: Sequence[Tiling]) -> Ranges:
 
 
 def _transformed(dtype: str, matrices: Sequence[Matrix]) -> list[int]:
-    """The largest absolute value in each place of a transform of integers of a type."""
+    """Return the largest absolute value in each place of a transform of integers of a type."""
     low, high = dtype_info(dtype).integer_range
     rows = reduce(np.kron, (as_array(matrix, object) for matrix in matrices))
     above, below = np.where(rows > 0, rows, 0), np.where(rows < 0, rows, 0)
     most, least = (above * high + below * low).sum(1), (above * low + below * high).sum(1)
     return [int(max(a, -b)) for a, b in zip(most, least, strict=True)]
+
+
+def _integer_types(
+    conv: Convolution, ranges: Ranges, types: tuple[str, str, str] | None
+) -> tuple[str, str, str]:
+    """Return the narrowest exact types of V, U and M, or the requested ones if these are exact."""
+    largest = {"V": ranges.image, "U": ranges.weights, "M": max(ranges.products, ranges.results)}
+    if types is None:
+        # A product has factors of one type.
+        factor = _narrowest(_FACTOR_TYPES, max(largest["V"], largest["U"]))
+        types = factor, factor, _narrowest(_SUM_TYPES, largest["M"])
+    for (name, value), dtype in zip(largest.items(), types, strict=True):
+        if not dtype_info(dtype).is_integer or value > dtype_info(dtype).integer_range[1]:
+            raise WorkloadError(
+                f"{conv.workload.name}: Winograd's method would not be exact: {name} reaches "
+                f"{value}, which {dtype} does not hold: use another method or smaller tiles"
+            )
+    return types
+
+
+def _narrowest(types: Sequence[str], value: int) -> str:
+    return next((t for t in types if value <= dtype_info(t).integer_range[1]), types[-1])
 
 
 def _types(computation: Computation) -> tuple[str, str, str]:
@@ -294,25 +349,25 @@ def _product(
 
 
 def as_array(matrix: Matrix, dtype: Any) -> Array:
-    """A matrix of rationals: as it is (``object``), or of a type."""
-    found = np.array(matrix, object)
+    """Return a matrix of rationals as an array of a type; ``object`` keeps the rationals."""
     if np.issubdtype(np.dtype(dtype), np.integer):
         return np.array([[int(x) for x in row] for row in matrix], dtype)
-    return found if dtype is object or np.dtype(dtype) == object else found.astype(dtype)
+    return np.array(matrix, object).astype(dtype)
 
 
 def _applied(matrix: Matrix, array: Array, axis: int) -> Array:
-    """A matrix times the vectors along an axis, in the array's arithmetic."""
+    """Return a matrix times the vectors along an axis, in the array's arithmetic."""
     rows = as_array(matrix, array.dtype)
     return np.moveaxis(np.tensordot(rows, array, (1, axis)), 0, axis)
 
 
 def _cut(image: Array, axis: int, tiling: Tiling) -> Array:
-    """An axis of the image as three: piece of the filter, tile, place in the tile's inputs."""
+    """Return the image with an axis split in three: piece of the filter, tile, place in the
+    tile."""
     form, window = tiling.form, tiling.window
     step = window.stride * form.outputs
     last = tiling.first(tiling.count - 1, tiling.pieces - 1) + form.multiplications
-    whole = with_zeros(image, axis, -window.first, last - window.first)
+    padded = with_zeros(image, axis, -window.first, last - window.first)
     pieces = np.arange(tiling.pieces)[:, None, None] * form.taps
     places = np.arange(tiling.count)[:, None] * step + np.arange(form.multiplications)
-    return np.take(whole, pieces + places, axis)
+    return np.take(padded, pieces + places, axis)

@@ -21,7 +21,7 @@ from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.search import Search
 from cpembed.runtime.tuning.space import Design, distinct
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.target import VtaTarget, VtaTuner
 from cpembed.targets.vta.timing import time_program
 from cpembed.targets.vta.tuning import Nest, VtaSpace
 from cpembed.workloads.suites import layer
@@ -104,7 +104,7 @@ def _after(run: list[int], trials: int) -> dict[str, int]:
 def _tuner(
     designs: list[Design[Schedule]], simulator: Simulator, seed: int, trials: int
 ) -> list[int]:
-    search = Search(designs, designs[0].space.best().schedule, seed, VtaTarget.spread)
+    search = Search(designs, designs[0].space.best().schedule, seed, VtaTuner.spread)
     best: list[int] = []
     # What has no program is no trial.
     for proposal in search.proposals(2 * trials):

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.nest_text import loop_variable
+from cpembed.codegen.instruction import loop_variable
+from cpembed.codegen.nest import KernelOperand, Nest, Prefetch
 from cpembed.codegen.plan import Knobs
-from cpembed.codegen.prefetch import Prefetch, write_prefetches
+from cpembed.codegen.prefetch import write_prefetches
 from cpembed.codegen.script import Script
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu import build as kernel
+from cpembed.targets.cpu import lowering as kernel
 from cpembed.targets.cpu import target as cpu_target
-from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from cpembed.codegen import runtime
-from cpembed.codegen.im2col_packing import Im2colPacking
-from cpembed.codegen.layout_transform import Direction
-from cpembed.codegen.packing import packing_source
+from cpembed.codegen.im2col_packing import Bound, Im2colPacking
+from cpembed.codegen.packing import Direction, packing_source
 from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.segments import Bound
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu.layout_cost import element_cost, segments
+from cpembed.targets.cpu.estimate import element_cost, segments
 from cpembed.targets.cpu.variants import in_windows, require_variant
 from cpembed.transform.program import DerivedProgram, PackedOperand, pack
 from tests.executed import execute
@@ -39,7 +37,7 @@ def over_windows(layer: str, target: str | None = "amx_int8") -> list[DerivedPro
 
 def windows_of(image: PackedOperand) -> Im2colPacking | None:
     extents = {dimension.name: dimension.extent for dimension in image.dimensions}
-    return Im2colPacking.of(extents, image.source, image.original_shape)
+    return Im2colPacking.detect(extents, image.source, image.original_shape)
 
 
 @pytest.mark.quick(1)
@@ -96,10 +94,10 @@ def test_what_is_copied_with_a_run_is_in_the_image(layer: str) -> None:
     image = program.operand("I")
     windows = windows_of(image)
     assert windows is not None
-    runs = windows._runs(str, str, IndexExpr(), dict.fromkeys(windows.walked, 0), "0")
-    wide = [run for run in runs if run._taken > run.length]
+    runs = windows._runs(str, str, IndexExpr(), dict.fromkeys(windows.numbering, 0), "0")
+    wide = [run for run in runs if run._width > run.length]
     assert wide
-    names = [name for name in windows.extents if name not in windows.walked]
+    names = [name for name in windows.extents if name not in windows.numbering]
     size, beyond = math.prod(image.original_shape), 0
     for point in itertools.product(*(range(windows.extents[name]) for name in names)):
         values = dict(zip(names, point, strict=True))
@@ -110,7 +108,7 @@ def test_what_is_copied_with_a_run_is_in_the_image(layer: str) -> None:
 
         for run in wide:
             first = int(run.source.flat.evaluate(values)) + run.skipped
-            inside = first >= 0 and first + run._taken <= size
+            inside = first >= 0 and first + run._width <= size
             if all(map(holds, run.needed)):
                 assert inside
             elif all(map(holds, [*run._around, *run._ends])):

@@ -17,7 +17,7 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement import runner
 from cpembed.runtime.measurement.runner import ATTEMPTS, measure
 from cpembed.runtime.measurement.verification import Expected
-from cpembed.targets.cpu.build import build
+from cpembed.targets.cpu.target import build
 from cpembed.workloads.einsum import gemm
 from tests.running import compare
 from tests.unit.codegen.handwritten import conv2d_program, gemm_program

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from cpembed.codegen import runtime
-from cpembed.codegen.layout_transform import Direction
-from cpembed.codegen.packing import packing_source
+from cpembed.codegen.packing import Direction, packing_source
 from cpembed.codegen.plan import KernelPlan
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.index import IndexExpr
-from cpembed.targets.cpu.layout_cost import element_cost
+from cpembed.targets.cpu.estimate import element_cost
 from cpembed.transform.program import PackedDimension, PackedOperand
 from tests.unit.codegen.handwritten import expr
 

@@ -12,12 +12,11 @@ import pytest
 
 from cpembed.codegen.nest import Nest
 from cpembed.codegen.packing import rows_of
-from cpembed.codegen.packing_block import PackingBlocks, RowAccess, row_accesses
-from cpembed.codegen.per_thread_packing import plan_packing
+from cpembed.codegen.per_thread_packing import PackingBlocks, RowAccess, plan_packing, row_accesses
 from cpembed.codegen.program_nest import in_points
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
-from cpembed.targets.cpu.build import schedule_space
+from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -108,13 +107,13 @@ def test_packing_blocks_are_all_tasks_in_order(target: str, layer: str, chunks: 
     for program, nest, operand in packed(target, layer):
         for access in row_accesses(program, operand, nest, rows_of(operand)):
             for more in (0, 2, access.count):
-                found = PackingBlocks.of(access, chunks, access.span + more * access.step)
+                found = PackingBlocks.longest(access, chunks, access.span + more * access.step)
                 assert found is not None
                 longest = 1 if access.span == access.step else min(access.count, 1 + more)
                 assert longest / 2 < found.points <= longest
                 check(found, nest.task_count)
-            assert PackingBlocks.of(access, chunks, access.span - 1) is None
-            check(PackingBlocks.whole(access, chunks), nest.task_count)
+            assert PackingBlocks.longest(access, chunks, access.span - 1) is None
+            check(PackingBlocks(access, chunks, 0), nest.task_count)
 
 
 def check(found: PackingBlocks, total: int) -> None:

@@ -12,12 +12,19 @@ import pytest
 from numpy.typing import NDArray
 
 from cpembed.codegen.halo import index_sets
-from cpembed.codegen.loop_order import order_reductions, order_tasks
 from cpembed.codegen.nest import Nest, Pass, Peeling
+from cpembed.codegen.passes import (
+    cache_tile,
+    can_tile,
+    drop_unit_loops,
+    order_reductions,
+    order_tasks,
+    register_tile,
+    shorten_remainder,
+    split_axes,
+    split_k,
+)
 from cpembed.codegen.program_nest import kernel_nest
-from cpembed.codegen.remainder import shorten_remainder
-from cpembed.codegen.split_k import split_k
-from cpembed.codegen.tiling import cache_tile, can_tile, drop_unit_loops, register_tile, split_axes
 from cpembed.hw.loader import load_hardware_spec
 from tests.unit.codegen.handwritten import conv2d_program
 

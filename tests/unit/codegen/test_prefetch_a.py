@@ -10,9 +10,9 @@ import pytest
 
 from cpembed.codegen.emit import emit
 from cpembed.codegen.instruction import InstructionText
-from cpembed.codegen.nest import Nest
+from cpembed.codegen.nest import Nest, Prefetch
 from cpembed.codegen.plan import Knobs
-from cpembed.codegen.prefetch import Prefetch, ahead, prefetch_a
+from cpembed.codegen.prefetch import ahead, prefetch_a
 from cpembed.codegen.traffic import Reuse
 from cpembed.driver.named import hardware_spec
 from cpembed.hw.instruction import HardwareSpec

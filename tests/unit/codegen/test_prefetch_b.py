@@ -11,9 +11,9 @@ import pytest
 
 from cpembed.codegen.emit import emit
 from cpembed.codegen.instruction import InstructionText
-from cpembed.codegen.nest import Nest, TileLoop
+from cpembed.codegen.nest import Nest, Prefetch, TileLoop
 from cpembed.codegen.plan import Knobs
-from cpembed.codegen.prefetch import Prefetch, ahead, prefetch_b, tasks_in_turn, turn
+from cpembed.codegen.prefetch import ahead, prefetch_b, tasks_in_turn, turn
 from cpembed.codegen.traffic import Reuse
 from cpembed.driver.named import hardware_spec
 from cpembed.hw.instruction import HardwareSpec

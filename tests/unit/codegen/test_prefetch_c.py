@@ -12,17 +12,17 @@ import pytest
 from cpembed.codegen.emit import emit
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import InstructionText
-from cpembed.codegen.nest import Nest
+from cpembed.codegen.nest import Nest, Prefetch
 from cpembed.codegen.plan import Knobs
-from cpembed.codegen.prefetch import Prefetch, prefetch_c
+from cpembed.codegen.prefetch import prefetch_c
 from cpembed.codegen.traffic import Reuse
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cpu import build as kernel
+from cpembed.targets.cpu import lowering as kernel
 from cpembed.targets.cpu import target as cpu_target
-from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.running import verify
 from tests.unit.codegen.prefetched import asked

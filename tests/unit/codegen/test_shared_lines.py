@@ -10,10 +10,10 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
-from cpembed.report.words import mapping
-from cpembed.targets.cpu.build import schedule_space
+from cpembed.report.messages import mapping_text
 from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.cpu.estimate import shared_lines
+from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.transform.program import DerivedProgram
 
@@ -26,7 +26,7 @@ def program_of(layer: str, rows: str) -> DerivedProgram:
     given = workload(f"{layer} layout=NHWC", target=SPEC)
     found = solve(given, SPEC, top=8).embeddings
     return next(
-        r.candidate.program for r in found if f"x ← {rows}" in mapping(r.candidate.embedding)
+        r.candidate.program for r in found if f"x ← {rows}" in mapping_text(r.candidate.embedding)
     )
 
 

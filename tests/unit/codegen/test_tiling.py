@@ -7,11 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.codegen.loop_order import order_reductions, order_tasks
 from cpembed.codegen.nest import KernelOperand, Nest, TileLoop
+from cpembed.codegen.passes import (
+    drop_unit_loops,
+    order_reductions,
+    order_tasks,
+    register_tile,
+    split_axes,
+)
 from cpembed.codegen.plan import Knobs
 from cpembed.codegen.program_nest import kernel_nest
-from cpembed.codegen.tiling import drop_unit_loops, register_tile, split_axes
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import AxisKind

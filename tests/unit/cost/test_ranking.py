@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from cpembed.cost.best_first import best_first
-from cpembed.cost.candidate import derive_candidate
-from cpembed.cost.overheads import overheads
+from cpembed.cost.bounds import best_first
+from cpembed.cost.candidate import derive_candidate, overheads
 from cpembed.cost.ranking import rank
 from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, Weights, load_constraint_set

@@ -39,7 +39,7 @@ def test_types_that_keep_the_factors_in_their_roles_are_named() -> None:
         "used: dtype=int8,uint8,int32"
     )
     typed = solve(workload(f"{words} dtype=int8,uint8,int32", target), target, top=1)
-    assert (typed.utilisation, typed.exchanged) == (1.0, True)
+    assert (typed.utilisation, typed.commuted) == (1.0, True)
 
 
 @pytest.mark.parametrize(

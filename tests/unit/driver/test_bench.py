@@ -212,7 +212,7 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
     found = bench.summary()["run"]["simulated"]
     assert found["layers"] == sum(row.count for row in bench.finished())
     again = solving(tmp_path, layers="6,41", execute=True)
-    assert again.taken == 2
+    assert again.reused == 2
     assert again.finished() == bench.finished()
     text = printed(again)
     assert "yes (vta.simulator)" in text
@@ -316,13 +316,13 @@ def test_an_interrupted_run_resumes_after_its_complete_rows(
         complete(solving(tmp_path))
     monkeypatch.undo()
     again = solving(tmp_path)
-    assert again.taken == 2
+    assert again.reused == 2
     assert [row.index for row in again.run()] == [48]
     assert [row.index for row in again.finished()] == [0, 12, 48]
     # All of a larger selection is not there, what is there is taken.
-    assert solving(tmp_path, layers="0-48").taken == 3
-    assert solving(tmp_path, fresh=True).taken == 0
-    assert solving(tmp_path).taken == 0
+    assert solving(tmp_path, layers="0-48").reused == 3
+    assert solving(tmp_path, fresh=True).reused == 0
+    assert solving(tmp_path).reused == 0
 
 
 def test_a_torn_last_line_is_made_again(tmp_path: Path) -> None:
@@ -330,17 +330,17 @@ def test_a_torn_last_line_is_made_again(tmp_path: Path) -> None:
     whole = bench.store.path.read_bytes()
     bench.store.path.write_bytes(whole[:-40])
     again = solving(tmp_path)
-    assert again.taken == 2
+    assert again.reused == 2
     assert [layer.index for layer in again.pending] == [48]
     complete(again)
-    assert solving(tmp_path).taken == 3
+    assert solving(tmp_path).reused == 3
 
 
 def test_what_rows_depend_on_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     complete(solving(tmp_path, layers="48"))
 
     def taken(**options: Any) -> int:
-        return solving(tmp_path, **{"layers": "48", **options}).taken
+        return solving(tmp_path, **{"layers": "48", **options}).reused
 
     assert taken() == 1
     assert taken(layout="NHWC") == 0
@@ -371,9 +371,9 @@ def test_a_constraint_set_extended_by_another_changes_the_key(tmp_path: Path) ->
     base.write_text(constraint_files()["strict"].read_text())
     mine.write_text('extends = "base"\n')
     complete(solving(tmp_path, layers="48", constraints=str(mine)))
-    assert solving(tmp_path, layers="48", constraints=str(mine)).taken == 1
+    assert solving(tmp_path, layers="48", constraints=str(mine)).reused == 1
     base.write_text(base.read_text() + '\naxes = "all"\n')
-    assert solving(tmp_path, layers="48", constraints=str(mine)).taken == 0
+    assert solving(tmp_path, layers="48", constraints=str(mine)).reused == 0
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

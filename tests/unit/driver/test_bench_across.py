@@ -12,7 +12,7 @@ from cpembed.driver.bench_across import across
 from cpembed.driver.bench_layers import model_layers
 from cpembed.driver.matching import matched
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request
 from cpembed.errors import WorkloadError
 from tests.unit.network.networks import network
 

@@ -28,7 +28,7 @@ from cpembed.driver.run_result import RunResult
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.ir.reference import reference
 from cpembed.report.bench import report
-from cpembed.report.bench_plot import plot_svg
+from cpembed.report.plots import baselines_svg
 from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Subject
 from cpembed.runtime.baselines.comparison import compare_interleaved
 from cpembed.runtime.measurement import interleaved, load
@@ -139,7 +139,7 @@ def test_what_is_stored_is_the_same_on_both_sides(
         "zero_point": 0, "residual": None, "placement": None,
     }  # fmt: skip
     assert "uint8, a bias added, scaled, negative results as 0" in printed(bench)
-    assert opened().taken == 0, "rows of what is stored are their own"
+    assert opened().reused == 0, "rows of what is stored are their own"
     relu = opened(relu=True, baselines=())
     assert relu.maker.epilogue == Epilogue("int32", relu=True)
 
@@ -177,16 +177,16 @@ def test_the_baseline_is_part_of_what_rows_depend_on(
     baseline: FakeBaseline, opened: Callable[..., Bench]
 ) -> None:
     first = complete(opened())
-    assert first.taken == 0
+    assert first.reused == 0
     if first.finished()[0].has_noisy_comparison:
         pytest.skip("the machine was too busy to compare: the row is made again")
     again = opened()
-    assert (again.taken, len(baseline.subjects)) == (1, 1)
+    assert (again.reused, len(baseline.subjects)) == (1, 1)
     assert complete(again).finished()[0].run is not None
     assert len(baseline.subjects) == 1, "nothing was measured again"
     baseline.version = "2"
-    assert opened().taken == 0
-    assert opened(baselines=()).taken == 0
+    assert opened().reused == 0
+    assert opened(baselines=()).reused == 0
 
 
 @pytest.mark.slow
@@ -205,14 +205,14 @@ def test_rows_depend_on_the_machines_calibration(
     )
     store_calibration(measured)
     again = opened()
-    assert again.taken == 0
+    assert again.reused == 0
     row = complete(again).finished()[0]
     run = row.run
     assert run is not None
     assert run.gops is not None
     assert run.peak_share == pytest.approx(run.gops / (thread_count() * 128 / 0.25))
     # Other tests at the same time may disturb the comparison, which is then made again.
-    assert opened().taken == (0 if row.has_noisy_comparison else 1)
+    assert opened().reused == (0 if row.has_noisy_comparison else 1)
     text = printed(again)
     assert "of peak" in text
     assert f"{run.peak_share:.1%}" in text
@@ -346,8 +346,8 @@ def test_the_drawing_has_a_part_a_baseline(
         )
         for index, compared in ROWS
     ]
-    text = plot_svg(rows, "suite on target")
-    assert text == plot_svg(rows, "suite on target")
+    text = baselines_svg(rows, "suite on target")
+    assert text == baselines_svg(rows, "suite on target")
     assert text.startswith("<?xml")
     for words in ("suite on target: one", "suite on target: two"):
         assert words in text
@@ -367,7 +367,7 @@ def test_disturbed_rows_are_drawn_otherwise_and_said(
     for noisy in (False, True):
         baselines = {"one": msgspec.structs.replace(compared["one"], noisy=noisy)}
         run = msgspec.structs.replace(finished.run, baselines=baselines)
-        drawn.append(plot_svg([msgspec.structs.replace(finished, index=7, run=run)], "suite"))
+        drawn.append(baselines_svg([msgspec.structs.replace(finished, index=7, run=run)], "suite"))
     steady, disturbed = drawn
     assert "disturbed" not in steady
     assert "<pattern" not in steady

@@ -10,8 +10,7 @@ from cpembed.driver.layouts import blocks, compare_layouts
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.driver.solve import solve
 from cpembed.errors import CrashError, WorkloadError
 from cpembed.provenance import Provenance

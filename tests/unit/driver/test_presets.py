@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cost.use_bound import utilisation_bound
+from cpembed.cost.bounds import utilisation_bound
 from cpembed.driver import presets
 from cpembed.driver.advice import undeclared_stride
-from cpembed.driver.explain import Explanation, explain
+from cpembed.driver.explain import explain
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.options import KernelOptions, SearchOptions
+from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, KernelOptions, SearchOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
-from cpembed.driver.request import Request
-from cpembed.driver.result import SolveResult
+from cpembed.driver.plan import Request, Selection
+from cpembed.driver.result import Explanation, SolveResult
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.driver.solve import TopCandidates, searches, solve
@@ -28,7 +26,7 @@ from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import WorkloadError
-from cpembed.report.solve import set_words
+from cpembed.report.solve import constraints_text
 from cpembed.targets.choice import choices
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import suite
@@ -86,7 +84,7 @@ def test_a_set_whose_search_was_stopped_proves_nothing(stopped: bool) -> None:
             return first if named == DEFAULT_CONSTRAINTS else second  # noqa: B023
 
         found = presets.default_searches(search, SearchOptions(), lambda _: None)[0]
-        words = set_words(found)
+        words = constraints_text(found)
         assert ("gives nothing better" in words or "nothing fits under" in words) is not stopped
         assert found.is_stopped is (stopped and not found.embeddings)
         assert ("not searched to the end" in found.why_nothing) is stopped
@@ -227,7 +225,7 @@ def test_products_commute(target: str, constraints: str | None) -> None:
     assert result.utilisation == GEMV[target]
     roles = result.embeddings[0].candidate.embedding.operands
     assert (roles["A"], roles["B"]) == ("B", "A")
-    assert result.exchanged
+    assert result.commuted
     assert result.to_json()["exchanged"] is True
     dtypes = {o.name: o.dtype for o in result.workload.operands}
     taken = result.target.instruction.dtypes
@@ -236,7 +234,7 @@ def test_products_commute(target: str, constraints: str | None) -> None:
 
 def test_factors_that_fit_as_they_stand_are_not_exchanged() -> None:
     result = solved("gemm m=16 n=16 k=64", "amx_int8")
-    assert not result.exchanged
+    assert not result.commuted
     assert "exchanged" not in result.to_json()
 
 
@@ -247,7 +245,7 @@ def test_types_that_are_given_decide_the_roles() -> None:
     assert result.status is Status.INFEASIBLE
     assert result.conflict is not None
     gemm = solved("gemm m=8 n=16 k=64 dtype=int8,uint8,int32", "avx512_vnni")
-    assert gemm.exchanged
+    assert gemm.commuted
     assert gemm.embeddings[0].candidate.embedding.operands["A"] == "B"
     with pytest.raises(WorkloadError, match="takes"):
         solved("gemm m=8 n=16 k=64 dtype=int16,int16,int32", "avx512_vnni")
@@ -297,5 +295,5 @@ def test_what_takes_exchanged_factors_does_not_keep_another_target_from_running(
     found = choose(Request(layer, spec, KernelOptions(untuned=True)))
     assert isinstance(found, Selection)
     assert found.solved.target.name == other
-    assert found.instead is not None
-    assert found.instead.solved.target.name == target
+    assert found.substitution is not None
+    assert found.substitution.solved.target.name == target

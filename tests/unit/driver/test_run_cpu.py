@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.options import SearchOptions
-from cpembed.driver.presets import WIDER
+from cpembed.driver.options import WIDER, SearchOptions
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import TopCandidates, searches, solve
 from cpembed.embedding.constraint_set import Weights
 from cpembed.targets.base import CONSIDERED
+from cpembed.targets.capabilities import Weighing, with_variants
 from cpembed.targets.choice import choices, compared
 from cpembed.targets.cpu import calibration
-from cpembed.targets.cpu.choice import AMONG, PRODUCTS, contenders, machine_weights
-from cpembed.targets.cpu.figures import figures
+from cpembed.targets.cpu.calibration import model_constants
+from cpembed.targets.cpu.space import AMONG, PRODUCTS, contenders, machine_weights
 from cpembed.targets.cpu.variants import OVER_WINDOWS
 from cpembed.targets.registry import open_target
 from tests.unit.targets.cpu.tuning import TARGET, Modelled, machine
@@ -35,6 +35,7 @@ def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -
     layer, target = workload(STEM, target=TARGET), open_target(SPEC)
 
     def weights_here(first: SolveResult) -> Weights | None:
+        assert isinstance(target, Weighing)
         return target.weights(first.embeddings)
 
     first, second = searches(
@@ -44,7 +45,7 @@ def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -
     assert {ranked.constraints for ranked in fused} == {WIDER}
     # Ranked by what overheads cost here.
     assert second.constraints.weights == weights_here(first) != first.constraints.weights
-    ranked = choices(target, target.variants([*plain, *fused]))
+    ranked = choices(target, with_variants(target, [*plain, *fused]))
     chosen = next(c for c in ranked if "over" not in c.candidate.constraints)
     assert chosen.candidate.constraints == WIDER
     assert chosen.to_json(target)["model"]["constraints"] == WIDER
@@ -74,7 +75,7 @@ def test_weights_of_a_machine_are_times() -> None:
     per_mac = modelled.scored.parts[PRODUCTS] * 1e3 / (64 * 64 * 64)
     assert weights.mac == 1.0
     assert weights.data == pytest.approx(
-        machine().copy_ns_per_line / 64 / 2 * figures().scattered / per_mac
+        machine().copy_ns_per_line / 64 / 2 * model_constants().scattered / per_mac
     )
 
 

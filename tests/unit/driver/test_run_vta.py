@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
@@ -36,7 +36,7 @@ def details(result: RunResult) -> VtaDetails:
 
 
 def tail_for(layer: Computation, form: OutputForm | None, shift: int | None) -> Tail:
-    return tail_stored(VTA, layer, Storing(form, shift))
+    return tail_stored(VTA, layer, EpilogueRequest(form, shift))
 
 
 def gemm(dtype: str = "int32", length: int = 64) -> Computation:

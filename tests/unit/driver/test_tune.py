@@ -17,7 +17,7 @@ from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.tuning.space import Proposal
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.target import VtaTuner
 from cpembed.targets.vta.tuning import VtaTrial
 
 TARGET = "vta_1x16x16"
@@ -70,9 +70,9 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(
 ) -> None:
     constraints = "in_place_padded"
     whole = tuned(tmp_path / "whole", 8, constraints)
-    count, tried = 0, VtaTarget.tried
+    count, tried = 0, VtaTuner.run_trial
 
-    def breaks(self: VtaTarget, proposal: Proposal[Schedule], *of: Any) -> VtaTrial:
+    def breaks(self: VtaTuner, proposal: Proposal[Schedule], *of: Any) -> VtaTrial:
         nonlocal count
         count += 1
         if count > 5:
@@ -80,7 +80,7 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(
         return tried(self, proposal, *of)
 
     with monkeypatch.context() as patch:
-        patch.setattr(VtaTarget, "tried", breaks)
+        patch.setattr(VtaTuner, "run_trial", breaks)
         with pytest.raises(KeyboardInterrupt):
             tuned(tmp_path / "broken", 8, constraints)
     resumed = tuned(tmp_path / "broken", 8, constraints)

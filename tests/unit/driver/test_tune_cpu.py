@@ -13,24 +13,23 @@ import pytest
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request, Selection
 from cpembed.driver.solve import solve
 from cpembed.driver.tune import OpenTuning, TuneResult, open_tuning, tune
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.runtime.tuning.database import stored
-from cpembed.runtime.tuning.records import Lookup, Record, best_record
+from cpembed.runtime.tuning.records import Lookup, Record
 from cpembed.runtime.tuning.session import CandidatePool, Task
 from cpembed.targets.choice import choices
-from cpembed.targets.cpu import trials as cpu_trials
-from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.comparison import Moves, Timed
-from cpembed.targets.cpu.trials import CpuTrial, key_of
-from cpembed.targets.cpu.tuning import FINALISTS, CpuTuning
+from cpembed.targets.cpu import tuning as cpu_trials
+from cpembed.targets.cpu.measure import Moves, Timed
+from cpembed.targets.cpu.space import Objective
+from cpembed.targets.cpu.tuning import FINALISTS, CpuTrial, CpuTuning, key_of
 from cpembed.targets.cpu.variants import OVER_ROWS
 from cpembed.targets.registry import open_target
+from cpembed.targets.tuner import stored_record
 from cpembed.targets.x86.target import X86Target
 from tests.unit.targets.cpu.tuning import (
     TARGET,
@@ -231,7 +230,7 @@ def test_what_runs_untuned_may_change(tmp_path: Path) -> None:
 def test_runs_take_the_best_of_the_objective_and_set(tmp_path: Path) -> None:
 
     def best(**of: Any) -> Record[Any] | None:
-        return best_record(open_target(SPEC), Lookup(layer(), directory=tmp_path, **of))
+        return stored_record(open_target(SPEC), Lookup(layer(), directory=tmp_path, **of))
 
     assert best() is None
     kernel, _ = tuned(tmp_path, 8, objective="kernel")

@@ -13,12 +13,12 @@ from cpembed.exploration.points import EvaluatedPoint, Vector, front_of
 from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Space, read_space
 from cpembed.runtime.cluster import Workers, open_workers
-from cpembed.targets import families
+from cpembed.targets import family
 from cpembed.targets.family import Family
 from cpembed.workloads.suites import Layer
 from tests.unit.exploration.synthetic import SyntheticFamily
 
-families.BUILT_IN["synthetic"] = f"{SyntheticFamily.__module__}:SyntheticFamily"
+family.BUILT_IN["synthetic"] = f"{SyntheticFamily.__module__}:SyntheticFamily"
 
 SIZES = ((8, 16, 16, 1), (64, 64, 64, 2), (32, 128, 16, 3), (100, 10, 50, 1))
 """m, n, k of products, and how often the network has each."""

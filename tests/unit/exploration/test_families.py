@@ -10,7 +10,7 @@ from cpembed.errors import SpecError
 from cpembed.exploration.explore import open_exploration
 from cpembed.runtime.cluster import open_workers
 from cpembed.runtime.measurement.environment import source_digest
-from cpembed.targets.families import open_family
+from cpembed.targets.family import open_family
 
 HEAD = 'name = "small"\ndescription = "a few machines"\n'
 SPACES = {

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from cpembed.export.memory import ALIGNMENT, Piece, aligned, least_bytes, plan_memory
+from cpembed.export.layout import ALIGNMENT, Piece, aligned, least_bytes, plan_memory
 
 
 def disjoint(pieces: list[Piece], places: dict[str, int]) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cpembed.driver import request as request_module
+from cpembed.driver import plan as plan_module
 from cpembed.driver.matching import Match, matched, typed_for
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Request
 from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import CrashError, SpecError
@@ -182,7 +182,7 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
     spec = hardware_spec("vta_1x16x16")
     other = replace(spec, name="other")
     nothing = workload("C[m,n] max= A[m,k] * B[k,n] m=8 n=16 k=16", "vta_1x16x16")
-    usual = request_module.searches
+    usual = plan_module.searches
 
     def searches(layer: Computation, target: HardwareSpec, *rest: Any, **more: Any) -> Any:
         found = usual(layer, target, *rest, **more)
@@ -190,9 +190,9 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
             return found
         return tuple(replace(f, status=Status.UNKNOWN, conflict=None, embeddings=()) for f in found)
 
-    monkeypatch.setattr(request_module, "searches", searches)
+    monkeypatch.setattr(plan_module, "searches", searches)
     names = {"other": other}
-    monkeypatch.setattr(request_module, "hardware_spec", lambda n: names.get(str(n), n))
+    monkeypatch.setattr(plan_module, "hardware_spec", lambda n: names.get(str(n), n))
     asked = Request(nothing, replace(spec, alternatives=("other",)), KernelOptions(timeout=20))
     found = matched(asked)
     assert found.outcome == "stopped"

@@ -15,7 +15,7 @@ from cpembed.export.toolchain import compiler
 from cpembed.graph.graph import evaluate
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.network.build import compile_network, prepared_for
-from cpembed.network.cache import Cache
+from cpembed.network.kernel_cache import Cache
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.program import asked_features
 from cpembed.resources import hardware_spec_files
@@ -79,5 +79,5 @@ def test_a_kernel_is_built_from_the_file(tmp_path: Path, name: str) -> None:
     layer = workload("gemm m=8 n=16 k=8", spec)
     built = build(layer, str(written(tmp_path, name)), tmp_path / "out", name="layer")
     assert not isinstance(built, SolveResult)
-    assert built.chosen.solved.target == spec
+    assert built.selection.solved.target == spec
     assert "sse4_2" in built.features

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from cpembed.codegen import portable
 from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.emit import portable_plan
 from cpembed.errors import LoweringError
 from cpembed.runtime.measurement.runner import Timing, measure
 from cpembed.runtime.tuning.plain import PlainTrial
@@ -82,7 +82,7 @@ class Unit(Target[Lowered, Threads, CompiledKernel]):
         if self.kind == "aborts" and program.workload.macs < ABORTS_BELOW:
             os.write(2, b"LLVM ERROR: no such instruction\n")
             os.abort()
-        made = portable.plan(program, schedule.count, epilogue)
+        made = portable_plan(program, schedule.count, epilogue)
         lines = made.source.splitlines()
         first = next(n for n, line in enumerate(lines) if "T.func_attr" in line)
         call = 'T.evaluate(T.call_extern("int32", "behave", T.address_of(C[0])))'

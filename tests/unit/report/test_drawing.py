@@ -11,13 +11,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cpembed.driver.explain import Explanation, explain
+from cpembed.driver.explain import explain
 from cpembed.driver.named import workload
+from cpembed.driver.result import Explanation
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
-from cpembed.report.drawing import document
-from cpembed.report.drawing.axes import covered
-from cpembed.report.rewrites import step_words
+from cpembed.report import drawing
+from cpembed.report.drawing import covered
+from cpembed.report.explain import rewrite_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -46,7 +47,7 @@ def parsed(text: str) -> ElementTree.Element:
     return ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))
 
 
-@pytest.mark.parametrize("make", [document.svg, document.html])
+@pytest.mark.parametrize("make", [drawing.svg, drawing.html])
 def test_the_document_stands_alone(
     explanation: Explanation, make: Callable[[Explanation], str]
 ) -> None:
@@ -61,14 +62,14 @@ def test_the_document_stands_alone(
 
 
 def test_every_class_has_a_look(explanation: Explanation) -> None:
-    text = document.svg(explanation)
+    text = drawing.svg(explanation)
     styled = set(re.findall(r"\.(\w+)[ {]", re.search(r"<style>(.*?)</style>", text)[1]))
     used = {name for element in parsed(text).iter() for name in element.get("class", "").split()}
     assert used <= styled
 
 
 def test_nothing_is_drawn_outside_of_the_sheet(explanation: Explanation) -> None:
-    root = parsed(document.svg(explanation))
+    root = parsed(drawing.svg(explanation))
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
 
     def walk(element: ElementTree.Element, x: float, y: float) -> None:
@@ -86,7 +87,7 @@ def test_nothing_is_drawn_outside_of_the_sheet(explanation: Explanation) -> None
 
 
 def test_a_curve_for_each_digit(explanation: Explanation) -> None:
-    paths = parsed(document.svg(explanation)).iter(f"{SVG}path")
+    paths = parsed(drawing.svg(explanation)).iter(f"{SVG}path")
     curves = [path for path in paths if "feed" in path.attrib["class"].split()]
     digits = explanation.program.embedding.digits
     assert len(curves) == sum(map(len, digits.values()))
@@ -108,17 +109,18 @@ def test_a_bar_shows_what_one_execution_covers(explanation: Explanation) -> None
 
 
 def test_padding_is_hatched_where_it_is() -> None:
-    boxes = list(parsed(document.svg(_explanation("padded"))).iter(f"{SVG}rect"))
+    boxes = list(parsed(drawing.svg(_explanation("padded"))).iter(f"{SVG}rect"))
     hints = [box.findtext(f"{SVG}title") for box in boxes if "padding" in box.attrib["class"]]
     assert "k is padded from 20 to 32" in hints
     assert any(hint and re.fullmatch(r"1 padded", hint) for hint in hints)
 
 
 def test_each_rewrite_is_a_strip(explanation: Explanation) -> None:
-    root = parsed(document.html(explanation))
+    root = parsed(drawing.html(explanation))
     shown = ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
-    assert shown.count("as stored") == len(explanation.program.roles)
-    drawn = sum(step_words(step) in shown for steps in explanation.steps.values() for step in steps)
+    assert shown.count("original") == len(explanation.program.roles)
+    steps = [step for steps in explanation.steps.values() for step in steps]
+    drawn = sum(rewrite_text(step) in shown for step in steps)
     assert drawn == len(explanation.program.rewrites)
     for operand in explanation.program.operands:
         assert all(dimension.name in shown for dimension in operand.dimensions)

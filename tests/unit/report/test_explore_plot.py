@@ -9,7 +9,7 @@ import pytest
 
 from cpembed.exploration.explore import open_exploration
 from cpembed.exploration.store import Method
-from cpembed.report.explore_plot import plot_svg
+from cpembed.report.plots import front_svg
 from cpembed.runtime.cluster import open_workers
 from tests.unit.exploration.cases import space
 
@@ -25,7 +25,7 @@ def test_a_drawing_names_what_it_shows(tmp_path: Path, method: Method, words: st
     with open_workers() as workers:
         for _ in exploration.run(workers):
             pass
-    drawn = plot_svg(exploration.result())
-    assert drawn == plot_svg(exploration.result())
+    drawn = front_svg(exploration.result())
+    assert drawn == front_svg(exploration.result())
     for said in (words, "front", "simulated", "area (mm2)", "random"):
         assert said in drawn

@@ -13,8 +13,7 @@ import pytest
 from cpembed.errors import InvariantError
 from cpembed.report.network_page import page, write_page
 from cpembed.report.network_page.document import State, read
-from cpembed.report.network_page.picture import edges
-from cpembed.report.network_page.text import html
+from cpembed.report.network_page.picture import edges, html
 from tests.unit.report.network_documents import attention, document, operator, product, residual
 
 VOID = {"meta", "link", "br", "path", "rect", "input"}

@@ -9,14 +9,12 @@ import pytest
 from cpembed.driver.named import workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Compared, Selection
-from cpembed.driver.request import Request
+from cpembed.driver.plan import Compared, Request, Selection
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.report import run
-from cpembed.report.methods import method_rows
-from cpembed.report.solve import found
+from cpembed.report.solve import method_rows, search_text
 from cpembed.targets.choice import Estimated, ModelChoice
 
 
@@ -53,7 +51,7 @@ def test_the_fastest_by_estimate_has_the_least_estimate(
     judge = object.__new__(Judged)
     judge.__dict__.update(target.__dict__)
     first = replace(choice, scored=scored[0], model=model)
-    rows = dict(run.schedule(judge, chosen.solved, first))
+    rows = dict(run.schedule_rows(judge, chosen.solved, first))
     assert said in rows["chosen"]
 
 
@@ -82,4 +80,4 @@ def test_a_stopped_search_of_every_place_says_what_makes_it_long(fixed: bool) ->
         complete=False,
         timeout=1.0,
     )
-    assert ("each place of a tile is another embedding" in found(stopped)) is not fixed
+    assert ("each place of a tile is another embedding" in search_text(stopped)) is not fixed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.driver.named import workload
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
@@ -104,7 +104,7 @@ def test_what_is_kept_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_it_refuses_is_said(tmp_path: Path) -> None:
     layer, machine = workload(LAYERS[0], SPEC), target()
     with pytest.raises(WorkloadError, match="template_unit stores the sums"):
-        machine.epilogue(layer, Storing("int8"))
+        machine.epilogue(layer, EpilogueRequest("int8"))
     program = solve(layer, SPEC, top=1).embeddings[0].candidate.program
     with pytest.raises(LoweringError, match="are not the program's loops"):
         machine.space(machine.lower(program)).scored(Order(("m",)))

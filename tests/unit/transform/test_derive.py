@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.driver.named import default_dtypes
 from cpembed.driver.named import workload as described
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS
+from cpembed.driver.options import DEFAULT_CONSTRAINTS
 from cpembed.driver.solve import solve
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set

@@ -1,170 +1,145 @@
-"""Operators that work at every element: arithmetic, activations, comparisons, conversions."""
+"""Elementwise operators: arithmetic, activations, comparisons, conversions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from cpembed.frontends import expressions as e
-from cpembed.frontends.expressions import X, Y, Z, apply
-from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.frontends.expressions import X, Y, Z, apply, function
+from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Input, Reshape, Scalar
 
 
-def unary(expression: Scalar) -> Translation:
-    """The same expression whatever the attributes."""
-    return lambda site: site.elementwise(expression, site.input())
-
-
-def _broadcast(site: Site) -> tuple[str, str]:
-    """Both inputs of an operator. Before version 7 the second has an ``axis`` of the first at which
-    it begins."""
-    a, b = site.input(0), site.input(1)
-    if site.version < 7 and site.flag("broadcast") and site.attribute("axis") is not None:
-        shape = site.shape(b)
-        after = site.rank(0) - site.axis() - len(shape)
-        if after > 0:
-            b = site.emit(Reshape((*shape, *(1,) * after)), b)
-    return a, b
+def unary(expression: Scalar, dtype: str | None = None) -> Translation:
+    """Return the translation of an expression of one input."""
+    return lambda call: call.elementwise(expression, call.input(), dtype=dtype)
 
 
 def binary(expression: Scalar, dtype: str | None = None) -> Translation:
-    def translate(site: Site) -> str:
-        a, b = _broadcast(site)
-        return site.elementwise(expression, a, b, dtype=dtype)
-
-    return translate
+    """Return the translation of an expression of two inputs that broadcast."""
+    return lambda call: call.elementwise(expression, *_broadcast(call), dtype=dtype)
 
 
 def compared(expression: Scalar) -> Translation:
     return binary(expression, "bool")
 
 
-def several(operation: str, mean: bool = False) -> Translation:
-    """One operation of any number of inputs."""
+def _broadcast(call: Call) -> tuple[str, str]:
+    """Return both inputs; before version 7 an ``axis`` of the first aligns the second."""
+    a, b = call.input(0), call.input(1)
+    if call.version < 7 and call.flag("broadcast") and call.attribute("axis") is not None:
+        shape = call.shape(b)
+        after = call.rank(0) - call.axis() - len(shape)
+        if after > 0:
+            b = call.emit(Reshape((*shape, *(1,) * after)), b)
+    return a, b
 
-    def translate(site: Site) -> str:
-        tensors = site.all_inputs()
-        found: Scalar = reduce(e.partial(operation), map(Input, range(len(tensors))))
-        if mean and len(tensors) > 1:
-            found = e.div(found, float(len(tensors)))
-        return tensors[0] if len(tensors) == 1 else site.elementwise(found, *tensors)
+
+def of_all_inputs(operation: str, is_mean: bool = False) -> Translation:
+    """Return the translation of an operation on any number of inputs."""
+
+    def translate(call: Call) -> str:
+        tensors = call.all_inputs()
+        total: Scalar = reduce(function(operation), map(Input, range(len(tensors))))
+        if is_mean and len(tensors) > 1:
+            total = e.div(total, float(len(tensors)))
+        return tensors[0] if len(tensors) == 1 else call.elementwise(total, *tensors)
 
     return translate
 
 
-def with_alpha(function: Callable[[Scalar, float], Scalar], alpha: float) -> Translation:
-    return lambda site: site.elementwise(function(X, site.number("alpha", alpha)), site.input())
+def parametric(expression: Callable[..., Scalar], **defaults: float) -> Translation:
+    """Return the translation of a function whose parameters are attributes with these defaults."""
+    return lambda call: call.elementwise(
+        expression(X, *(call.number(name, value) for name, value in defaults.items())),
+        call.input(),
+    )
 
 
-def clip(site: Site) -> str:
-    x, dtype = site.input(), site.type().dtype
-    if site.version < 11:
-        low, high = site.attribute("min"), site.attribute("max")
-        return site.elementwise(e.clip(X, low, high), x)
-    given = [site.optional(1), site.optional(2)]
-    values = [site.builder.value(tensor) if tensor else None for tensor in given]
-    if all(
-        tensor is None or value is not None for tensor, value in zip(given, values, strict=True)
-    ):
-        low, high = (None if v is None else _plain(v.reshape(-1)[0]) for v in values)
-        if low is not None and np.isneginf(low):
-            low = None
-        if high is not None and np.isposinf(high):
-            high = None
-        return x if low is None and high is None else site.elementwise(e.clip(X, low, high), x)
-    for operation, tensor in zip(("max", "min"), given, strict=True):
-        if tensor is not None:
-            scalar = site.reshaped(tensor, ())
-            x = site.elementwise(apply(operation, X, Y), x, scalar, dtype=dtype)
+def celu(call: Call) -> str:
+    alpha = call.number("alpha", 1.0)
+    if not alpha:
+        call.reject("alpha = 0, by which it divides: give another")
+    return call.elementwise(e.celu(X, alpha), call.input())
+
+
+def clip(call: Call) -> str:
+    x, dtype = call.input(), call.type().dtype
+    if call.version < 11:
+        return call.elementwise(e.clip(X, call.attribute("min"), call.attribute("max")), x)
+    ends = [call.optional(1), call.optional(2)]
+    values = [call.builder.value(tensor) if tensor else None for tensor in ends]
+    if all((end is None) == (value is None) for end, value in zip(ends, values, strict=True)):
+        low, high = (None if v is None else v.reshape(-1)[0].item() for v in values)
+        low = None if low is not None and np.isneginf(low) else low
+        high = None if high is not None and np.isposinf(high) else high
+        return x if low is None and high is None else call.elementwise(e.clip(X, low, high), x)
+    for operation, end in zip(("max", "min"), ends, strict=True):
+        if end is not None:
+            x = call.elementwise(apply(operation, X, Y), x, call.reshaped(end, ()), dtype=dtype)
     return x
 
 
-def _plain(value: np.generic) -> float | int:
-    """A number of numpy as one of Python's."""
-    return value.item()
+def prelu(call: Call) -> str:
+    x, slope = call.input(0), call.input(1)
+    rank, slopes = call.rank(0), call.shape(slope)
+    if call.version < 9 and len(slopes) == 1 and slopes[0] > 1 and rank > 2:
+        slope = call.channels(slope, rank)
+    return call.elementwise(e.leaky_relu(X, Y), x, slope)
 
 
-def prelu(site: Site) -> str:
-    x, slope = site.input(0), site.input(1)
-    shape, own = site.type(0).shape, site.type(1).shape
-    if site.version < 9 and len(own) == 1 and own[0] > 1 and len(shape) > 2:
-        slope = site.channels(slope, len(shape))
-    return site.elementwise(e.leaky_relu(X, Y), x, slope)
+def gelu(call: Call) -> str:
+    tanh = call.text("approximate", "none", ("none", "tanh")) == "tanh"
+    return call.elementwise(e.gelu_tanh(X) if tanh else e.gelu(X), call.input())
 
 
-def celu(site: Site) -> str:
-    alpha = site.number("alpha", 1.0)
-    if not alpha:
-        site.refuse("alpha = 0, by which it divides: give another")
-    return site.elementwise(e.celu(X, alpha), site.input())
+def biased_gelu(expression: Callable[[Scalar], Scalar]) -> Translation:
+    """Return the translation of a GELU of a sum, whose second term may be left out."""
+
+    def translate(call: Call) -> str:
+        if call.optional(1) is None:
+            return call.elementwise(expression(X), call.input(0))
+        return call.elementwise(expression(e.add(X, Y)), call.input(0), call.input(1))
+
+    return translate
 
 
-def hard_sigmoid(site: Site) -> str:
-    alpha, beta = site.number("alpha", 0.2), site.number("beta", 0.5)
-    return site.elementwise(e.hard_sigmoid(X, alpha, beta), site.input())
-
-
-def selu(site: Site) -> str:
-    alpha, gamma = site.number("alpha", e.SELU_ALPHA), site.number("gamma", e.SELU_GAMMA)
-    return site.elementwise(e.selu(X, alpha, gamma), site.input())
-
-
-def gelu(site: Site) -> str:
-    match site.text("approximate", "none"):
-        case "none":
-            return site.elementwise(e.gelu(X), site.input())
-        case "tanh":
-            return site.elementwise(e.gelu_tanh(X), site.input())
-        case other:
-            site.refuse(f"approximate={other} is not known: use none or tanh")
-
-
-def shrink(site: Site) -> str:
-    limit, bias = site.number("lambd", 0.5), site.number("bias", 0.0)
+def shrink(call: Call) -> str:
+    limit, bias = call.number("lambd", 0.5), call.number("bias", 0.0)
     above = e.where(e.less(limit, X), e.sub(X, bias), 0)
-    return site.elementwise(e.where(e.less(X, -limit), e.add(X, bias), above), site.input())
+    return call.elementwise(e.where(e.less(X, -limit), e.add(X, bias), above), call.input())
 
 
-def mod(site: Site) -> str:
-    a, b = site.input(0), site.input(1)
+def mod(call: Call) -> str:
+    a, b = call.input(0), call.input(1)
     rest = apply("rem", X, Y)
-    if site.flag("fmod"):
-        return site.elementwise(rest, a, b)
-    # With the sign of the divisor.
-    differs = apply("and", apply("not", apply("equal", rest, 0)), apply("less", _product(rest), 0))
-    return site.elementwise(e.where(differs, e.add(rest, Y), rest), a, b)
+    if call.flag("fmod"):
+        return call.elementwise(rest, a, b)
+    # The result has the sign of the divisor: a rest of the other sign is moved by the divisor.
+    signs = e.mul(e.sign(rest), e.sign(Y))
+    is_moved = apply("and", e.differ(rest, 0), e.less(signs, 0))
+    return call.elementwise(e.where(is_moved, e.add(rest, Y), rest), a, b)
 
 
-def _product(rest: Scalar) -> Scalar:
-    """Below 0 where the signs of a rest and of the divisor differ."""
-    return e.mul(e.sign(rest), e.sign(Y))
-
-
-def power(site: Site) -> str:
-    x, exponent = site.input(0), site.input(1)
-    value = site.builder.value(exponent)
+def power(call: Call) -> str:
+    x, exponent = call.input(0), call.input(1)
+    value = call.builder.value(exponent)
     if value is not None and value.size == 1:
-        number = float(value.reshape(-1)[0])
-        known = {1.0: X, 2.0: e.mul(X, X), 3.0: e.mul(e.mul(X, X), X)}
-        if number in known:
-            shape = np.broadcast_shapes(site.type(0).shape, value.shape)
-            if shape == site.type(0).shape:
-                return site.elementwise(known[number], x)
-    a, b = _broadcast(site)
-    return site.elementwise(apply("pow", X, Y), a, b)
+        products = e.SMALL_POWERS.get(float(value.reshape(-1)[0]))
+        shape = call.shape(x)
+        if products and np.broadcast_shapes(shape, value.shape) == shape:
+            return call.elementwise(products(X), x)
+    return call.elementwise(apply("pow", X, Y), *_broadcast(call))
 
 
-def cast(site: Site) -> str:
-    to = site.attribute("to")
-    return site.cast(site.input(), to if isinstance(to, str) else _dtype(site, to))
-
-
-def cast_like(site: Site) -> str:
-    return site.cast(site.input(0), site.type(1).dtype)
+def cast(call: Call) -> str:
+    to = call.attribute("to")
+    return call.cast(call.input(), to if isinstance(to, str) else _dtype(call, to))
 
 
 _NUMBERED = {
@@ -174,97 +149,94 @@ _NUMBERED = {
 """Element types by the format's numbers."""
 
 
-def _dtype(site: Site, number: object) -> str:
+def _dtype(call: Call, number: Any) -> str:
     if not isinstance(number, int) or number not in _NUMBERED:
-        site.refuse(f"element type {number} is not read: use float32 or integers")
+        call.reject(f"element type {number} is not read: use float32 or integers")
     return _NUMBERED[number]
 
 
-def element_type(site: Site, name: str, default: str) -> str:
-    """An attribute that names an element type."""
-    number = site.attribute(name)
-    return default if not number else _dtype(site, number)
+def element_type(call: Call, attribute: str, default: str) -> str:
+    """Read an attribute that names an element type.
+
+    Parameters
+    ----------
+    call : Call
+        The node.
+    attribute : str
+        Name of the attribute, which holds the format's number of the type.
+    default : str
+        The type where the attribute is left out or 0.
+    """
+    number = call.attribute(attribute)
+    return default if not number else _dtype(call, number)
 
 
-def where(site: Site) -> str:
-    tensors = [site.input(k) for k in range(3)]
-    return site.elementwise(e.where(X, Y, Z), *tensors, dtype=site.type(1).dtype)
+def where(call: Call) -> str:
+    tensors = [call.input(k) for k in range(3)]
+    return call.elementwise(e.where(X, Y, Z), *tensors, dtype=call.type(1).dtype)
 
 
-def is_inf(site: Site) -> str:
-    signs = [name for name in ("positive", "negative") if site.flag(f"detect_{name}", True)]
-    if not signs:
-        site.refuse("neither kind of infinity is asked for: ask for one")
+def is_inf(call: Call) -> str:
     ends = {"positive": math.inf, "negative": -math.inf}
-    found = [apply("equal", X, ends[sign]) for sign in signs]
-    return site.elementwise(reduce(e.partial("or"), found), site.input(), dtype="bool")
+    equal = [e.equal(X, end) for name, end in ends.items() if call.flag(f"detect_{name}", True)]
+    if not equal:
+        call.reject("neither kind of infinity is detected: detect one")
+    return call.elementwise(reduce(function("or"), equal), call.input(), dtype="bool")
 
 
 def _hyperbolic(operation: str) -> Scalar:
     return e.div(apply(operation, apply("exp", X), apply("exp", apply("neg", X))), 2.0)
 
 
+_PLAIN = ("Neg", "Abs", "Exp", "Log", "Sqrt", "Sin", "Cos", "Floor", "Ceil", "Round", "Erf",
+          "Sigmoid", "Tanh", "Not")  # fmt: skip
+"""Operators that the graph has an operation for, by the same name."""
+
 TABLE: dict[str, Translation] = {
-    "Add": binary(apply("add", X, Y)),
-    "Sub": binary(apply("sub", X, Y)),
-    "Mul": binary(apply("mul", X, Y)),
-    "Div": binary(apply("div", X, Y)),
+    **{name: unary(apply(name.lower(), X)) for name in _PLAIN},
+    **{name: binary(apply(name.lower(), X, Y)) for name in ("Add", "Sub", "Mul", "Div")},
     "Pow": power,
     "Mod": mod,
-    "Max": several("max"),
-    "Min": several("min"),
-    "Sum": several("add"),
-    "Mean": several("add", mean=True),
-    "Neg": unary(apply("neg", X)),
-    "Abs": unary(apply("abs", X)),
-    "Sign": unary(e.where(apply("equal", X, X), e.sign(X), X)),
+    "Max": of_all_inputs("max"),
+    "Min": of_all_inputs("min"),
+    "Sum": of_all_inputs("add"),
+    "Mean": of_all_inputs("add", is_mean=True),
+    "Sign": unary(e.where(e.equal(X, X), e.sign(X), X)),
     "Reciprocal": unary(e.div(1.0, X)),
-    "Exp": unary(apply("exp", X)),
-    "Log": unary(apply("log", X)),
-    "Sqrt": unary(apply("sqrt", X)),
-    "Sin": unary(apply("sin", X)),
-    "Cos": unary(apply("cos", X)),
     "Tan": unary(e.div(apply("sin", X), apply("cos", X))),
     "Sinh": unary(_hyperbolic("sub")),
     "Cosh": unary(_hyperbolic("add")),
-    "Floor": unary(apply("floor", X)),
-    "Ceil": unary(apply("ceil", X)),
-    "Round": unary(apply("round", X)),
-    "Erf": unary(apply("erf", X)),
     "Relu": unary(e.relu(X)),
-    "Sigmoid": unary(apply("sigmoid", X)),
-    "Tanh": unary(apply("tanh", X)),
     "HardSwish": unary(e.hard_swish(X)),
     "Softplus": unary(e.softplus(X)),
     "Softsign": unary(e.softsign(X)),
     "Mish": unary(e.mish(X)),
-    "LeakyRelu": with_alpha(e.leaky_relu, 0.01),
-    "Elu": with_alpha(e.elu, 1.0),
+    "LeakyRelu": parametric(e.leaky_relu, alpha=0.01),
+    "Elu": parametric(e.elu, alpha=1.0),
     "Celu": celu,
-    "Swish": with_alpha(e.silu, 1.0),
-    "ThresholdedRelu": with_alpha(lambda x, a: e.where(e.less(a, x), x, 0), 1.0),
-    "Selu": selu,
-    "HardSigmoid": hard_sigmoid,
+    "Swish": parametric(e.silu, alpha=1.0),
+    "ThresholdedRelu": parametric(lambda x, a: e.where(e.less(a, x), x, 0), alpha=1.0),
+    "Selu": parametric(e.selu, alpha=e.SELU_ALPHA, gamma=e.SELU_GAMMA),
+    "HardSigmoid": parametric(e.hard_sigmoid, alpha=0.2, beta=0.5),
     "Gelu": gelu,
     "com.microsoft.Gelu": unary(e.gelu(X)),
-    "com.microsoft.QuickGelu": with_alpha(e.silu, 1.702),
+    "com.microsoft.QuickGelu": parametric(e.silu, alpha=1.702),
+    "com.microsoft.BiasGelu": biased_gelu(e.gelu),
+    "com.microsoft.FastGelu": biased_gelu(e.gelu_tanh),
     "Shrink": shrink,
     "PRelu": prelu,
     "Clip": clip,
-    "Equal": compared(apply("equal", X, Y)),
-    "Less": compared(apply("less", X, Y)),
+    "Equal": compared(e.equal(X, Y)),
+    "Less": compared(e.less(X, Y)),
     "LessOrEqual": compared(apply("less_equal", X, Y)),
-    "Greater": compared(apply("less", Y, X)),
+    "Greater": compared(e.less(Y, X)),
     "GreaterOrEqual": compared(apply("less_equal", Y, X)),
     "And": compared(apply("and", X, Y)),
     "Or": compared(apply("or", X, Y)),
-    "Xor": compared(apply("not", apply("equal", X, Y))),
-    "Not": unary(apply("not", X)),
-    "IsNaN": lambda site: site.elementwise(
-        apply("not", apply("equal", X, X)), site.input(), dtype="bool"
-    ),
+    "Xor": compared(e.differ(X, Y)),
+    "IsNaN": unary(e.differ(X, X), "bool"),
     "IsInf": is_inf,
     "Where": where,
     "Cast": cast,
-    "CastLike": cast_like,
+    "CastLike": lambda call: call.cast(call.input(0), call.type(1).dtype),
 }

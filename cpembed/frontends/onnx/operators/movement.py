@@ -1,226 +1,330 @@
-"""Operators that move elements."""
+"""Operators that move elements, by fixed rules or by tensors of indices.
+
+Elements at indices are gathered by their numbers in row-major order. Scattering at constant indices
+gathers from the tensor followed by its updates.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.movements import check_indices, padded, repeated
-from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.frontends.emitter import row_major_steps
+from cpembed.frontends.expressions import X, Y, Z, add, equal, mul, where
+from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Concat, Gather
-from cpembed.graph.kinds.base import axis_of
+from cpembed.graph.kinds.base import Array, axis_of
 
 
-def identity(site: Site) -> str:
-    return site.input()
-
-
-def dropout(site: Site) -> list[str]:
-    """The input itself, and a mask that keeps everything. In training elements are thrown away at
-    random, which is refused, but for a ratio of 0."""
-    if _drops(site):
-        site.refuse("it throws elements away, as in training: export the model for inference")
-    x = site.input()
-    if not any(site.wanted[1:]):
+def dropout(call: Call) -> list[str]:
+    """Return the input and a mask of ones; reject training, unless its ratio is 0."""
+    if _drops(call):
+        call.reject("it drops elements, as in training: export the model for inference")
+    x = call.input()
+    if not any(call.is_read[1:]):
         return [x]
-    dtype = "bool" if site.version >= 10 else site.dtype(x)
-    return [x, site.tensor(np.ones(site.shape(x), dtype))]
+    dtype = "bool" if call.version >= 10 else call.dtype(x)
+    return [x, call.tensor(np.ones(call.shape(x), dtype))]
 
 
-def _drops(site: Site) -> bool:
-    """Whether a Dropout is in training: by a flag before version 7, by an input from 12 on."""
-    if site.version < 7:
-        return not site.flag("is_test") and site.number("ratio", 0.5) != 0
-    if site.version < 12 or site.optional(2) is None:
+def _drops(call: Call) -> bool:
+    """True in training, which is a flag before version 7 and an input from version 12 on."""
+    if call.version < 7:
+        return not call.flag("is_test") and call.number("ratio", 0.5) != 0
+    if call.version < 12 or call.optional(2) is None:
         return False
-    ratio = site.optional_constant(1, "the ratio")
+    ratio = call.optional_constant(1, "the ratio")
     ratio = 0.5 if ratio is None else ratio.item()
-    return bool(site.constant(2, "training_mode").item()) and ratio != 0
+    return bool(call.constant(2, "training_mode").item()) and ratio != 0
 
 
-def reshape(site: Site) -> str:
-    asked = site.list_or_input("shape", 1)
-    if asked is None:
-        site.refuse("no shape is given")
-    given = site.type().shape
-    shape = list(asked)
-    if not site.flag("allowzero"):
-        if any(size == 0 and k >= len(given) for k, size in enumerate(shape)):
-            raise WorkloadError(f"{list(given)} cannot be reshaped to {list(asked)}")
-        shape = [given[k] if size == 0 else size for k, size in enumerate(shape)]
+# -- shapes and axes ------------------------------------------------------------------------------
+
+
+def reshape(call: Call) -> str:
+    sizes = call.list_or_input("shape", 1)
+    if sizes is None:
+        call.reject("no shape is given")
+    current = call.type().shape
+    error = WorkloadError(f"{list(current)} cannot be reshaped to {list(sizes)}")
+    shape = list(sizes)
+    if not call.flag("allowzero"):
+        if any(size == 0 and k >= len(current) for k, size in enumerate(shape)):
+            raise error
+        shape = [current[k] if size == 0 else size for k, size in enumerate(shape)]
     if shape.count(-1) == 1:
         rest = -math.prod(shape)
-        shape[shape.index(-1)] = site.type().elements // rest if rest else 0
+        shape[shape.index(-1)] = call.type().elements // rest if rest else 0
     if min(shape, default=0) < 0:
-        raise WorkloadError(f"{list(given)} cannot be reshaped to {list(asked)}")
-    return site.reshaped(site.input(), shape)
+        raise error
+    return call.reshaped(call.input(), shape)
 
 
-def flatten(site: Site) -> str:
-    shape = site.type().shape
-    axis = site.whole("axis", 1)
+def flatten(call: Call) -> str:
+    shape = call.type().shape
+    axis = call.integer("axis", 1)
     if not -len(shape) <= axis <= len(shape):
         raise WorkloadError(f"axis {axis} of a tensor of {len(shape)} dimensions")
     axis = axis + len(shape) if axis < 0 else axis
-    return site.reshaped(site.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])))
+    return call.reshaped(call.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-def squeeze(site: Site) -> str:
-    shape = site.type().shape
-    axes = site.list_or_input("axes", 1)
+def squeeze(call: Call) -> str:
+    shape = call.type().shape
+    axes = call.list_or_input("axes", 1)
     if axes is None:
         axes = tuple(k for k, size in enumerate(shape) if size == 1)
-    gone = {axis_of(axis, len(shape)) for axis in axes}
-    if any(shape[axis] != 1 for axis in gone):
-        raise WorkloadError(f"axes {sorted(gone)} of {list(shape)} are not all of size 1")
-    return site.reshaped(site.input(), [s for k, s in enumerate(shape) if k not in gone])
+    removed = {axis_of(axis, len(shape)) for axis in axes}
+    if any(shape[axis] != 1 for axis in removed):
+        raise WorkloadError(f"axes {sorted(removed)} of {list(shape)} are not all of size 1")
+    return call.reshaped(call.input(), [s for k, s in enumerate(shape) if k not in removed])
 
 
-def unsqueeze(site: Site) -> str:
-    axes = site.list_or_input("axes", 1) or ()
-    rank = site.rank() + len(axes)
+def unsqueeze(call: Call) -> str:
+    axes = call.list_or_input("axes", 1) or ()
+    rank = call.rank() + len(axes)
     new = {axis_of(axis, rank) for axis in axes}
     if len(new) != len(axes):
         raise WorkloadError(f"axes {list(axes)} are named twice")
-    rest = iter(site.type().shape)
-    return site.reshaped(site.input(), [1 if k in new else next(rest) for k in range(rank)])
+    rest = iter(call.type().shape)
+    return call.reshaped(call.input(), [1 if k in new else next(rest) for k in range(rank)])
 
 
-def transpose(site: Site) -> str:
-    order = site.list_of("perm", tuple(reversed(range(site.rank())))) or ()
-    if sorted(order) != list(range(site.rank())):
-        raise WorkloadError(f"{list(order)} is no order of {site.rank()} axes")
-    return site.transposed(site.input(), order)
+def transpose(call: Call) -> str:
+    order = call.list_of("perm", tuple(reversed(range(call.rank())))) or ()
+    if sorted(order) != list(range(call.rank())):
+        raise WorkloadError(f"{list(order)} is no order of {call.rank()} axes")
+    return call.transposed(call.input(), order)
 
 
-def concat(site: Site) -> str:
-    tensors = site.all_inputs()
-    return concat_along(site, tensors, site.axis(1 if site.version < 4 else 0))
+def expand(call: Call) -> str:
+    current, sizes = call.type().shape, call.integers(1, "the shape")
+    try:
+        shape = np.broadcast_shapes(current, sizes)
+    except ValueError:
+        raise WorkloadError(f"{list(current)} does not broadcast to {list(sizes)}") from None
+    return call.expanded(call.input(), shape)
 
 
-def concat_along(site: Site, tensors: Sequence[str], axis: int) -> str:
-    return tensors[0] if len(tensors) == 1 else site.emit(Concat(axis), *tensors)
+def tile(call: Call) -> str:
+    shape, repeats = call.type().shape, call.integers(1, "the repeats")
+    if len(repeats) != len(shape) or min(repeats, default=0) < 0:
+        raise WorkloadError(f"repeats {list(repeats)} of {list(shape)}: give one for each axis")
+    return call.repeated(call.input(), repeats)
 
 
-def split(site: Site) -> list[str]:
-    axis, x = site.axis(), site.input()
-    size = site.type().shape[axis]
-    parts = site.list_or_input("split", 1)
+def depth_to_space(call: Call) -> str:
+    _, c, _, _ = call.type().shape
+    block = call.integer("blocksize", 0)
+    if block < 1 or c % (block * block):
+        raise WorkloadError(f"blocks of {block} of {c} channels: the blocks have to be whole")
+    blocks_first = call.text("mode", "DCR", ("DCR", "CRD")) == "DCR"
+    return call.blocks_to_pixels(call.input(), block, blocks_first=blocks_first)
+
+
+def space_to_depth(call: Call) -> str:
+    _, _, h, w = call.type().shape
+    block = call.integer("blocksize", 0)
+    if block < 1 or h % block or w % block:
+        raise WorkloadError(f"blocks of {block} of {h} by {w}: the blocks have to be whole")
+    blocks_first = call.text("mode", "DCR", ("DCR", "CRD")) == "DCR"
+    return call.pixels_to_blocks(call.input(), block, blocks_first=blocks_first)
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def split(call: Call) -> list[str]:
+    axis, x = call.axis(), call.input()
+    size = call.type().shape[axis]
+    parts = call.list_or_input("split", 1)
     if parts is None:
-        count = site.whole("num_outputs", len(site.node.outputs))
+        count = call.integer("num_outputs", len(call.node.outputs))
         each = -(-size // max(1, count))
         parts = tuple(max(0, min(each, size - k * each)) for k in range(count))
     if sum(parts) != size or min(parts, default=0) < 0:
         raise WorkloadError(f"parts {list(parts)} of an axis of {size}")
     ends = np.cumsum(parts).tolist()
-    return [site.part(x, axis, end - n, end) for n, end in zip(parts, ends, strict=True)]
+    return [call.part(x, axis, end - n, end) for n, end in zip(parts, ends, strict=True)]
 
 
-def slice_(site: Site) -> str:
-    shape = site.type().shape
-    if site.version < 10:
-        begins, ends = site.list_of("starts") or (), site.list_of("ends") or ()
-        axes, steps = site.list_of("axes"), None
+def slice_(call: Call) -> str:
+    shape = call.type().shape
+    if call.version < 10:
+        begins, ends = call.list_of("starts") or (), call.list_of("ends") or ()
+        axes, steps = call.list_of("axes"), None
     else:
-        begins, ends = site.integers(1, "starts"), site.integers(2, "ends")
-        axes = None if site.optional(3) is None else site.integers(3, "axes")
-        steps = None if site.optional(4) is None else site.integers(4, "steps")
+        begins, ends = call.integers(1, "starts"), call.integers(2, "ends")
+        axes = None if call.optional(3) is None else call.integers(3, "axes")
+        steps = None if call.optional(4) is None else call.integers(4, "steps")
     axes = tuple(range(len(begins))) if axes is None else axes
     steps = (1,) * len(begins) if steps is None else steps
     if not len(begins) == len(ends) == len(axes) == len(steps) or 0 in steps:
         raise WorkloadError("starts, ends, axes and steps do not go together")
-    x = site.input()
+    x = call.input()
     for axis, part in zip(axes, map(slice, begins, ends, steps), strict=True):
         place = axis_of(axis, len(shape))
-        x = site.part(x, place, *part.indices(shape[place]))
+        x = call.part(x, place, *part.indices(shape[place]))
     return x
 
 
-def pad(site: Site) -> str:
-    x, rank = site.input(), site.rank()
-    pads = site.list_of("paddings") if site.version < 2 else site.list_or_input("pads", 1)
-    value = site.number("value", 0.0) if site.version < 11 else 0.0
-    if site.version >= 11 and (given := site.optional_constant(2, "the value")) is not None:
-        value = given.reshape(-1)[0].item()
+def pad(call: Call) -> str:
+    x, rank = call.input(), call.rank()
+    pads = call.list_of("paddings") if call.version < 2 else call.list_or_input("pads", 1)
+    value = call.number("value", 0.0) if call.version < 11 else 0.0
+    if call.version >= 11 and (constant := call.optional_constant(2, "the value")) is not None:
+        value = constant.reshape(-1)[0].item()
     axes = tuple(range(rank))
-    if (named := site.optional_constant(3, "axes")) is not None:
-        axes = tuple(axis_of(int(axis), rank) for axis in named.reshape(-1))
+    if (numbers := call.optional_constant(3, "axes")) is not None:
+        axes = tuple(axis_of(int(axis), rank) for axis in numbers.reshape(-1))
     if pads is None or len(pads) != 2 * len(axes):
         raise WorkloadError(f"pads do not name two numbers for each of {len(axes)} axes")
     before, after = [0] * rank, [0] * rank
     for k, axis in enumerate(axes):
         before[axis], after[axis] = pads[k], pads[k + len(axes)]
-    mode = site.text("mode", "constant", ("constant", "edge", "reflect", "wrap"))
-    return padded(site, x, before, after, mode, value)
+    mode = call.text("mode", "constant", ("constant", "edge", "reflect", "wrap"))
+    return call.padded(x, before, after, mode, value)
 
 
-def expand(site: Site) -> str:
-    given, asked = site.type().shape, site.integers(1, "the shape")
-    try:
-        shape = np.broadcast_shapes(given, asked)
-    except ValueError:
-        raise WorkloadError(f"{list(given)} does not broadcast to {list(asked)}") from None
-    return site.expanded(site.input(), shape)
+def trilu(call: Call) -> str:
+    shape, dtype = call.type().shape, call.type().dtype
+    if len(shape) < 2:
+        call.reject(f"a triangle of {call.type()}: give matrices")
+    diagonal = 0 if call.optional(1) is None else call.integers(1, "the diagonal")[0]
+    triangle = np.triu if call.flag("upper", True) else np.tril
+    mask = triangle(np.ones(shape[-2:], bool), diagonal)
+    zero = call.tensor(0, dtype)
+    return call.elementwise(where(X, Y, Z), call.tensor(mask), call.input(0), zero, dtype=dtype)
 
 
-def tile(site: Site) -> str:
-    x, shape = site.input(), site.type().shape
-    repeats = site.integers(1, "the repeats")
-    if len(repeats) != len(shape) or min(repeats, default=0) < 0:
-        raise WorkloadError(f"repeats {list(repeats)} of {list(shape)}: give one for each axis")
-    return repeated(site, x, repeats)
+# -- indices --------------------------------------------------------------------------------------
 
 
-def gather(site: Site) -> str:
-    axis = site.axis()
-    check_indices(site, site.input(1), site.shape(site.input(0))[axis])
-    return site.emit(Gather(axis), site.input(0), site.input(1))
+def gather(call: Call) -> str:
+    axis = call.axis()
+    call.check_indices(call.input(1), call.shape(call.input(0))[axis])
+    return call.emit(Gather(axis), call.input(0), call.input(1))
 
 
-def depth_to_space(site: Site) -> str:
-    n, c, h, w = site.type().shape
-    b = site.whole("blocksize", 0)
-    if b < 1 or c % (b * b):
-        raise WorkloadError(f"blocks of {b} of {c} channels: the blocks have to be whole")
-    if site.text("mode", "DCR", ("DCR", "CRD")) == "DCR":
-        x, order = site.reshaped(site.input(), (n, b, b, c // b**2, h, w)), (0, 3, 4, 1, 5, 2)
-    else:
-        x, order = site.reshaped(site.input(), (n, c // b**2, b, b, h, w)), (0, 1, 4, 2, 5, 3)
-    return site.reshaped(site.transposed(x, order), (n, c // b**2, h * b, w * b))
+def gather_nd(call: Call) -> str:
+    shape, index_shape = call.type(0).shape, call.type(1).shape
+    batch, depth = call.integer("batch_dims", 0), index_shape[-1]
+    if not 0 <= batch < len(index_shape) or batch + depth > len(shape):
+        raise WorkloadError(f"indices {list(index_shape)} of a tensor {list(shape)}")
+    steps = row_major_steps(shape)
+    total: str | None = None
+    last = len(index_shape) - 1
+    for k in range(depth):
+        column = call.reshaped(call.part(call.input(1), last, k, k + 1), index_shape[:-1])
+        call.check_indices(column, shape[batch + k])
+        index = call.from_front(column, shape[batch + k])
+        term = call.elementwise(mul(X, steps[batch + k]), index)
+        total = term if total is None else call.elementwise(add(X, Y), total, term)
+    if total is None:
+        raise WorkloadError(f"indices {list(index_shape)} name no axis")
+    # Numbers of the first elements of the batches, plus those inside a gathered part.
+    rows, tail = np.indices(index_shape[:batch], sparse=True), shape[batch + depth :]
+    offset = np.zeros((*index_shape[:-1], *tail), np.int64)
+    for k, places in enumerate(rows):
+        offset = offset + (places * steps[k]).reshape(*places.shape, *(1,) * (offset.ndim - batch))
+    if tail:
+        offset = offset + np.arange(math.prod(tail)).reshape(tail)
+    starts = call.reshaped(total, (*index_shape[:-1], *(1,) * len(tail)))
+    places = call.elementwise(add(X, Y), starts, call.tensor(offset))
+    return call.flat_gather(call.input(0), places)
 
 
-def space_to_depth(site: Site) -> str:
-    n, c, h, w = site.type().shape
-    b = site.whole("blocksize", 0)
-    if b < 1 or h % b or w % b:
-        raise WorkloadError(f"blocks of {b} of {h} by {w}: the blocks have to be whole")
-    x = site.reshaped(site.input(), (n, c, h // b, b, w // b, b))
-    order = (
-        (0, 3, 5, 1, 2, 4)
-        if site.text("mode", "DCR", ("DCR", "CRD")) == "DCR"
-        else (0, 1, 3, 5, 2, 4)
-    )
-    return site.reshaped(site.transposed(x, order), (n, c * b * b, h // b, w // b))
+def _scatter_index(call: Call) -> Array:
+    """Return the constant indices of a node that scatters."""
+    if call.text("reduction", "none") != "none":
+        call.reject("scattering with a reduction is not read: scatter without one")
+    return call.constant(1, "where it scatters")
+
+
+def _scattered(call: Call, places: Array) -> str:
+    """Replace the elements at ``places``, numbers in row-major order, by the updates."""
+    kind = call.type()
+    source = np.arange(kind.elements)
+    source[places.reshape(-1)] = kind.elements + np.arange(places.size)
+    data = call.reshaped(call.input(0), (kind.elements,))
+    both = call.emit(Concat(0), data, call.reshaped(call.input(2), (places.size,)))
+    return call.emit(Gather(0), both, call.tensor(source.reshape(kind.shape)))
+
+
+def scatter_elements(call: Call) -> str:
+    index = _scatter_index(call)
+    shape, axis = call.type().shape, call.axis()
+    index = np.where(index < 0, index + shape[axis], index)
+    if index.ndim != len(shape) or (index < 0).any() or (index >= shape[axis]).any():
+        raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
+    steps = row_major_steps(shape)
+    places = index * steps[axis]
+    for k, coordinates in enumerate(np.indices(index.shape, sparse=True)):
+        if k != axis:
+            places = places + coordinates * steps[k]
+    return _scattered(call, places)
+
+
+def scatter_nd(call: Call) -> str:
+    index = _scatter_index(call)
+    shape, depth = call.type().shape, index.shape[-1]
+    sizes, steps = np.asarray(shape[:depth]), np.asarray(row_major_steps(shape)[:depth])
+    index = np.where(index < 0, index + sizes, index)
+    if (index < 0).any() or (index >= sizes).any():
+        raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
+    tail = shape[depth:]
+    places = (index * steps).sum(-1).reshape(*index.shape[:-1], *(1,) * len(tail))
+    return _scattered(call, places + np.arange(math.prod(tail)).reshape(tail))
+
+
+def one_hot(call: Call) -> str:
+    depth = call.integers(1, "the depth")[0]
+    rank = call.rank(0)
+    axis = axis_of(call.integer("axis", -1), rank + 1)
+    shape = [*call.type(0).shape]
+    shape.insert(axis, 1)
+    if not 0 < depth <= 1 << 24:
+        raise WorkloadError(f"a depth of {depth}: give 1 to 2^24")
+    index = call.reshaped(call.from_front(call.input(0), depth), shape)
+    steps = np.arange(depth).reshape([-1 if k == axis else 1 for k in range(rank + 1)])
+    is_hot = call.elementwise(equal(X, Y), index, call.tensor(steps), dtype="bool")
+    off, on = (call.reshaped(call.part(call.input(2), 0, k, k + 1), ()) for k in range(2))
+    return call.elementwise(where(X, Y, Z), is_hot, on, off, dtype=call.type(2).dtype)
+
+
+def cumulative_sum(call: Call) -> str:
+    axis = axis_of(call.integers(1, "the axis")[0], call.rank())
+    exclusive, reverse = call.flag("exclusive"), call.flag("reverse")
+    return call.cumulative_sum(call.input(), axis, exclusive=exclusive, reverse=reverse)
 
 
 TABLE: dict[str, Translation] = {
-    "Identity": identity,
+    "Identity": lambda call: call.input(),
     "Dropout": dropout,
     "Reshape": reshape,
     "Flatten": flatten,
     "Squeeze": squeeze,
     "Unsqueeze": unsqueeze,
     "Transpose": transpose,
-    "Concat": concat,
+    "Expand": expand,
+    "Tile": tile,
+    "DepthToSpace": depth_to_space,
+    "SpaceToDepth": space_to_depth,
+    "Concat": lambda call: call.joined(call.all_inputs(), call.axis(1 if call.version < 4 else 0)),
     "Split": split,
     "Slice": slice_,
     "Pad": pad,
-    "Expand": expand,
-    "Tile": tile,
+    "Trilu": trilu,
     "Gather": gather,
-    "DepthToSpace": depth_to_space,
-    "SpaceToDepth": space_to_depth,
+    "GatherElements": lambda call: call.gathered_elements(
+        call.input(0), call.input(1), call.axis()
+    ),
+    "GatherND": gather_nd,
+    "ScatterElements": scatter_elements,
+    "Scatter": scatter_elements,
+    "ScatterND": scatter_nd,
+    "OneHot": one_hot,
+    "CumSum": cumulative_sum,
 }

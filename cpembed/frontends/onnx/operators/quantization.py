@@ -1,107 +1,383 @@
-"""Quantization and what is taken back from it, as nodes of their own."""
+"""Quantization, and operators between quantized tensors.
+
+Products with sums of 32 bits take constant zero points as their own. A zero point that is computed
+while the network runs is corrected afterwards: ``sum (x - z) w`` is ``sum x w - z * sum w``, where
+the second sum runs over the weights that lie inside the image. QLinear operators are written as
+operators of floats with quantization around them.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
+from cpembed.frontends import expressions as e
+from cpembed.frontends.composites import shape_without_elements
 from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
+from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
-from cpembed.frontends.onnx.site import Site, Translation
-from cpembed.graph.kinds import Dequantize, DynamicQuantize, Quantize
+from cpembed.frontends.onnx.operators.matrices import scaled
+from cpembed.frontends.onnx.operators.windows import (
+    convolution_options,
+    convolved_floats,
+    pooled,
+    pooled_image,
+)
+from cpembed.frontends.products import convolution, matrix_product
+from cpembed.graph.kinds import (
+    Dequantize,
+    DynamicQuantize,
+    Input,
+    Quantize,
+    Reduce,
+    Scalar,
+    Softmax,
+)
 from cpembed.graph.kinds.base import Array, axis_of
 
-
-def scales(scale: Array) -> tuple[float, ...]:
-    return tuple(float(value) for value in scale.astype(np.float32).reshape(-1))
+# -- conversions ----------------------------------------------------------------------------------
 
 
-def zeros(zero: Array | None) -> tuple[int, ...]:
-    """Zero points; one that all channels share once."""
-    values = (0,) if zero is None else tuple(int(value) for value in zero.reshape(-1))
-    return values[:1] if len({*values}) == 1 else values
-
-
-def parameter_axis(site: Site, tensor: str, count: int, axis: int) -> int:
-    """Which axis has an element of the parameters for each index; 0 for one of all."""
-    shape = site.shape(tensor)
+def _parameters(
+    call: Call, tensor: str, scale: Array, zero: Array | None, axis: int
+) -> tuple[tuple[float, ...], tuple[int, ...], int]:
+    """Return scales, zero points (a single one where all are equal) and the axis of both."""
+    scales = tuple(float(value) for value in scale.astype(np.float32).reshape(-1))
+    zeros = (0,) if zero is None else tuple(int(value) for value in zero.reshape(-1))
+    zeros = zeros[:1] if len({*zeros}) == 1 else zeros
+    count, shape = max(len(scales), len(zeros)), call.shape(tensor)
     if count == 1:
-        return 0
-    place = axis_of(axis, len(shape))
-    if shape[place] != count:
+        return scales, zeros, 0
+    axis = axis_of(axis, len(shape))
+    if shape[axis] != count:
         raise WorkloadError(
-            f"{count} scales or zero points for the {shape[place]} indices of axis {place}"
+            f"{count} scales or zero points for the {shape[axis]} indices of axis {axis}"
         )
-    return place
+    return scales, zeros, axis
 
 
-def _check_scales(site: Site, scale: Array, divides: bool) -> None:
-    """Refuse scales that are no numbers, and where it is divided by them 0."""
-    if not np.isfinite(scale).all() or (divides and not scale.all()):
-        value = next(s for s in scale.reshape(-1) if not np.isfinite(s) or (divides and s == 0))
-        site.refuse(f"a scale of {value}: give finite numbers{' other than 0' if divides else ''}")
+def _check_scales(call: Call, scale: Array, *, divides: bool) -> None:
+    """Reject scales that are not finite, and zeros among those that something is divided by."""
+    valid = np.isfinite(scale) & ((scale != 0) | (not divides))
+    if not valid.all():
+        value = scale[~valid].reshape(-1)[0]
+        call.reject(f"a scale of {value}: give finite numbers{' other than 0' if divides else ''}")
 
 
 def quantized(
-    site: Site, x: str, scale: Array, zero: Array | None, dtype: str, axis: int = 1
+    call: Call, x: str, scale: Array, zero: Array | None, dtype: str, axis: int = 1
 ) -> str:
-    """A tensor of floats in integers."""
-    _check_scales(site, scale, divides=True)
-    s, z = scales(scale), zeros(zero)
-    place = parameter_axis(site, x, max(len(s), len(z)), axis)
-    return site.emit(Quantize(s, z, dtype, place), x)
+    """Emit the quantization of floats by constant parameters.
+
+    Parameters
+    ----------
+    call : Call
+        The node.
+    x : str
+        Tensor of floats.
+    scale, zero : array, array or None
+        One element, or one for each index of the axis; zero points are 0 by default.
+    dtype : str
+        Type of the integers.
+    axis : int
+        Axis of the parameters.
+    """
+    _check_scales(call, scale, divides=True)
+    scales, zeros, axis = _parameters(call, x, scale, zero, axis)
+    return call.emit(Quantize(scales, zeros, dtype, axis), x)
 
 
-def dequantized(site: Site, q: str, scale: Array, zero: Array | None, axis: int = 1) -> str:
-    """A tensor of integers in floats."""
-    _check_scales(site, scale, divides=False)
-    s, z = scales(scale), zeros(zero)
-    place = parameter_axis(site, q, max(len(s), len(z)), axis)
-    return site.emit(Dequantize(s, z, place), q)
+def dequantized(call: Call, q: str, scale: Array, zero: Array | None, axis: int = 1) -> str:
+    """Emit the dequantization of integers by constant parameters.
+
+    Parameters
+    ----------
+    call : Call
+        The node.
+    q : str
+        Tensor of integers.
+    scale, zero, axis
+        As for :func:`quantized`.
+    """
+    _check_scales(call, scale, divides=False)
+    scales, zeros, axis = _parameters(call, q, scale, zero, axis)
+    return call.emit(Dequantize(scales, zeros, axis), q)
 
 
-def _check_blocks(site: Site) -> None:
-    if site.whole("block_size", 0):
-        site.refuse("scales of blocks are not read: quantize by tensors or channels")
+def _linear_parameters(call: Call) -> tuple[Array | None, Array | None, bool]:
+    """Return scale and zero point of a node, and whether both are constants."""
+    if call.integer("block_size", 0):
+        call.reject("scales of blocks are not read: quantize by tensors or channels")
+    zero, value = call.optional(2), call.builder.value
+    scale_value, zero_value = value(call.input(1)), value(zero) if zero else None
+    return scale_value, zero_value, not zero or zero_value is not None
 
 
-def quantize_linear(site: Site) -> str:
-    _check_blocks(site)
-    x, scale, zero = site.input(0), site.input(1), site.optional(2)
-    dtype = element_type(site, "output_dtype", "uint8" if zero is None else site.dtype(zero))
-    if zero is not None and dtype != site.dtype(zero):
-        site.refuse(f"output_dtype is {dtype}, and the zero point {site.dtype(zero)}: give one")
+def _scalars(call: Call, dtype: str) -> tuple[str, str]:
+    """Return scale and zero point, computed while the network runs, as scalars."""
+    if call.type(1).elements != 1:
+        call.reject("scales of channels are computed while the network runs: make them constant")
+    scale = call.reshaped(call.input(1), ())
+    return scale, call.reshaped(call.optional(2) or call.tensor(0, dtype), ())
+
+
+def quantize_linear(call: Call) -> str:
+    scale, zero, is_constant = _linear_parameters(call)
+    x, zero_tensor = call.input(0), call.optional(2)
+    default = "uint8" if zero_tensor is None else call.dtype(zero_tensor)
+    dtype = element_type(call, "output_dtype", default)
+    if zero_tensor is not None and dtype != default:
+        call.reject(f"output_dtype is {dtype}, and the zero point {default}: give one")
+    _check_integers(call, dtype)
+    if scale is not None and is_constant:
+        return quantized(call, x, scale, zero, dtype, call.integer("axis", 1))
+    rounded = add(apply("round", div(X, Y)), Z)
+    return call.elementwise(rounded, x, *_scalars(call, dtype), dtype=dtype)
+
+
+def dequantize_linear(call: Call) -> str:
+    scale, zero, is_constant = _linear_parameters(call)
+    q = call.input(0)
+    _check_integers(call, call.dtype(q))
+    if scale is not None and is_constant:
+        result = dequantized(call, q, scale, zero, call.integer("axis", 1))
+        return call.cast(result, element_type(call, "output_dtype", str(scale.dtype)))
+    parameters = _scalars(call, call.dtype(q))
+    return call.elementwise(mul(sub(X, Z), Y), q, *parameters, dtype="float32")
+
+
+def _check_integers(call: Call, dtype: str) -> None:
     if np.dtype(dtype).kind not in "iu":
-        site.refuse(f"integers of type {dtype} are not read: use int8 or uint8")
-    s = site.builder.value(scale)
-    z = None if zero is None else site.builder.value(zero)
-    if s is not None and (zero is None or z is not None):
-        return quantized(site, x, s, z, dtype, site.whole("axis", 1))
-    if site.type_of(scale).elements != 1:
-        site.refuse("scales of channels are computed while the network runs")
-    one, zero = site.reshaped(scale, ()), site.reshaped(zero or site.tensor(0, dtype), ())
-    return site.elementwise(add(apply("round", div(X, Y)), Z), x, one, zero, dtype=dtype)
+        call.reject(f"integers of type {dtype} are not read: use int8 or uint8")
 
 
-def dequantize_linear(site: Site) -> str:
-    _check_blocks(site)
-    q, scale, zero = site.input(0), site.input(1), site.optional(2)
-    s = site.builder.value(scale)
-    z = None if zero is None else site.builder.value(zero)
-    if np.dtype(site.type().dtype).kind not in "iu":
-        site.refuse(f"integers of type {site.type().dtype} are not read: use int8 or uint8")
-    if s is not None and (zero is None or z is not None):
-        result = dequantized(site, q, s, z, site.whole("axis", 1))
-        return site.cast(result, element_type(site, "output_dtype", str(s.dtype)))
-    if site.type_of(scale).elements != 1:
-        site.refuse("scales of channels are computed while the network runs")
-    one = site.reshaped(scale, ())
-    nought = site.reshaped(zero or site.tensor(0, site.type().dtype), ())
-    return site.elementwise(mul(sub(X, Z), Y), q, one, nought, dtype="float32")
+# -- products with sums of 32 bits ----------------------------------------------------------------
 
 
-def dynamic_quantize(site: Site) -> tuple[str, ...]:
-    return site.emit_all(DynamicQuantize(), site.input())
+def _zero_point(call: Call, tensor: str | None) -> tuple[int, str | None]:
+    """Return a zero point as a number, and the tensor where it is computed in every call."""
+    if tensor is None:
+        return 0, None
+    value = call.builder.value(tensor)
+    if value is None:
+        return 0, tensor
+    values = {int(v) for v in value.reshape(-1)}
+    return (values.pop(), None) if len(values) == 1 else (0, None)
+
+
+def _centred(call: Call, weights: str, zero: str | None, axis: int) -> str:
+    """Subtract zero points that differ from channel to channel; the result has 16 bits."""
+    value = None if zero is None else call.builder.value(zero)
+    if value is None or len({int(v) for v in value.reshape(-1)}) == 1:
+        return weights
+    shape = [1] * len(call.shape(weights))
+    shape[axis] = -1
+    zeros = value if value.ndim > 1 else value.reshape(shape)
+    return call.elementwise(sub(X, Y), weights, call.tensor(zeros), dtype="int16")
+
+
+def conv_integer(call: Call) -> str:
+    x, w = call.input(0), call.input(1)
+    zero_x, moving_x = _zero_point(call, call.optional(2))
+    zero_w, moving_w = _zero_point(call, call.optional(3))
+    if moving_w is not None:
+        call.reject("the weights' zero point is computed while the network runs: make it constant")
+    w = _centred(call, w, call.optional(3), 0)
+    shape, dtype = call.shape(x), call.dtype(x)
+    form = convolution(
+        shape,
+        call.shape(w),
+        dtypes=(dtype, call.dtype(w)),
+        varying=not call.builder.is_constant(w),
+        **convolution_options(call, x, w),
+    )
+    sums = call.emit(replace(form.product, zero_points=(zero_x, zero_w)), x, w)
+    if moving_x is None:
+        return sums
+    weights = call.builder.value(w)
+    if weights is None:
+        call.reject(
+            "the filter and the image's zero point are computed while the network runs: make one "
+            "constant"
+        )
+    kind = replace(form.product, zero_points=(0, zero_w))
+    (inside,) = kind.evaluate([np.ones(shape, dtype), weights])
+    # Without padding the sum of the weights is the same at every pixel.
+    pixel = inside[tuple(slice(None) if axis == 1 else slice(1) for axis in range(inside.ndim))]
+    inside = pixel if (inside == pixel).all() else inside[:1]
+    zero = call.reshaped(moving_x, ())
+    return call.elementwise(sub(X, mul(Y, Z)), sums, zero, call.tensor(inside), dtype="int32")
+
+
+def integer_product(
+    call: Call, factors: tuple[str, str], zeros: tuple[str | None, str | None]
+) -> str:
+    """Emit the product of two matrices of integers, less their zero points.
+
+    Parameters
+    ----------
+    call : Call
+        The node.
+    factors : tuple of str
+        Both tensors.
+    zeros : tuple
+        Zero point of each; None for 0.
+    """
+    (zero_a, moving_a), (zero_b, moving_b) = (_zero_point(call, zero) for zero in zeros)
+    a, b = factors
+    if 0 in (*call.shape(a), *call.shape(b)):
+        shape = shape_without_elements(matrix_product, call.shape(a), call.shape(b))
+        return call.tensor(np.zeros(shape), "int32")
+    a = _centred(call, a, zeros[0], max(0, len(call.shape(a)) - 2))
+    b = _centred(call, b, zeros[1], len(call.shape(b)) - 1)
+    form = matrix_product(
+        call.shape(a),
+        call.shape(b),
+        dtypes=(call.dtype(a), call.dtype(b)),
+        varying=not call.builder.is_constant(b),
+    )
+    result = call.emit(replace(form.product, zero_points=(zero_a, zero_b)), a, b)
+    if moving_a is None and moving_b is None:
+        return result
+    for moving in (moving_a, moving_b):
+        if moving is not None and call.type_of(moving).elements != 1:
+            call.reject("zero points of rows are computed while the network runs: use one")
+    # The product is sum (a - za)(b - zb), with 0 for a zero point that is a tensor.
+    rows = _row_sums(call, a, -1, zero_a)
+    columns = _row_sums(call, b, -2, zero_b)
+    scalars: list[str] = []
+    for moving, sums in ((moving_a, columns), (moving_b, rows)):
+        if moving is not None:
+            scalars.append(call.reshaped(moving, ()))
+            result = call.elementwise(sub(X, mul(Y, Z)), result, scalars[-1], sums, dtype="int32")
+    if len(scalars) == 2:
+        both = mul(mul(Y, Z), call.shape(a)[-1])
+        scalars = [call.reshaped(m, ()) for m in (moving_a, moving_b) if m is not None]
+        result = call.elementwise(add(X, both), result, *scalars, dtype="int32")
+    return result
+
+
+def _row_sums(call: Call, tensor: str, axis: int, zero: int) -> str:
+    """Sum a matrix less its zero point along one of the last two axes."""
+    rank = len(call.shape(tensor))
+    centred = call.elementwise(sub(X, zero), tensor, dtype="int32")
+    return call.emit(Reduce("sum", (rank + axis if rank > 1 else 0,), rank > 1), centred)
+
+
+def matmul_integer(call: Call) -> str:
+    factors, zeros = (call.input(0), call.input(1)), (call.optional(2), call.optional(3))
+    return integer_product(call, factors, zeros)
+
+
+def matmul_integer_to_float(call: Call) -> str:
+    factors, zeros = (call.input(0), call.input(1)), (call.optional(4), call.optional(5))
+    sums = integer_product(call, factors, zeros)
+    return _scaled_sums(call, sums, call.input(2), call.input(3), call.optional(6))
+
+
+def dynamic_quantize_matmul(call: Call) -> str:
+    """Emit a product whose first factor is quantized by its own range."""
+    q, scale, zero = call.emit_all(DynamicQuantize(), call.input(0))
+    sums = integer_product(call, (q, call.input(1)), (zero, call.optional(3)))
+    return _scaled_sums(call, sums, scale, call.input(2), call.optional(4))
+
+
+def _scaled_sums(call: Call, sums: str, first: str, second: str, bias: str | None) -> str:
+    expression: Scalar = mul(X, mul(Y, Z))
+    tensors = [sums, first, second]
+    if any(len(call.shape(t)) > 1 for t in (first, second)):
+        raise WorkloadError("scales of more than one dimension: give one, or one a column")
+    if bias is not None:
+        expression = add(expression, Input(3))
+        tensors.append(bias)
+    return call.elementwise(expression, *tensors, dtype="float32")
+
+
+# -- QLinear operators ----------------------------------------------------------------------------
+
+
+def _floats(call: Call, k: int, axis: int = 0) -> str:
+    """Dequantize input ``k``, which is followed by its scale and its zero point."""
+    scale = call.constant(k + 1, "a scale")
+    return dequantized(
+        call, call.input(k), scale, call.optional_constant(k + 2, "a zero point"), axis
+    )
+
+
+def _integers(call: Call, x: str, k: int, dtype: str | None = None, axis: int = 0) -> str:
+    """Quantize a result by the scale and the zero point at inputs ``k`` and ``k + 1``."""
+    zero = call.optional_constant(k + 1, "a zero point")
+    dtype = dtype or (call.type().dtype if zero is None else str(zero.dtype))
+    return quantized(call, x, call.constant(k, "a scale"), zero, dtype, axis)
+
+
+def qlinear_conv(call: Call) -> str:
+    x, w, bias = _floats(call, 0, 1), _floats(call, 3, 0), call.optional(8)
+    if bias is not None:
+        # The bias has the scale of the products.
+        scale = call.constant(1, "a scale").reshape(-1) * call.constant(4, "a scale")
+        bias = dequantized(call, bias, np.asarray(scale, np.float32), None, 0)
+    return _integers(call, convolved_floats(call, x, w, bias), 6, axis=1)
+
+
+def qlinear_matmul(call: Call) -> str:
+    a = _floats(call, 0, max(0, call.rank(0) - 2))
+    return _integers(call, call.matmul(a, _floats(call, 3, call.rank(3) - 1)), 6)
+
+
+def qgemm(call: Call) -> str:
+    """Emit QGemm: A, B and the bias C of 32 bits, then scale and zero point of the result, without
+    which it is of floats."""
+    a, b = _floats(call, 0), _floats(call, 3, 0 if call.flag("transB") else 1)
+    if call.flag("transA"):
+        a = call.transposed(a, (1, 0))
+    result = scaled(call, call.matmul(a, b, transposed=call.flag("transB")))
+    if call.optional(6) is not None:
+        alpha = call.number("alpha", 1.0)
+        scale = alpha * call.constant(1, "a scale") * call.constant(4, "a scale")
+        bias = dequantized(call, call.input(6), np.asarray(scale, np.float32), None, -1)
+        result = call.elementwise(add(X, Y), result, bias)
+    return result if call.optional(7) is None else _integers(call, result, 7)
+
+
+def qlinear_binary(operation: str) -> Translation:
+    def translate(call: Call) -> str:
+        a, b = _floats(call, 0), _floats(call, 3)
+        return _integers(call, call.elementwise(apply(operation, X, Y), a, b), 6)
+
+    return translate
+
+
+def qlinear_unary(write: Callable[[Call, str], str]) -> Translation:
+    """Return the translation of an operator of one tensor, which ``write`` emits on floats."""
+    return lambda call: _integers(call, write(call, _floats(call, 0)), 3)
+
+
+def _softmax(call: Call, x: str) -> str:
+    axis = call.integer("axis", -1)
+    if call.integer("opset", 13) < 13 and axis % call.rank() != call.rank() - 1:
+        call.reject("softmax over several axes at once: give the last axis")
+    return call.emit(Softmax(axis % call.rank()), x)
+
+
+def _channels_first(write: Callable[[Call, str, str], str]) -> Callable[[Call, str], str]:
+    def mean(call: Call, x: str) -> str:
+        if call.flag("channels_last"):
+            call.reject("channels after the image are not read: export with channels first")
+        return write(call, "mean", x)
+
+    return mean
+
+
+def qlinear_concat(call: Call) -> str:
+    """Emit QLinearConcat: scale and zero point of the result, then each tensor with its own."""
+    dtype = str(call.constant(1, "a zero point").dtype)
+    tensors = [_floats(call, k) for k in range(2, len(call.inputs), 3)]
+    axis = call.axis(0, len(call.shape(tensors[0])))
+    return _integers(call, call.joined(tensors, axis), 0, dtype)
 
 
 TABLE: dict[str, Translation] = {
@@ -109,5 +385,24 @@ TABLE: dict[str, Translation] = {
     "com.microsoft.QuantizeLinear": quantize_linear,
     "DequantizeLinear": dequantize_linear,
     "com.microsoft.DequantizeLinear": dequantize_linear,
-    "DynamicQuantizeLinear": dynamic_quantize,
+    "DynamicQuantizeLinear": lambda call: call.emit_all(DynamicQuantize(), call.input()),
+    "ConvInteger": conv_integer,
+    "MatMulInteger": matmul_integer,
+    "com.microsoft.MatMulIntegerToFloat": matmul_integer_to_float,
+    "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
+    "QLinearConv": qlinear_conv,
+    "QLinearMatMul": qlinear_matmul,
+    "com.microsoft.QGemm": qgemm,
+    "com.microsoft.QLinearAdd": qlinear_binary("add"),
+    "com.microsoft.QLinearMul": qlinear_binary("mul"),
+    "com.microsoft.QLinearSigmoid": qlinear_unary(
+        lambda call, x: call.elementwise(apply("sigmoid", X), x)
+    ),
+    "com.microsoft.QLinearLeakyRelu": qlinear_unary(
+        lambda call, x: call.elementwise(e.leaky_relu(X, call.number("alpha", 0.01)), x)
+    ),
+    "com.microsoft.QLinearSoftmax": qlinear_unary(_softmax),
+    "com.microsoft.QLinearAveragePool": qlinear_unary(_channels_first(pooled)),
+    "com.microsoft.QLinearGlobalAveragePool": qlinear_unary(_channels_first(pooled_image)),
+    "com.microsoft.QLinearConcat": qlinear_concat,
 }

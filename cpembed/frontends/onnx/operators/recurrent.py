@@ -1,5 +1,5 @@
-"""Recurrent layers of a fixed length, written out step by step: the product of all inputs at once,
-then in every step a product of the state, and elementwise operators.
+"""Recurrent layers of a fixed length, unrolled: one product of all inputs, then in every step a
+product of the state and elementwise operators.
 
 Layout 0 has inputs [steps, batch, size] and results [steps, directions, batch, state]; layout 1 has
 the batch first.
@@ -13,38 +13,36 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.frontends import expressions as e
-from cpembed.frontends.convolutions import matmul as product
-from cpembed.frontends.expressions import X, Y, Z, add, apply, mul, sub
-from cpembed.frontends.onnx.site import Site, Translation
-from cpembed.graph.kinds import Concat, Input, Scalar
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-_ACTIVATIONS: dict[str, Callable[[Scalar, float | None, float | None], Scalar]] = {
-    "sigmoid": lambda x, a, b: apply("sigmoid", x),
-    "tanh": lambda x, a, b: apply("tanh", x),
-    "relu": lambda x, a, b: e.relu(x),
-    "hardsigmoid": lambda x, a, b: e.hard_sigmoid(x, _or(a, 0.2), _or(b, 0.5)),
-    "affine": lambda x, a, b: add(mul(x, _or(a, 1.0)), _or(b, 0.0)),
-    "leakyrelu": lambda x, a, b: e.leaky_relu(x, _or(a, 0.01)),
-    "elu": lambda x, a, b: e.elu(x, _or(a, 1.0)),
-    "softsign": lambda x, a, b: e.softsign(x),
-    "softplus": lambda x, a, b: e.softplus(x),
-}  # fmt: skip
-"""By the format's names, with the parameters alpha and beta that some have."""
+from cpembed.frontends.expressions import X, Y, Z, add, mul, sub
+from cpembed.frontends.onnx.call import Call, Translation
+from cpembed.graph.kinds import Input, Scalar
 
 Function = Callable[[Scalar], Scalar]
 
+_ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], tuple[float, ...]]] = {
+    "sigmoid": (e.function("sigmoid"), ()),
+    "tanh": (e.function("tanh"), ()),
+    "relu": (e.relu, ()),
+    "hardsigmoid": (e.hard_sigmoid, (0.2, 0.5)),
+    "affine": (lambda x, a, b: add(mul(x, a), b), (1.0, 0.0)),
+    "leakyrelu": (e.leaky_relu, (0.01,)),
+    "elu": (e.elu, (1.0,)),
+    "softsign": (e.softsign, ()),
+    "softplus": (e.softplus, ()),
+}
+"""Activations by the format's names, with the defaults of their parameters alpha and beta."""
 
-@dataclass(frozen=True)
+_LONGEST = 4096
+"""Maximum number of steps that are unrolled."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A direction of a layer. ``weights`` [gates * state, size] and ``recurrent`` [gates * state,
-    state], ``bias`` of each (None without), the functions of its gates and their limit."""
+    """One direction of a layer: weights [gates * state, size] and [gates * state, state], a bias of
+    each, the activations of the gates, the absolute limit of their sums, and peephole weights [3 *
+    state]."""
 
-    site: Site
+    call: Call
     state: int
     weights: str
     recurrent: str
@@ -52,233 +50,212 @@ class Cell:
     recurrent_bias: str | None
     functions: Sequence[Function]
     limit: float | None
-    peepholes: str | None = None
+    peepholes: str | None
 
-    def act(self, k: int, x: Scalar) -> Scalar:
-        """Of a gate's sum, limited, the ``k``-th function."""
+    def activate(self, k: int, x: Scalar) -> Scalar:
+        """Apply the ``k``-th function to the clipped sum of a gate."""
         x = x if self.limit is None else e.clip(x, -self.limit, self.limit)
         return self.functions[k](x)
 
-    def gates(self, sums: str, parts: Sequence[int]) -> list[str]:
-        """The parts of a row that belong to each gate."""
-        h = self.state
-        return [self.site.part(sums, 1, k * h, (k + 1) * h) for k in parts]
+    def gates(self, sums: str, count: int) -> list[str]:
+        """Split rows [rows, gates * state] into the first ``count`` gates."""
+        return [self.block(sums, 1, k) for k in range(count)]
 
-    def of_inputs(self, rows: str) -> str:
-        """The product of inputs [rows, size] with the weights."""
-        sums = product(self.site, rows, self.weights, transposed=True)
-        return sums if self.bias is None else self.site.elementwise(add(X, Y), sums, self.bias)
+    def block(self, tensor: str, axis: int, first: int, count: int = 1) -> str:
+        """Slice ``count`` parts of the state's size along an axis."""
+        n = self.state
+        return self.call.part(tensor, axis, first * n, (first + count) * n)
 
-    def of_state(self, h: str) -> str:
-        sums = product(self.site, h, self.recurrent, transposed=True)
-        if self.recurrent_bias is None:
-            return sums
-        return self.site.elementwise(add(X, Y), sums, self.recurrent_bias)
+    def product(self, rows: str, weights: str, bias: str | None) -> str:
+        """Multiply rows [rows, size] by the transposed weights and add the bias."""
+        sums = self.call.matmul(rows, weights, transposed=True)
+        return sums if bias is None else self.call.elementwise(add(X, Y), sums, bias)
 
-    def seeing(self, gate: str, k: int, c: str) -> str:
-        """A gate that sees the cell through the ``k``-th part of the peepholes, if there are any:
-        of the input, the output and the forget gate."""
+    def product_of_state(self, state: str) -> str:
+        return self.product(state, self.recurrent, self.recurrent_bias)
+
+    def with_peephole(self, gate: str, k: int, c: str) -> str:
+        """Add the cell state times the peephole weights of the input (``k`` = 0), output (1) or
+        forget gate (2), if there are any."""
         if self.peepholes is None:
             return gate
-        factor = self.site.part(self.peepholes, 0, k * self.state, (k + 1) * self.state)
-        return self.site.elementwise(add(X, mul(Y, Z)), gate, factor, c)
+        factor = self.block(self.peepholes, 0, k)
+        return self.call.elementwise(add(X, mul(Y, Z)), gate, factor, c)
 
 
-def lstm_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
-    """Gates in the format's order: input, output, forget, cell."""
-    site, (h, c) = cell.site, states
-    both = site.elementwise(add(X, Y), x, cell.of_state(h))
-    i, o, f, g = cell.gates(both, range(4))
-    i, f = cell.seeing(i, 0, c), cell.seeing(f, 2, c)
-    kept = mul(cell.act(0, X), Y)
-    new = add(kept, mul(cell.act(0, Z), cell.act(1, Input(3))))
-    c = site.elementwise(new, f, c, i, g)
-    o = cell.seeing(o, 1, c)
-    h = site.elementwise(mul(cell.act(0, X), cell.functions[2](Y)), o, c)
+Step = Callable[[Cell, str, Sequence[str]], tuple[str, ...]]
+"""One step: the new states from a cell, its product of the inputs, and the states."""
+
+
+def _lstm_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
+    """Emit a step of an LSTM, whose gates are in the order input, output, forget, cell."""
+    call, (h, c) = cell.call, states
+    sums = call.elementwise(add(X, Y), x, cell.product_of_state(h))
+    i, o, f, g = cell.gates(sums, 4)
+    i, f = cell.with_peephole(i, 0, c), cell.with_peephole(f, 2, c)
+    added = mul(cell.activate(0, Z), cell.activate(1, Input(3)))
+    c = call.elementwise(add(mul(cell.activate(0, X), Y), added), f, c, i, g)
+    o = cell.with_peephole(o, 1, c)
+    h = call.elementwise(mul(cell.activate(0, X), cell.functions[2](Y)), o, c)
     return h, c
 
 
-def gru_step(linear_before: bool) -> Callable[[Cell, str, Sequence[str]], tuple[str, ...]]:
-    def step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
-        """Gates in the format's order: update, reset, hidden."""
-        site, h = cell.site, states[0]
-        xz, xr, xh = cell.gates(x, range(3))
-        if linear_before:
-            hz, hr, hh = cell.gates(cell.of_state(h), range(3))
-            r = site.elementwise(cell.act(0, add(X, Y)), xr, hr)
-            new = site.elementwise(cell.act(1, add(X, mul(Y, Z))), xh, r, hh)
-        else:
-            n = cell.state
-            both = site.part(cell.recurrent, 0, 0, 2 * n)
-            rest = site.part(cell.recurrent, 0, 2 * n, 3 * n)
-            hz, hr = cell.gates(product(site, h, both, transposed=True), range(2))
-            bias = cell.recurrent_bias or site.tensor(np.zeros(3 * n), "float32")
-            bz, br, bh = (site.part(bias, 0, k * n, (k + 1) * n) for k in range(3))
-            hz = site.elementwise(add(X, Y), hz, bz)
-            r = site.elementwise(cell.act(0, add(X, add(Y, Z))), xr, hr, br)
-            hidden = product(site, site.elementwise(mul(X, Y), r, h), rest, transposed=True)
-            new = site.elementwise(cell.act(1, add(X, add(Y, Z))), xh, hidden, bh)
-        z = site.elementwise(cell.act(0, add(X, Y)), xz, hz)
-        return (site.elementwise(add(mul(sub(1.0, X), Y), mul(X, Z)), z, new, h),)
-
-    return step
+def _gru_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
+    """Emit a step of a GRU, whose gates are in the order update, reset, hidden."""
+    call, h = cell.call, states[0]
+    xz, xr, xh = cell.gates(x, 3)
+    if call.flag("linear_before_reset"):
+        hz, hr, hh = cell.gates(cell.product_of_state(h), 3)
+        r = call.elementwise(cell.activate(0, add(X, Y)), xr, hr)
+        new = call.elementwise(cell.activate(1, add(X, mul(Y, Z))), xh, r, hh)
+    else:
+        update_reset = cell.block(cell.recurrent, 0, 0, 2)
+        rest = cell.block(cell.recurrent, 0, 2)
+        hz, hr = cell.gates(cell.product(h, update_reset, None), 2)
+        bias = cell.recurrent_bias or call.tensor(np.zeros(3 * cell.state), "float32")
+        bz, br, bh = (cell.block(bias, 0, k) for k in range(3))
+        hz = call.elementwise(add(X, Y), hz, bz)
+        r = call.elementwise(cell.activate(0, add(X, add(Y, Z))), xr, hr, br)
+        hidden = cell.product(call.elementwise(mul(X, Y), r, h), rest, None)
+        new = call.elementwise(cell.activate(1, add(X, add(Y, Z))), xh, hidden, bh)
+    z = call.elementwise(cell.activate(0, add(X, Y)), xz, hz)
+    return (call.elementwise(add(mul(sub(1.0, X), Y), mul(X, Z)), z, new, h),)
 
 
-def rnn_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
-    summed = cell.act(0, add(X, Y))
-    return (cell.site.elementwise(summed, x, cell.of_state(states[0])),)
+def _rnn_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
+    """Emit a step of a plain recurrent layer."""
+    total = cell.activate(0, add(X, Y))
+    return (cell.call.elementwise(total, x, cell.product_of_state(states[0])),)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What a recurrent operator has: so many gates and states, the functions of its gates."""
+    """A recurrent operator: number of gates and states, default activations, and its step."""
 
     gates: int
     states: int
-    functions: tuple[str, ...]
+    activations: tuple[str, ...]
+    step: Step
 
-
-LSTM = Layer(4, 2, ("Sigmoid", "Tanh", "Tanh"))
-GRU = Layer(3, 1, ("Sigmoid", "Tanh"))
-RNN = Layer(1, 1, ("Tanh",))
-
-_MOST_STEPS = 4096
-
-
-def _functions(site: Site, layer: Layer, directions: int) -> list[list[Function]]:
-    """Of each direction, those of its gates."""
-    names = site.attribute("activations") or layer.functions * directions
-    alphas, betas = (
-        [*(site.attribute("activation_alpha") or ())],
-        [*(site.attribute("activation_beta") or ())],
-    )
-    if len(names) != len(layer.functions) * directions:
-        site.refuse(f"{len(names)} activations of {len(layer.functions) * directions}")
-    found: list[Function] = []
-    for name in names:
-        key = str(name).lower()
-        if key not in _ACTIVATIONS:
-            site.refuse(f"activation {name} is not known: use Sigmoid, Tanh or Relu")
-        takes_alpha = key in ("hardsigmoid", "affine", "leakyrelu", "elu")
-        a = alphas.pop(0) if takes_alpha and alphas else None
-        b = betas.pop(0) if key in ("hardsigmoid", "affine") and betas else None
-        found.append(_bound(key, a, b))
-    each = len(layer.functions)
-    return [found[k * each : (k + 1) * each] for k in range(directions)]
-
-
-def _bound(name: str, a: float | None, b: float | None) -> Function:
-    return lambda x: _ACTIVATIONS[name](x, a, b)
-
-
-def recurrent(
-    layer: Layer, step_of: Callable[[Site], Callable[[Cell, str, Sequence[str]], tuple[str, ...]]]
-) -> Translation:
-    def translate(site: Site) -> list[str]:
-        x, batch_first = site.input(0), site.flag("layout")
+    def translate(self, call: Call) -> list[str]:
+        """Emit all steps; return the states of all steps, and each state after the last one."""
+        x, batch_first = call.input(0), call.flag("layout")
         if batch_first:
-            x = site.transposed(x, (1, 0, 2))
-        steps, batch, size = site.shape(x)
-        _check_lengths(site, steps)
-        directions = site.type(1).shape[0]
-        order = site.text("direction", "forward", ("forward", "reverse", "bidirectional"))
+            x = call.transposed(x, (1, 0, 2))
+        steps, batch, size = call.shape(x)
+        _check_steps(call, steps)
+        directions, state = call.type(1).shape[0], call.type(2).shape[2]
+        order = call.text("direction", "forward", ("forward", "reverse", "bidirectional"))
         if directions != (2 if order == "bidirectional" else 1):
-            site.refuse(f"direction {order} with weights of {directions} directions")
-        if site.whole("hidden_size", site.type(2).shape[2]) != site.type(2).shape[2]:
-            site.refuse("hidden_size is not that of the recurrent weights")
-        functions = _functions(site, layer, directions)
-        step, rows = step_of(site), site.reshaped(x, (steps * batch, size))
-        every: list[str] = []
+            call.reject(f"direction {order} with weights of {directions} directions")
+        if call.integer("hidden_size", state) != state:
+            call.reject("hidden_size is not that of the recurrent weights")
+        functions = self._functions(call, directions)
+        rows = call.reshaped(x, (steps * batch, size))
+        sequences: list[str] = []
         last: list[list[str]] = []
         for k in range(directions):
-            cell = _cell(site, layer, k, functions[k])
-            turned = order == "reverse" or k == 1
-            results, states = _unrolled(cell, layer, step, rows, (steps, batch), k, turned)
-            every.append(_stacked(site, results, (1, 1, batch, cell.state), 0))
+            cell = self._cell(call, k, functions[k])
+            reverse = order == "reverse" or k == 1
+            results, states = self._unrolled(cell, rows, (steps, batch), k, reverse)
+            parts = [call.reshaped(tensor, (1, 1, batch, state)) for tensor in results]
+            sequences.append(call.joined(parts, 0))
             last.append(states)
-        whole = every[0] if directions == 1 else site.emit(Concat(1), *every)
-        found = [whole] + [
-            _stacked(site, [states[s] for states in last], (1, batch, site.type(2).shape[2]), 0)
-            for s in range(layer.states)
-        ]
+        outputs = [call.joined(sequences, 1)]
+        for k in range(self.states):
+            parts = [call.reshaped(states[k], (1, batch, state)) for states in last]
+            outputs.append(call.joined(parts, 0))
         if batch_first:
-            found = [site.transposed(found[0], (2, 0, 1, 3))] + [
-                site.transposed(tensor, (1, 0, 2)) for tensor in found[1:]
-            ]
-        return found
+            orders = [(2, 0, 1, 3), *[(1, 0, 2)] * self.states]
+            outputs = [call.transposed(t, o) for t, o in zip(outputs, orders, strict=True)]
+        return outputs
 
-    return translate
+    def _functions(self, call: Call, directions: int) -> list[list[Function]]:
+        """Return the activations of the gates of each direction."""
+        names = call.attribute("activations") or self.activations * directions
+        count = len(self.activations)
+        if len(names) != count * directions:
+            call.reject(f"{len(names)} activations of {count * directions}")
+        parameters = [[*(call.attribute(f"activation_{p}") or ())] for p in ("alpha", "beta")]
+        functions: list[Function] = []
+        for name in names:
+            if str(name).lower() not in _ACTIVATIONS:
+                call.reject(f"activation {name} is not known: use Sigmoid, Tanh or Relu")
+            function, defaults = _ACTIVATIONS[str(name).lower()]
+            # Each list holds the parameters of those activations that have one.
+            pairs = zip(parameters, defaults, strict=False)
+            bound = [values.pop(0) if values else default for values, default in pairs]
+            functions.append(_bound(function, bound))
+        return [functions[k * count : (k + 1) * count] for k in range(directions)]
+
+    def _cell(self, call: Call, k: int, functions: Sequence[Function]) -> Cell:
+        weights, recurrent = (_direction(call, call.input(place), k) for place in (1, 2))
+        state = call.shape(recurrent)[1]
+        biases: list[str | None] = [None, None]
+        if (bias := call.optional(3)) is not None:
+            both, n = _direction(call, bias, k), self.gates * state
+            biases = [call.part(both, 0, 0, n), call.part(both, 0, n, 2 * n)]
+        peepholes = call.optional(7) if self.step is _lstm_step else None
+        return Cell(
+            call=call,
+            state=state,
+            weights=weights,
+            recurrent=recurrent,
+            bias=biases[0],
+            recurrent_bias=biases[1],
+            functions=functions,
+            limit=call.attribute("clip"),
+            peepholes=None if peepholes is None else _direction(call, peepholes, k),
+        )
+
+    def _unrolled(
+        self, cell: Cell, rows: str, sizes: tuple[int, int], direction: int, reverse: bool
+    ) -> tuple[list[str], list[str]]:
+        """Return the state after each step, in the order of the inputs, and the last states."""
+        call, (steps, batch) = cell.call, sizes
+        sums = cell.product(rows, cell.weights, cell.bias)
+        states = [_initial(cell, k, direction, batch) for k in range(self.states)]
+        results = [""] * steps
+        for step in reversed(range(steps)) if reverse else range(steps):
+            x = call.part(sums, 0, step * batch, (step + 1) * batch)
+            states = list(self.step(cell, x, states))
+            results[step] = states[0]
+        return results, states
 
 
-def _check_lengths(site: Site, steps: int) -> None:
-    lengths = site.optional_constant(4, "the lengths of the sequences")
+def _bound(function: Callable[..., Scalar], parameters: Sequence[float]) -> Function:
+    return lambda x: function(x, *parameters)
+
+
+def _check_steps(call: Call, steps: int) -> None:
+    lengths = call.optional_constant(4, "the lengths of the sequences")
     if lengths is not None and (lengths != steps).any():
-        site.refuse(f"sequences shorter than the {steps} steps are not read: leave the lengths out")
-    if steps > _MOST_STEPS:
-        site.refuse(f"{steps} steps would be written out: give at most {_MOST_STEPS}")
+        call.reject(f"sequences shorter than the {steps} steps are not read: leave the lengths out")
+    if steps > _LONGEST:
+        call.reject(f"{steps} steps would be written out: give at most {_LONGEST}")
     if steps < 1:
-        site.refuse("a sequence of no steps has no last state: give at least one")
-    if site.flag("input_forget"):
-        site.refuse("coupled input and forget gates are not read: use separate ones")
+        call.reject("a sequence of no steps has no last state: give at least one")
+    if call.flag("input_forget"):
+        call.reject("coupled input and forget gates are not read: use separate ones")
 
 
-def _of_direction(site: Site, tensor: str, k: int) -> str:
-    """A direction's part of a parameter [directions, …]."""
-    return site.reshaped(site.part(tensor, 0, k, k + 1), site.shape(tensor)[1:])
-
-
-def _cell(site: Site, layer: Layer, k: int, functions: Sequence[Function]) -> Cell:
-    weights, recurrent = (_of_direction(site, site.input(place), k) for place in (1, 2))
-    state = site.shape(recurrent)[1]
-    biases: list[str | None] = [None, None]
-    if (bias := site.optional(3)) is not None:
-        both, n = _of_direction(site, bias, k), layer.gates * state
-        biases = [site.part(both, 0, 0, n), site.part(both, 0, n, 2 * n)]
-    limit = site.attribute("clip")
-    peepholes = site.optional(7) if layer is LSTM else None
-    peepholes = None if peepholes is None else _of_direction(site, peepholes, k)
-    return Cell(
-        site, state, weights, recurrent, biases[0], biases[1], functions, limit, peepholes
-    )  # fmt: skip
-
-
-def _unrolled(
-    cell: Cell,
-    layer: Layer,
-    step: Callable[[Cell, str, Sequence[str]], tuple[str, ...]],
-    rows: str,
-    sizes: tuple[int, int],
-    direction: int,
-    turned: bool,
-) -> tuple[list[str], list[str]]:
-    """The state after each step, in the order of the inputs, and the states at the end."""
-    site, (steps, batch) = cell.site, sizes
-    sums = cell.of_inputs(rows)
-    states = [_initial(cell, k, direction, batch) for k in range(layer.states)]
-    results = [""] * steps
-    for at in reversed(range(steps)) if turned else range(steps):
-        here = site.part(sums, 0, at * batch, (at + 1) * batch)
-        states = list(step(cell, here, states))
-        results[at] = states[0]
-    return results, states
+def _direction(call: Call, tensor: str, k: int) -> str:
+    """Slice a direction from a parameter [directions, …]."""
+    return call.reshaped(call.part(tensor, 0, k, k + 1), call.shape(tensor)[1:])
 
 
 def _initial(cell: Cell, k: int, direction: int, batch: int) -> str:
-    site, given = cell.site, cell.site.optional(5 + k)
-    if given is None:
-        return site.tensor(np.zeros((batch, cell.state)), site.type().dtype)
-    if site.flag("layout"):
-        given = site.transposed(given, (1, 0, 2))
-    return _of_direction(site, given, direction)
-
-
-def _stacked(site: Site, tensors: Sequence[str], shape: tuple[int, ...], axis: int) -> str:
-    parts = [site.reshaped(tensor, shape) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else site.emit(Concat(axis), *parts)
+    """Return the initial ``k``-th state, zeros by default."""
+    call, initial = cell.call, cell.call.optional(5 + k)
+    if initial is None:
+        return call.tensor(np.zeros((batch, cell.state)), call.type().dtype)
+    if call.flag("layout"):
+        initial = call.transposed(initial, (1, 0, 2))
+    return _direction(call, initial, direction)
 
 
 TABLE: dict[str, Translation] = {
-    "LSTM": recurrent(LSTM, lambda site: lstm_step),
-    "GRU": recurrent(GRU, lambda site: gru_step(site.flag("linear_before_reset"))),
-    "RNN": recurrent(RNN, lambda site: rnn_step),
+    "LSTM": Layer(4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step).translate,
+    "GRU": Layer(3, 1, ("Sigmoid", "Tanh"), _gru_step).translate,
+    "RNN": Layer(1, 1, ("Tanh",), _rnn_step).translate,
 }

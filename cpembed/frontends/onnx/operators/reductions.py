@@ -1,4 +1,4 @@
-"""Functions of rows: sums and their like, softmax, and normalizations."""
+"""Functions along axes: sums and their like, softmax, and normalizations."""
 
 from __future__ import annotations
 
@@ -6,153 +6,171 @@ import math
 
 import numpy as np
 
-from cpembed.frontends.expressions import X, Y, add, apply, div, mul, sub, where
-from cpembed.frontends.onnx.operators.pooling import whole_image
-from cpembed.frontends.onnx.site import Site, Translation
-from cpembed.frontends.rows import group_normalized
-from cpembed.frontends.rows import log_sum_exp as log_of_sum
+from cpembed.frontends.expressions import X, Y, Z, add, apply, div, equal, mul, sub, where
+from cpembed.frontends.onnx.call import Call, Translation
+from cpembed.frontends.onnx.operators.windows import pooled_image
 from cpembed.graph.kinds import Gather, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.kinds.base import axis_of
 
 
-def _axes(site: Site) -> tuple[int, ...]:
-    """Those that are reduced: an attribute in older versions, later an input; all by default."""
-    axes = site.list_or_input("axes", 1)
+def _axes(call: Call) -> tuple[int, ...]:
+    """Return the reduced axes: an attribute in older versions, later an input; all by default."""
+    axes = call.list_or_input("axes", 1)
     if not axes:
-        return () if site.flag("noop_with_empty_axes") else tuple(range(site.rank()))
-    return tuple(sorted({axis_of(axis, site.rank()) for axis in axes}))
+        return () if call.flag("noop_with_empty_axes") else tuple(range(call.rank()))
+    return tuple(sorted({axis_of(axis, call.rank()) for axis in axes}))
 
 
-def reduced(what: str, before: Scalar | None = None, after: Scalar | None = None) -> Translation:
-    """A reduction of an expression, and an expression of its result."""
+def reduced(
+    operation: str, before: Scalar | None = None, after: Scalar | None = None
+) -> Translation:
+    """Return the translation of a reduction between two elementwise expressions.
 
-    def translate(site: Site) -> str:
-        x, axes, keeps = site.input(), _axes(site), site.flag("keepdims", True)
-        dtype = site.type().dtype
+    Parameters
+    ----------
+    operation : str
+        An operation of :class:`Reduce`.
+    before, after : Scalar, optional
+        Expressions of its input and of its result.
+    """
+
+    def translate(call: Call) -> str:
+        x, axes, keeps = call.input(), _axes(call), call.flag("keepdims", True)
+        shape, dtype = call.type().shape, call.type().dtype
         if before is not None:
-            x = site.elementwise(before, x)
+            x = call.elementwise(before, x)
         if dtype == "bool":
-            x = site.cast(x, "uint8")
-        images = axes == tuple(range(2, site.rank())) and site.rank() in (4, 5)
-        if axes and what in ("mean", "max") and images and dtype == "float32":
-            shape = site.type().shape[:2]
-            x = whole_image(site, what, x)
-            x = x if keeps else site.reshaped(x, shape)
+            x = call.cast(x, "uint8")
+        is_image = axes == tuple(range(2, len(shape))) and len(shape) in (4, 5)
+        if axes and operation in ("mean", "max") and is_image and dtype == "float32":
+            x = pooled_image(call, operation, x)
+            x = x if keeps else call.reshaped(x, shape[:2])
         elif axes:
-            x = site.emit(Reduce(what, axes, keeps), x)
-        x = x if dtype != "bool" else site.cast(x, "bool")
-        return x if after is None else site.elementwise(after, x)
+            x = call.emit(Reduce(operation, axes, keeps), x)
+        x = x if dtype != "bool" else call.cast(x, "bool")
+        return x if after is None else call.elementwise(after, x)
 
     return translate
 
 
-def log_sum_exp(site: Site) -> str:
-    shape, axes, keeps = site.type().shape, _axes(site), site.flag("keepdims", True)
-    kept = [1 if k in axes else size for k, size in enumerate(shape) if keeps or k not in axes]
-    return log_of_sum(site, site.input(), axes, kept)
+def log_sum_exp(call: Call) -> str:
+    shape, axes, keeps = call.type().shape, _axes(call), call.flag("keepdims", True)
+    sizes = [1 if k in axes else size for k, size in enumerate(shape) if keeps or k not in axes]
+    return call.log_sum_exp(call.input(), axes, sizes)
 
 
-def index_of(what: str) -> Translation:
-    def translate(site: Site) -> str:
-        x, axis = site.input(), site.axis()
-        keeps = site.flag("keepdims", True)
-        if not site.flag("select_last_index"):
-            return site.emit(Reduce(what, (axis,), keeps), x)
-        size = site.type().shape[axis]
-        places = np.arange(size)[::-1].copy()
-        turned = site.emit(Gather(axis), x, site.tensor(places))
-        index = site.emit(Reduce(what, (axis,), keeps), turned)
-        return site.elementwise(sub(size - 1, X), index)
+def index_of(operation: str) -> Translation:
+    """Return the translation of ``argmax`` or ``argmin``."""
+
+    def translate(call: Call) -> str:
+        x, axis = call.input(), call.axis()
+        kind = Reduce(operation, (axis,), call.flag("keepdims", True))
+        if not call.flag("select_last_index"):
+            return call.emit(kind, x)
+        size = call.type().shape[axis]
+        turned = call.emit(Gather(axis), x, call.tensor(np.arange(size)[::-1].copy()))
+        return call.elementwise(sub(size - 1, X), call.emit(kind, turned))
 
     return translate
 
 
 def softmax(log: bool) -> Translation:
-    def translate(site: Site) -> str:
-        if site.version >= 13:
-            return site.emit(Softmax(site.axis(-1), log), site.input())
-        # Before, the axes from this one on were one.
-        axis, shape = site.axis(1), site.type().shape
+    def translate(call: Call) -> str:
+        axis, shape = call.axis(-1 if call.version >= 13 else 1), call.type().shape
+        if call.version >= 13 or axis == len(shape) - 1:
+            return call.emit(Softmax(axis, log), call.input())
+        # Before version 13 the axes from this one on count as one.
         rows = math.prod(shape[:axis]), math.prod(shape[axis:])
-        if axis == len(shape) - 1:
-            return site.emit(Softmax(axis, log), site.input())
-        flat = site.reshaped(site.input(), rows)
-        return site.reshaped(site.emit(Softmax(1, log), flat), shape)
+        flat = call.reshaped(call.input(), rows)
+        return call.reshaped(call.emit(Softmax(1, log), flat), shape)
 
     return translate
 
 
-def layer_normalization(site: Site) -> list[str]:
-    x, shape, dtype = site.input(0), site.type().shape, site.type().dtype
-    axis = site.axis(-1)
+# -- normalizations -------------------------------------------------------------------------------
+
+
+def layer_normalization(call: Call) -> list[str]:
+    x, shape, dtype = call.input(0), call.type().shape, call.type().dtype
+    axis, epsilon = call.axis(-1), call.number("epsilon", 1e-5)
     rows = shape[axis:]
-    scale = site.expanded(_rows(site, site.input(1), len(rows)), rows)
-    bias = site.optional(2)
-    if bias is None:
-        bias = site.tensor(np.zeros(rows), dtype)
-    bias = site.expanded(_rows(site, bias, len(rows)), rows)
-    epsilon = site.number("epsilon", 1e-5)
-    result = site.emit(LayerNorm(axis, epsilon), x, scale, bias)
-    if not any(site.wanted[1:]):
+
+    def expanded(tensor: str) -> str:
+        # Leading axes of size 1 that the rows do not have are dropped.
+        sizes = call.shape(tensor)
+        tensor = call.reshaped(tensor, sizes[max(0, len(sizes) - len(rows)) :])
+        return call.expanded(tensor, rows)
+
+    scale = expanded(call.input(1))
+    bias = expanded(call.optional(2) or call.tensor(np.zeros(rows), dtype))
+    result = call.emit(LayerNorm(axis, epsilon), x, scale, bias)
+    if not any(call.is_read[1:]):
         return [result]
-    axes = tuple(range(axis, len(shape)))
-    mean = site.emit(Reduce("mean", axes, True), x)
-    squared = mul(sub(X, Y), sub(X, Y))
-    variance = site.emit(Reduce("mean", axes, True), site.elementwise(squared, x, mean))
-    deviation = site.elementwise(div(1.0, apply("sqrt", add(X, epsilon))), variance)
+    kind = Reduce("mean", tuple(range(axis, len(shape))), True)
+    mean, squared = call.emit(kind, x), mul(sub(X, Y), sub(X, Y))
+    variance = call.emit(kind, call.elementwise(squared, x, mean))
+    deviation = call.elementwise(div(1.0, apply("sqrt", add(X, epsilon))), variance)
     return [result, mean, deviation]
 
 
-def _rows(site: Site, tensor: str, rank: int) -> str:
-    """Without leading axes of size 1 that a tensor of ``rank`` axes does not have."""
-    shape = site.shape(tensor)
-    return site.reshaped(tensor, shape[max(0, len(shape) - rank) :])
+def skip_layer_normalization(call: Call) -> list[str]:
+    """Emit the layer normalization of a sum, which is the fourth result."""
+    if any(call.is_read[1:3]):
+        call.reject("the mean or the deviation is read: export the model without")
+    tensors = [call.input(0), call.input(1)]
+    if (bias := call.optional(4)) is not None:
+        tensors.append(bias)
+    total = add(X, Y) if bias is None else add(add(X, Y), Z)
+    x = call.elementwise(total, *tensors)
+    shift = call.optional(3) or call.tensor(np.zeros(call.type(2).shape), "float32")
+    kind = LayerNorm(call.rank() - 1, call.number("epsilon", 1e-12))
+    return [call.emit(kind, x, call.input(2), shift), "", "", x]
 
 
-def instance_normalization(site: Site) -> str:
-    x, epsilon = site.input(0), site.number("epsilon", 1e-5)
-    return group_normalized(site, x, site.type().shape[1], epsilon, site.input(1), site.input(2))
+def instance_normalization(call: Call) -> str:
+    groups, epsilon = call.type().shape[1], call.number("epsilon", 1e-5)
+    return call.group_normalized(call.input(0), groups, epsilon, call.input(1), call.input(2))
 
 
-def group_normalization(site: Site) -> str:
-    channels, groups = site.type().shape[1], site.whole("num_groups", 1)
-    scale, bias = site.input(1), site.input(2)
-    if site.shape(scale) == (groups,) and 0 < groups < channels:
+def group_normalization(call: Call) -> str:
+    channels, groups = call.type().shape[1], call.integer("num_groups", 1)
+    scale, bias = call.input(1), call.input(2)
+    if call.shape(scale) == (groups,) and 0 < groups < channels:
         # Until version 21 a group has one factor.
-        wide = (groups, channels // groups)
+        shape = (groups, channels // groups)
         scale, bias = (
-            site.reshaped(site.expanded(site.reshaped(t, (groups, 1)), wide), (channels,))
+            call.reshaped(call.expanded(call.reshaped(t, (groups, 1)), shape), (channels,))
             for t in (scale, bias)
         )
-    return group_normalized(site, site.input(0), groups, site.number("epsilon", 1e-5), scale, bias)
+    epsilon = call.number("epsilon", 1e-5)
+    return call.group_normalized(call.input(0), groups, epsilon, scale, bias)
 
 
-def rms_normalization(site: Site) -> str:
-    x, axes = site.input(0), tuple(range(site.axis(-1), site.rank()))
-    squares = site.emit(Reduce("mean", axes, True), site.elementwise(mul(X, X), x))
-    root = apply("sqrt", add(Y, site.number("epsilon", 1e-5)))
-    return site.elementwise(mul(X, Y), site.elementwise(div(X, root), x, squares), site.input(1))
+def rms_normalization(call: Call) -> str:
+    x, axes = call.input(0), tuple(range(call.axis(-1), call.rank()))
+    squares = call.emit(Reduce("mean", axes, True), call.elementwise(mul(X, X), x))
+    root = apply("sqrt", add(Y, call.number("epsilon", 1e-5)))
+    return call.elementwise(mul(X, Y), call.elementwise(div(X, root), x, squares), call.input(1))
 
 
-def mean_variance_normalization(site: Site) -> str:
-    axes = [axis_of(axis, site.rank()) for axis in site.list_of("axes", (0, 2, 3)) or ()]
-    x = site.input()
-    mean = site.emit(Reduce("mean", tuple(axes), True), x)
-    centred = site.elementwise(sub(X, Y), x, mean)
-    variance = site.emit(Reduce("mean", tuple(axes), True), site.elementwise(mul(X, X), centred))
-    return site.elementwise(div(X, add(apply("sqrt", Y), 1e-9)), centred, variance)
+def mean_variance_normalization(call: Call) -> str:
+    axes = [axis_of(axis, call.rank()) for axis in call.list_of("axes", (0, 2, 3)) or ()]
+    kind = Reduce("mean", tuple(axes), True)
+    centred = call.elementwise(sub(X, Y), call.input(), call.emit(kind, call.input()))
+    variance = call.emit(kind, call.elementwise(mul(X, X), centred))
+    return call.elementwise(div(X, add(apply("sqrt", Y), 1e-9)), centred, variance)
 
 
-def lp_normalization(site: Site) -> str:
-    axis, p = site.axis(-1), site.whole("p", 2)
+def lp_normalization(call: Call) -> str:
+    axis, p = call.axis(-1), call.integer("p", 2)
     if p not in (1, 2):
-        site.refuse(f"p={p} is not known: use 1 or 2")
-    x = site.input()
-    parts = site.elementwise(apply("abs", X) if p == 1 else mul(X, X), x)
-    total = site.emit(Reduce("sum", (axis,), True), parts)
+        call.reject(f"p={p} is not known: use 1 or 2")
+    x = call.input()
+    terms = call.elementwise(apply("abs", X) if p == 1 else mul(X, X), x)
+    total = call.emit(Reduce("sum", (axis,), True), terms)
     norm = Y if p == 1 else apply("sqrt", Y)
     # A row of zeros stays one.
-    return site.elementwise(where(apply("equal", Y, 0), 0, div(X, norm)), x, total)
+    return call.elementwise(where(equal(Y, 0), 0, div(X, norm)), x, total)
 
 
 TABLE: dict[str, Translation] = {
@@ -171,6 +189,7 @@ TABLE: dict[str, Translation] = {
     "Softmax": softmax(False),
     "LogSoftmax": softmax(True),
     "LayerNormalization": layer_normalization,
+    "com.microsoft.SkipLayerNormalization": skip_layer_normalization,
     "InstanceNormalization": instance_normalization,
     "GroupNormalization": group_normalization,
     "RMSNormalization": rms_normalization,

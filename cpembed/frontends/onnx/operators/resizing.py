@@ -1,5 +1,8 @@
-"""Images of other sizes: by the kind of the graph where that says the same, else by gathering the
-neighbours of each result along one axis after the other and weighing them."""
+"""Images of other sizes.
+
+The graph's own kind is used where it computes the same. Otherwise the neighbours of each element of
+the result are gathered along one axis after the other and weighted.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,25 @@ import numpy as np
 from cpembed.errors import WorkloadError
 from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import add, mul
-from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Gather, Input, Resize, Scalar
 from cpembed.graph.kinds.base import Array, axis_of
 
 _LARGEST = 1 << 20
-_KNOWN = ("half_pixel", "asymmetric", "align_corners")
-"""Coordinates of the graph's own kind."""
-_COORDINATES = (*_KNOWN, "half_pixel_symmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn")
+"""Maximum number of elements of an axis."""
+_GRAPH_COORDINATES = ("half_pixel", "asymmetric", "align_corners")
+"""Coordinates of :class:`Resize`."""
+_COORDINATES = (
+    *_GRAPH_COORDINATES, "half_pixel_symmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn"
+)  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Attributes of Resize, by their names in the format."""
+class Sampling:
+    """The attributes of Resize: interpolation, coordinates, rounding of the nearest element,
+    coefficient of the cubic, and treatment of elements outside the image."""
 
     mode: str
     coordinates: str = "half_pixel"
@@ -36,40 +43,41 @@ class Settings:
     antialias: bool = False
 
     def places(self, size: int, result: int, scale: float) -> Array:
-        """Where on an axis of ``size`` each of ``result`` elements is read.
+        """Return the coordinate of each element of the result.
 
-        A scale that is the ratio of the sizes as far as float32 can say it is that ratio: then the
-        places are exact but for one rounding of float64, so that the middle between two elements is
-        the middle. Any other scale is computed with in float32, as runtimes do: which of two
-        neighbours is nearest may depend on it.
+        A scale that is the ratio of the sizes, as far as float32 can represent it, is that ratio:
+        the coordinates have one rounding of float64, so that the middle between two elements is
+        the middle. Any other scale is computed with in float32, as runtimes do, since the nearest
+        of two neighbours may depend on it.
         """
-        at = np.arange(result, dtype=np.int64)
+        steps = np.arange(result, dtype=np.int64)
         if self.coordinates == "align_corners":
-            return at * (size - 1) / max(1, result - 1)
+            return steps * (size - 1) / max(1, result - 1)
         if self.coordinates == "pytorch_half_pixel" and result == 1:
             return np.zeros(1)
-        if np.float32(result) / np.float32(size) == np.float32(scale):
+        if _is_ratio(size, result, scale):
             match self.coordinates:
                 case "asymmetric":
-                    return at * size / result
+                    return steps * size / result
                 case "tf_half_pixel_for_nn":
-                    return (2 * at + 1) * size / (2 * result)
+                    return (2 * steps + 1) * size / (2 * result)
                 case _:
-                    return ((2 * at + 1) * size - result) / (2 * result)
-        one = np.float32
-        middle, factor = at.astype(one) + one(0.5), one(scale)
+                    return ((2 * steps + 1) * size - result) / (2 * result)
+        f32 = np.float32
+        middle, factor = steps.astype(f32) + f32(0.5), f32(scale)
         match self.coordinates:
             case "asymmetric":
-                return at.astype(one) / factor
+                return steps.astype(f32) / factor
             case "tf_half_pixel_for_nn":
                 return middle / factor
             case "half_pixel_symmetric":
-                adjusted = one(result) / (factor * one(size))
-                return one(size) / one(2) * (one(1) - adjusted) + middle / factor - one(0.5)
+                adjusted = f32(result) / (factor * f32(size))
+                return f32(size) / f32(2) * (f32(1) - adjusted) + middle / factor - f32(0.5)
             case _:
-                return middle / factor - one(0.5)
+                return middle / factor - f32(0.5)
 
     def rounded(self, places: Array) -> Array:
+        """Round coordinates to the nearest element."""
         match self.nearest:
             case "floor":
                 return np.floor(places)
@@ -81,16 +89,16 @@ class Settings:
                 return np.ceil(places - 0.5)
 
     def neighbours(self, size: int, result: int, scale: float) -> tuple[Array, Array]:
-        """Indices and weights of what each of ``result`` elements is made of, [neighbour,
-        element]."""
+        """Return indices and weights, [neighbours, result], of the elements that each element of
+        the result is made of.
+        """
         places = self.places(size, result, scale).astype(np.float64)
         if self.mode == "nearest":
             index = np.clip(self.rounded(places), 0, size - 1)[None]
             return index.astype(np.int64), np.ones_like(index)
         spread = max(1.0, 1 / scale) if self.antialias else 1.0
         reach = math.ceil((2 if self.mode == "cubic" else 1) * spread)
-        low = np.floor(places)
-        index = low[None] + np.arange(1 - reach, reach + 1)[:, None]
+        index = np.floor(places)[None] + np.arange(1 - reach, reach + 1)[:, None]
         distance = np.abs(places[None] - index) / spread
         weights = self._cubic(distance) if self.mode == "cubic" else np.maximum(0, 1 - distance)
         if self.exclude_outside:
@@ -106,41 +114,61 @@ class Settings:
         far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
         return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
+    def is_of_graph(self, shape: Sequence[int], results: list[int], factors: list[float]) -> bool:
+        """True if :class:`Resize` computes the same from ``shape`` to ``results``."""
+        if self.coordinates not in _GRAPH_COORDINATES or self.antialias:
+            return False
+        if tuple(results[:2]) != tuple(shape[:2]) or not _are_ratios(shape, results, factors):
+            return False
+        if self.mode == "linear":
+            return not self.exclude_outside
+        return self.mode == "nearest" and self.nearest in ("floor", "round_prefer_floor")
 
-def resize(site: Site) -> str:
-    first = site.version < 11
-    settings = Settings(
-        site.text("mode", "nearest"),
-        "asymmetric"
-        if first
-        else site.text("coordinate_transformation_mode", "half_pixel", _COORDINATES),
-        "floor" if first else site.text("nearest_mode", "round_prefer_floor", _ROUNDINGS),
-        site.number("cubic_coeff_a", -0.75),
-        site.flag("exclude_outside"),
-        site.flag("antialias"),
+
+def _is_ratio(size: int, result: int, scale: float) -> np.bool:
+    """True if the scale is the ratio of the sizes, as far as float32 can represent it."""
+    return np.float32(result) / np.float32(size) == np.float32(scale)
+
+
+def _are_ratios(shape: Sequence[int], results: list[int], factors: list[float]) -> bool:
+    return all(map(_is_ratio, shape, results, factors))
+
+
+def resize(call: Call) -> str:
+    first = call.version < 11
+    coordinates, nearest = "asymmetric", "floor"
+    if not first:
+        name = "coordinate_transformation_mode"
+        coordinates = call.text(name, "half_pixel", _COORDINATES)
+        nearest = call.text("nearest_mode", "round_prefer_floor", _ROUNDINGS)
+    sampling = Sampling(
+        call.text("mode", "nearest"),
+        coordinates,
+        nearest,
+        cubic=call.number("cubic_coeff_a", -0.75),
+        exclude_outside=call.flag("exclude_outside"),
+        antialias=call.flag("antialias"),
     )
-    shape = site.type().shape
-    scales = site.optional_constant(1 if first else 2, "the scales")
-    sizes = None if first else site.optional_constant(3, "the sizes")
-    axes = [
-        axis_of(axis, len(shape)) for axis in site.list_of("axes", tuple(range(len(shape)))) or ()
-    ]
+    shape = call.type().shape
+    scales = call.optional_constant(1 if first else 2, "the scales")
+    sizes = None if first else call.optional_constant(3, "the sizes")
+    numbers = call.list_of("axes", tuple(range(len(shape)))) or ()
+    axes = [axis_of(axis, len(shape)) for axis in numbers]
     factors, results = [1.0] * len(shape), [*shape]
     if sizes is not None and sizes.size:
         for axis, size in zip(axes, sizes.reshape(-1).tolist(), strict=True):
             factors[axis], results[axis] = size / shape[axis], int(size)
-        _keep_ratio(site, axes, factors, results)
+        _keep_ratio(call, axes, factors, results)
     elif scales is not None and scales.size:
         for axis, scale in zip(axes, scales.reshape(-1).tolist(), strict=True):
             factors[axis], results[axis] = scale, scaled_size(shape[axis], scale)
     else:
-        site.refuse("neither scales nor sizes are given")
-    return resized(site, settings, factors, results)
+        call.reject("neither scales nor sizes are given")
+    return resized(call, sampling, factors, results)
 
 
 def scaled_size(size: int, scale: float) -> int:
-    """How many elements an axis has after it is scaled: of the product in float32, as
-    runtimes compute it.
+    """Return the number of elements of a scaled axis, computed in float32 as runtimes do.
 
     >>> scaled_size(10, float(np.float32(1.3)))
     13
@@ -148,104 +176,89 @@ def scaled_size(size: int, scale: float) -> int:
     return math.floor(np.float32(size) * np.float32(scale))
 
 
-def _keep_ratio(site: Site, axes: list[int], factors: list[float], results: list[int]) -> None:
-    """``keep_aspect_ratio_policy``: one factor for all axes."""
-    policy = site.text("keep_aspect_ratio_policy", "stretch", _POLICIES)
+def _keep_ratio(call: Call, axes: list[int], factors: list[float], results: list[int]) -> None:
+    """Apply ``keep_aspect_ratio_policy``: one factor for all axes."""
+    policy = call.text("keep_aspect_ratio_policy", "stretch", _POLICIES)
     if policy == "stretch":
         return
-    chosen = (min if policy == "not_larger" else max)(factors[axis] for axis in axes)
+    factor = (min if policy == "not_larger" else max)(factors[axis] for axis in axes)
     for axis in axes:
-        factors[axis] = chosen
-        results[axis] = math.floor(site.type().shape[axis] * chosen + 0.5)
+        factors[axis] = factor
+        results[axis] = math.floor(call.type().shape[axis] * factor + 0.5)
 
 
-def upsample(site: Site) -> str:
-    scales = site.attribute("scales")
+def upsample(call: Call) -> str:
+    scales = call.attribute("scales")
     if scales is None:
-        scales = site.constant(1, "the scales").reshape(-1).tolist()
-    shape = site.type().shape
-    results = [scaled_size(n, s) for s, n in zip(scales, shape, strict=True)]
-    settings = Settings(site.text("mode", "nearest"), "asymmetric", "floor")
-    return resized(site, settings, list(scales), results)
+        scales = call.constant(1, "the scales").reshape(-1).tolist()
+    results = [scaled_size(n, s) for s, n in zip(scales, call.type().shape, strict=True)]
+    sampling = Sampling(call.text("mode", "nearest"), "asymmetric", "floor")
+    return resized(call, sampling, list(scales), results)
 
 
-def resized(site: Site, settings: Settings, factors: list[float], results: list[int]) -> str:
-    """The input with ``results`` elements on its axes."""
-    x, shape, dtype = site.input(), site.type().shape, site.type().dtype
-    if settings.mode not in ("nearest", "linear", "cubic"):
-        site.refuse(f"mode {settings.mode} is not known: use nearest, linear or cubic")
+def resized(call: Call, sampling: Sampling, factors: list[float], results: list[int]) -> str:
+    """Resize the node's input.
+
+    Parameters
+    ----------
+    call : Call
+        The node.
+    sampling : Sampling
+        Interpolation of the elements.
+    factors, results : list
+        Factor and new size of each axis.
+
+    Raises
+    ------
+    WorkloadError, ModelError
+        For sizes and settings that the format does not define.
+    """
+    x, shape, dtype = call.input(), call.type().shape, call.type().dtype
+    if sampling.mode not in ("nearest", "linear", "cubic"):
+        call.reject(f"mode {sampling.mode} is not known: use nearest, linear or cubic")
     if max(results, default=1) > _LARGEST:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are below a million")
     if 0 in results[:2] and list(shape[:2]) == results[:2] and min(results[2:], default=1) > 0:
-        return site.tensor(np.zeros(results), dtype)
+        return call.tensor(np.zeros(results), dtype)
     if min((*results, *shape), default=1) < 1 or min(factors, default=1.0) <= 0:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are at least 1")
-    if settings.coordinates == "align_corners" and not _have_whole_sizes(shape, results, factors):
-        site.refuse(
+    if sampling.coordinates == "align_corners" and not _are_ratios(shape, results, factors):
+        call.reject(
             "align_corners with scales that make a fraction of an element, which the format does "
             "not define: give the sizes"
         )
     if tuple(results) == shape and all(factor == 1.0 for factor in factors):
         return x
-    if settings.mode == "nearest" and settings.antialias:
-        site.refuse("antialias of the nearest element is not defined: use linear or cubic")
-    if settings.mode != "nearest" and not is_float(dtype):
+    if sampling.mode == "nearest" and sampling.antialias:
+        call.reject("antialias of the nearest element is not defined: use linear or cubic")
+    if sampling.mode != "nearest" and not is_float(dtype):
         # The format leaves it open: ONNX Runtime drops the fraction, its reference rounds.
-        x = site.cast(x, "float32")
-    return site.cast(_resized(site, x, settings, factors, results), dtype)
-
-
-def _resized(
-    site: Site, x: str, settings: Settings, factors: list[float], results: list[int]
-) -> str:
-    shape = site.shape(x)
-    if tuple(results[:2]) == shape[:2] and _is_known(settings, shape, results, factors):
-        nearest = settings.nearest
-        return site.emit(
-            Resize(tuple(results[2:]), settings.mode, settings.coordinates, nearest), x
-        )
+        x = call.cast(x, "float32")
+    if sampling.is_of_graph(shape, results, factors):
+        kind = Resize(tuple(results[2:]), sampling.mode, sampling.coordinates, sampling.nearest)
+        return call.cast(call.emit(kind, x), dtype)
     for axis, (size, result) in enumerate(zip(shape, results, strict=True)):
         if size != result or factors[axis] != 1.0:
-            index, weights = settings.neighbours(size, result, factors[axis])
-            x = _weighed(site, x, axis, index, weights)
-    return x
+            x = _weighted(call, x, axis, *sampling.neighbours(size, result, factors[axis]))
+    return call.cast(x, dtype)
 
 
-def _have_whole_sizes(shape: Sequence[int], results: list[int], factors: list[float]) -> bool:
-    """Whether each factor is the ratio of the sizes, as far as float32 can say it."""
-    sizes = zip(shape, results, factors, strict=True)
-    return all(np.float32(r) / np.float32(s) == np.float32(f) for s, r, f in sizes)
-
-
-def _is_known(
-    settings: Settings, shape: Sequence[int], results: list[int], factors: list[float]
-) -> bool:
-    """Whether the graph's own kind says the same."""
-    plain = settings.coordinates in _KNOWN and not settings.antialias
-    if not plain or not _have_whole_sizes(shape, results, factors):
-        return False
-    if settings.mode == "linear":
-        return not settings.exclude_outside
-    return settings.mode == "nearest" and settings.nearest in ("floor", "round_prefer_floor")
-
-
-def _weighed(site: Site, x: str, axis: int, index: Array, weights: Array) -> str:
-    """Along one axis, of each result the neighbours by their weights."""
+def _weighted(call: Call, x: str, axis: int, index: Array, weights: Array) -> str:
+    """Sum the neighbours along one axis by their weights, [neighbours, result]."""
     parts: list[str] = []
     total: Scalar | None = None
-    rank = len(site.shape(x))
-    shape = [-1 if k == axis else 1 for k in range(rank)]
+    shape = [-1 if k == axis else 1 for k in range(len(call.shape(x)))]
     for row, factor in zip(index, weights, strict=True):
         if not factor.any():
             continue
-        parts.append(site.emit(Gather(axis), x, site.tensor(row)))
+        parts.append(call.emit(Gather(axis), x, call.tensor(row)))
         if len(weights) == 1:
             return parts[0]
-        parts.append(site.tensor(factor.reshape(shape), "float32"))
+        parts.append(call.tensor(factor.reshape(shape), "float32"))
         term = mul(Input(len(parts) - 2), Input(len(parts) - 1))
         total = term if total is None else add(total, term)
     assert total is not None
-    return site.elementwise(total, *parts)
+    return call.elementwise(total, *parts)
 
 
 TABLE: dict[str, Translation] = {"Resize": resize, "Upsample": upsample}

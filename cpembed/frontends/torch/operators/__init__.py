@@ -1,4 +1,4 @@
-"""ATen's operators written in kinds: a table a subject, and all of them by name."""
+"""Handlers of ATen's operators, one module a subject."""
 
 from __future__ import annotations
 
@@ -6,32 +6,18 @@ from collections.abc import Mapping
 
 from cpembed.frontends.torch.call import Handler
 from cpembed.frontends.torch.operators import (
-    activations,
-    attention,
-    images,
-    indexing,
-    logic,
+    elementwise,
     movement,
-    normalization,
-    pointwise,
     products,
     quantization,
     reductions,
-    windows,
 )
 
 HANDLERS: Mapping[str, Handler] = {
-    **activations.OPERATORS,
-    **attention.OPERATORS,
-    **images.OPERATORS,
-    **indexing.OPERATORS,
-    **logic.OPERATORS,
-    **movement.OPERATORS,
-    **normalization.OPERATORS,
-    **pointwise.OPERATORS,
-    **products.OPERATORS,
-    **quantization.OPERATORS,
-    **reductions.OPERATORS,
-    **windows.OPERATORS,
+    **elementwise.HANDLERS,
+    **movement.HANDLERS,
+    **products.HANDLERS,
+    **quantization.HANDLERS,
+    **reductions.HANDLERS,
 }
-"""By the operator's name with its overload, such as ``aten.conv2d.default``."""
+"""Handlers by the operator's name with its overload, such as ``aten.conv2d.default``."""

@@ -1,24 +1,27 @@
-"""What moves elements: views, permutations, parts and joints of tensors."""
+"""Operators that move elements: views, permutations, parts and joints, padding, resizing, and
+elements at indices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from cpembed.frontends.movements import repeated
-from cpembed.frontends.torch.call import Call, Handler, Results, per_axis
-from cpembed.graph.kinds import Concat, Slice
+import numpy as np
 
+from cpembed.frontends.emitter import is_float
+from cpembed.frontends.expressions import X, Y, add, mul
+from cpembed.frontends.torch.call import Call, Handler, Results, handlers, per_axis
+from cpembed.graph.kinds import Concat, Gather, Resize, Slice
+from cpembed.graph.kinds.base import Array
 
-def _same(call: Call) -> str:
-    return call["self"]
+# -- views and permutations -----------------------------------------------------------------------
 
 
 def _dropout(call: Call) -> Results:
-    share = call["p"]
-    # native_dropout trains where it does not say.
-    if call["train"] is not False and share:
-        raise call.error("elements are dropped at random: call model.eval() before the export")
+    ratio, train = call["p"], call["train"]
+    # native_dropout trains where its argument is None.
+    if ratio and train is not False:
+        call.reject("elements are dropped at random: call model.eval() before the export")
     return call.first_of(call["input"])
 
 
@@ -32,9 +35,9 @@ def _permute(call: Call) -> str:
     return call.transposed(x, [call.axis(x, axis) for axis in call["dims"]])
 
 
-def _exchange(call: Call, first: int, second: int) -> str:
+def _exchanged(call: Call, first: int, second: int) -> str:
     x = call["self"]
-    order = list(range(len(call.shape(x))))
+    order = list(range(call.rank(x)))
     if order:
         a, b = call.axis(x, first), call.axis(x, second)
         order[a], order[b] = order[b], order[a]
@@ -43,154 +46,50 @@ def _exchange(call: Call, first: int, second: int) -> str:
 
 def _transpose(call: Call) -> str:
     names = ("dim0", "dim1") if call.get("dim0") is not None else ("axis0", "axis1")
-    return _exchange(call, call[names[0]], call[names[1]])
+    return _exchanged(call, call[names[0]], call[names[1]])
 
 
 def _matrix_transpose(call: Call) -> str:
-    return _exchange(call, -2, -1) if len(call.shape(call["self"])) > 1 else call["self"]
-
-
-def _reversed_axes(call: Call) -> str:
-    return call.transposed(call["self"], range(len(call.shape(call["self"])))[::-1])
+    return _exchanged(call, -2, -1) if call.rank(call["self"]) > 1 else call["self"]
 
 
 def _move_axes(call: Call) -> str:
     x = call["self"]
     pairs = [per_axis(call[name], 1) for name in ("source", "destination")]
     source, destination = ([call.axis(x, axis) for axis in axes] for axes in pairs)
-    rest = [axis for axis in range(len(call.shape(x))) if axis not in source]
+    rest = [axis for axis in range(call.rank(x)) if axis not in source]
     order = [
         source[destination.index(place)] if place in destination else rest.pop(0)
-        for place in range(len(call.shape(x)))
+        for place in range(call.rank(x))
     ]
     return call.transposed(x, order)
 
 
 def _expand(call: Call) -> str:
-    x, shape = call["self"], call.result.shape
     call.in_result("other")
-    return call.expanded(x, shape)
+    return call.expanded(call["self"], call.result.shape)
 
 
 def _repeat(call: Call) -> str:
     counts = call.get("dims") if call.get("repeats") is None else call["repeats"]
-    return repeated(call, call["self"], counts)
+    return call.repeated(call["self"], counts)
 
 
 def _repeat_each(call: Call) -> str:
     x, count, axis = call["self"], call["repeats"], call["dim"]
     if axis is None:
         x, axis = call.reshaped(x, (math.prod(call.shape(x)),)), 0
-    axis, shape = call.axis(x, axis), list(call.shape(x))
-    apart = [*shape[: axis + 1], 1, *shape[axis + 1 :]]
-    whole = [*shape[: axis + 1], count, *shape[axis + 1 :]]
-    return call.reshaped(call.expanded(call.reshaped(x, apart), whole), call.result.shape)
-
-
-def _limits(call: Call, x: str, axis: int) -> tuple[int, int]:
-    """``start`` and ``end`` of a slice, within the axis."""
-    size = call.shape(x)[axis]
-    start = call["start"] or 0
-    stop = size if call["end"] is None else call["end"]
-    low, high = (min(max(v + size if v < 0 else v, 0), size) for v in (start, stop))
-    return low, max(low, high)
-
-
-def _slice(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
-    start, stop = _limits(call, x, axis)
-    return call.part(x, axis, start, stop, call["step"])
+    axis, shape = call.axis(x, axis) + 1, call.shape(x)
+    x = call.reshaped(x, (*shape[:axis], 1, *shape[axis:]))
+    x = call.expanded(x, (*shape[:axis], count, *shape[axis:]))
+    return call.reshaped(x, call.result.shape)
 
 
 def _copy(call: Call) -> str:
-    """The source in the shape and the type of what it is stored in."""
+    """Emit the source in the shape and the type of the tensor that it is stored in."""
     source = call.cast(call["src"], call.result.dtype)
     call.in_result("self")
     return call.expanded(source, call.result.shape)
-
-
-def _slice_scatter(call: Call) -> str:
-    """The source in the place of a slice."""
-    x, source = call["self"], call["src"]
-    axis = call.axis(x, call["dim"])
-    start, stop = _limits(call, x, axis)
-    if call["step"] != 1:
-        raise call.error("elements are stored with gaps between them: store whole ranges")
-    return _replaced(call, x, source, axis, start, stop)
-
-
-def _select_scatter(call: Call) -> str:
-    x, source = call["self"], call["src"]
-    axis = call.axis(x, call["dim"])
-    index = call["index"] % call.shape(x)[axis]
-    shape = [1 if k == axis else size for k, size in enumerate(call.shape(x))]
-    return _replaced(call, x, call.reshaped(source, shape), axis, index, index + 1)
-
-
-def _replaced(call: Call, x: str, source: str, axis: int, start: int, stop: int) -> str:
-    size = call.shape(x)[axis]
-    parts = [call.cast(source, call.dtype(x))]
-    if start:
-        parts.insert(0, call.part(x, axis, 0, start))
-    if stop < size:
-        parts.append(call.part(x, axis, stop, size))
-    return parts[0] if len(parts) == 1 else call.emit(Concat(axis), *parts)
-
-
-def _select(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
-    index = call["index"] % call.shape(x)[axis]
-    return call.reshaped(call.part(x, axis, index, index + 1), call.result.shape)
-
-
-def _narrow(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
-    start = call["start"] % call.shape(x)[axis]
-    return call.part(x, axis, start, start + call["length"])
-
-
-def _split(call: Call) -> tuple[str, ...]:
-    """Parts of the sizes that the results have."""
-    x = call["self"]
-    call.in_result("indices")
-    axis = call.axis(x, call["dim"])
-    parts: list[str] = []
-    start = 0
-    for result in call.results:
-        if result is None:
-            raise call.error("a part of a tensor is no tensor")
-        stop = start + result.shape[axis]
-        parts.append(call.part(x, axis, start, stop))
-        start = stop
-    return tuple(parts)
-
-
-def _unbind(call: Call) -> tuple[str, ...]:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
-    shape = call.result.shape
-    return tuple(
-        call.reshaped(call.part(x, axis, k, k + 1), shape) for k in range(call.shape(x)[axis])
-    )
-
-
-def _cat(call: Call) -> str:
-    # An empty vector is taken whatever the rank of the others.
-    tensors = [x for x in call["tensors"] if call.shape(x) != (0,)]
-    tensors = [call.cast(x, call.result.dtype) for x in tensors]
-    axis = call.axis(tensors[0], call["dim"])
-    return tensors[0] if len(tensors) == 1 else call.emit(Concat(axis), *tensors)
-
-
-def _stack(call: Call) -> str:
-    tensors = [call.cast(x, call.result.dtype) for x in call["tensors"]]
-    axis = call["dim"] % len(call.result.shape)
-    shape = list(call.result.shape)
-    shape[axis] = 1
-    return call.emit(Concat(axis), *(call.reshaped(x, shape) for x in tensors))
 
 
 def _flip(call: Call) -> str:
@@ -208,8 +107,8 @@ def _roll(call: Call) -> str:
     shape = call.shape(x)
     if not axes:
         x, axes = call.reshaped(x, (math.prod(shape),)), [0]
-    for shift, given in zip(call["shifts"], axes, strict=True):
-        axis = call.axis(x, given)
+    for shift, dim in zip(call["shifts"], axes, strict=True):
+        axis = call.axis(x, dim)
         size = call.shape(x)[axis]
         place = -shift % size if size else 0
         if place:
@@ -218,54 +117,293 @@ def _roll(call: Call) -> str:
     return call.reshaped(x, shape)
 
 
-_SAME = (
-    *("clone", "contiguous", "alias", "detach", "lift", "positive", "resolve_conj", "resolve_neg"),
-)
-_VIEWS = (
-    *("view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints"),
-    *("unflatten.int", "view_as.default", "reshape_as.default", "ravel.default"),
-    *("unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "view_copy.default"),
-    *("atleast_1d.default", "atleast_2d.default", "_reshape_alias.default"),
-)
+# -- parts and joints -----------------------------------------------------------------------------
 
-OPERATORS: Mapping[str, Handler] = {
-    **{f"aten.{name}.default": _same for name in _SAME},
-    **{f"aten.{name}": _view for name in _VIEWS},
+
+def _limits(call: Call, x: str, axis: int) -> tuple[int, int]:
+    """Return ``start`` and ``end`` of a slice within the axis."""
+    size = call.shape(x)[axis]
+    start = call["start"] or 0
+    stop = size if call["end"] is None else call["end"]
+    low, high = (min(max(v + size if v < 0 else v, 0), size) for v in (start, stop))
+    return low, max(low, high)
+
+
+def _slice(call: Call) -> str:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    return call.part(x, axis, *_limits(call, x, axis), call["step"])
+
+
+def _slice_scatter(call: Call) -> str:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    start, stop = _limits(call, x, axis)
+    if call["step"] != 1:
+        call.reject("elements are stored with gaps between them: store whole ranges")
+    return _replaced(call, call["src"], axis, start, stop)
+
+
+def _select_scatter(call: Call) -> str:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    index = call["index"] % call.shape(x)[axis]
+    shape = [1 if k == axis else size for k, size in enumerate(call.shape(x))]
+    return _replaced(call, call.reshaped(call["src"], shape), axis, index, index + 1)
+
+
+def _replaced(call: Call, source: str, axis: int, start: int, stop: int) -> str:
+    """Emit ``self`` with the source in the place of a slice."""
+    x = call["self"]
+    size = call.shape(x)[axis]
+    parts = [call.cast(source, call.dtype(x))]
+    if start:
+        parts.insert(0, call.part(x, axis, 0, start))
+    if stop < size:
+        parts.append(call.part(x, axis, stop, size))
+    return call.joined(parts, axis)
+
+
+def _select(call: Call) -> str:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    index = call["index"] % call.shape(x)[axis]
+    return call.reshaped(call.part(x, axis, index, index + 1), call.result.shape)
+
+
+def _narrow(call: Call) -> str:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    start = call["start"] % call.shape(x)[axis]
+    return call.part(x, axis, start, start + call["length"])
+
+
+def _split(call: Call) -> tuple[str, ...]:
+    """Emit parts of the sizes that the results have."""
+    x = call["self"]
+    call.in_result("indices")
+    axis = call.axis(x, call["dim"])
+    parts: list[str] = []
+    start = 0
+    for result in call.results:
+        if result is None:
+            call.reject("a part of a tensor is no tensor")
+        stop = start + result.shape[axis]
+        parts.append(call.part(x, axis, start, stop))
+        start = stop
+    return tuple(parts)
+
+
+def _unbind(call: Call) -> tuple[str, ...]:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    parts = (call.part(x, axis, k, k + 1) for k in range(call.shape(x)[axis]))
+    return tuple(call.reshaped(part, call.result.shape) for part in parts)
+
+
+def _cat(call: Call) -> str:
+    # An empty vector is accepted whatever the rank of the other tensors.
+    tensors = [x for x in call["tensors"] if call.shape(x) != (0,)]
+    tensors = [call.cast(x, call.result.dtype) for x in tensors]
+    return call.joined(tensors, call.axis(tensors[0], call["dim"]))
+
+
+def _stack(call: Call) -> str:
+    tensors = [call.cast(x, call.result.dtype) for x in call["tensors"]]
+    axis = call["dim"] % len(call.result.shape)
+    shape = list(call.result.shape)
+    shape[axis] = 1
+    return call.emit(Concat(axis), *(call.reshaped(x, shape) for x in tensors))
+
+
+# -- images ---------------------------------------------------------------------------------------
+
+
+def _pad(mode: str, argument: str) -> Handler:
+    return lambda call: _padded(call, mode, call[argument])
+
+
+def _padded(call: Call, mode: str, widths: Sequence[int], value: float = 0) -> str:
+    """Pad ``self``; the widths stand before and after each axis, the last axis first."""
+    x = call["self"]
+    zeros = [0] * (call.rank(x) - len(widths) // 2)
+    before, after = ([*zeros, *widths[side::2][::-1]] for side in (0, 1))
+    return call.padded(x, before, after, mode, value)
+
+
+def _constant_pad(call: Call) -> str:
+    return _padded(call, "constant", call["pad"], call["value"])
+
+
+def _pad_by_mode(call: Call) -> str:
+    modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+    return _padded(call, modes[call["mode"]], call["pad"], call["value"] or 0)
+
+
+def _channel_shuffle(call: Call) -> str:
+    x, groups = call["self"], call["groups"]
+    n, c, *image = call.shape(x)
+    grouped = call.reshaped(x, (n, groups, c // groups, *image))
+    order = (0, 2, 1, *range(3, 3 + len(image)))
+    return call.reshaped(call.transposed(grouped, order), call.result.shape)
+
+
+def _scales(call: Call, axes: int) -> list[float | None]:
+    """Return the scale factor of each image axis; None where the size is given."""
+    names = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
+    scales = [call.get(name) for name in names[axes]]
+    return scales if call.get("scale_factors") is None else list(call["scale_factors"])
+
+
+def _linear(axes: int) -> Handler:
+    def handler(call: Call) -> str:
+        x = call.get("input") or call["self"]
+        if not is_float(call.dtype(x)):
+            call.reject(f"a linear interpolation of {call.dtype(x)}: convert it to float32")
+        sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
+        aligned, scales = bool(call.get("align_corners")), _scales(call, axes)
+        for scale, size, result in zip(scales, *sizes, strict=True):
+            if not aligned and scale is not None and abs(size * scale - result) > 1e-6:
+                call.reject(
+                    f"an axis of {size} is resized by {scale}, which is no whole size: give "
+                    "the size, or recompute_scale_factor=True"
+                )
+        coordinates = "align_corners" if aligned else "half_pixel"
+        return call.emit(Resize(sizes[1], "linear", coordinates), x)
+
+    return handler
+
+
+def _nearest(axes: int, offset: float) -> Handler:
+    """Return the handler that takes the pixel at the corner of a pixel of the result, or at its
+    middle (an ``offset`` of 0.5). Coordinates are computed in float32, as PyTorch does, since it
+    matters where they meet the border of a pixel."""
+
+    def handler(call: Call) -> str:
+        x = call.get("input") or call["self"]
+        image, sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
+        tables: list[Array] = []
+        for scale, size, result in zip(_scales(call, axes), image, sizes, strict=True):
+            step = 1 / scale if scale else size / result
+            coordinates = np.arange(result, dtype=np.float32) + np.float32(offset)
+            places = np.floor(coordinates * np.float32(step)).astype(np.int64)
+            tables.append(np.minimum(places, size - 1))
+        plain = Resize(sizes, "nearest", "asymmetric", "floor")
+        pairs = zip(image, sizes, tables, strict=True)
+        if all(np.array_equal(plain.indices(size, result), t) for size, result, t in pairs):
+            return call.emit(plain, x)
+        for axis, table in enumerate(tables, call.rank(x) - axes):
+            x = call.emit(Gather(axis), x, call.tensor(table))
+        return x
+
+    return handler
+
+
+# -- indices --------------------------------------------------------------------------------------
+
+
+def _index_select(call: Call) -> str:
+    x = call["self"]
+    return call.emit(Gather(call.axis(x, call["dim"])), x, call["index"])
+
+
+def _index(call: Call) -> str:
+    """Emit advanced indexing: as in numpy, the axes of the indices come first where the indexed
+    axes are not neighbours."""
+    x, indices = call["self"], call["indices"]
+    shape = call.shape(x)
+    indexed = [axis for axis, index in enumerate(indices) if index is not None]
+    if any(call.dtype(indices[axis]) in ("bool", "uint8") for axis in indexed):
+        call.reject(
+            "a mask picks elements, so that their number is not known: multiply by it, or use where"
+        )
+    if len(indexed) == 1:
+        return call.emit(Gather(indexed[0]), x, indices[indexed[0]])
+    first = indexed[0]
+    if indexed != list(range(first, first + len(indexed))):
+        order = [*indexed, *(axis for axis in range(len(shape)) if axis not in indexed)]
+        x, first = call.transposed(x, order), 0
+    sizes = [shape[axis] for axis in indexed]
+    place = ""
+    for k, axis in enumerate(indexed):
+        index = call.from_front(indices[axis], shape[axis])
+        step = math.prod(sizes[k + 1 :])
+        if not place:
+            place = call.elementwise(mul(X, step), index)
+        else:
+            place = call.elementwise(add(X, mul(Y, step)), place, index)
+    moved = call.shape(x)
+    merged = (*moved[:first], math.prod(sizes), *moved[first + len(sizes) :])
+    return call.emit(Gather(first), call.reshaped(x, merged), place)
+
+
+def _gather(call: Call) -> str:
+    x, index = call["self"], call["index"]
+    if not call.shape(x):
+        return call.reshaped(x, call.shape(index))
+    return call.gathered_elements(x, index, call.axis(x, call["dim"]))
+
+
+HANDLERS: Mapping[str, Handler] = {
+    **handlers(
+        "clone contiguous alias detach lift positive resolve_conj resolve_neg",
+        lambda call: call["self"],
+    ),
+    **handlers(
+        "view reshape _unsafe_view flatten.using_ints unflatten.int view_as reshape_as ravel "
+        "unsqueeze squeeze.default|dim|dims view_copy atleast_1d atleast_2d _reshape_alias",
+        _view,
+    ),
+    **handlers(
+        "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout", _dropout
+    ),
+    **handlers("permute", _permute),
+    **handlers("transpose.int swapaxes swapdims", _transpose),
+    **handlers("t mT", _matrix_transpose),
+    **handlers(
+        "numpy_T",
+        lambda call: call.transposed(call["self"], range(call.rank(call["self"]))[::-1]),
+    ),
+    **handlers("movedim.intlist|int", _move_axes),
+    **handlers("expand expand_as broadcast_to", _expand),
+    **handlers("repeat tile", _repeat),
+    **handlers("repeat_interleave.self_int", _repeat_each),
+    **handlers("copy", _copy),
+    **handlers("flip", _flip),
+    **handlers("roll", _roll),
+    **handlers("slice.Tensor", _slice),
+    **handlers("slice_scatter", _slice_scatter),
+    **handlers("select.int", _select),
+    **handlers("select_scatter", _select_scatter),
+    **handlers("narrow", _narrow),
+    **handlers("split.Tensor|sizes split_with_sizes chunk tensor_split.sections|indices", _split),
+    **handlers("unbind.int", _unbind),
+    **handlers("cat concat", _cat),
+    **handlers("stack", _stack),
+    **handlers("constant_pad_nd", _constant_pad),
+    **handlers("pad", _pad_by_mode),
+    **handlers("reflection_pad1d reflection_pad2d reflection_pad3d", _pad("reflect", "padding")),
+    **handlers("replication_pad1d replication_pad2d replication_pad3d", _pad("edge", "padding")),
+    **handlers(
+        "pixel_shuffle",
+        lambda call: call.blocks_to_pixels(call["self"], call["upscale_factor"]),
+    ),
+    **handlers(
+        "pixel_unshuffle",
+        lambda call: call.pixels_to_blocks(call["self"], call["downscale_factor"]),
+    ),
+    **handlers("channel_shuffle", _channel_shuffle),
+    **handlers("upsample_linear1d.default|vec", _linear(1)),
+    **handlers("upsample_bilinear2d.default|vec", _linear(2)),
+    **handlers("upsample_trilinear3d.default|vec", _linear(3)),
     **{
-        f"aten.{name}dropout.default": _dropout
-        for name in ("", "alpha_", "feature_", "feature_alpha_", "native_")
+        name: handler
+        for operator, offset in (("upsample_nearest", 0.0), ("_upsample_nearest_exact", 0.5))
+        for n in (1, 2, 3)
+        for name, handler in handlers(f"{operator}{n}d.default|vec", _nearest(n, offset)).items()
     },
-    "aten.permute.default": _permute,
-    "aten.transpose.int": _transpose,
-    "aten.swapaxes.default": _transpose,
-    "aten.swapdims.default": _transpose,
-    "aten.t.default": _matrix_transpose,
-    "aten.mT.default": _matrix_transpose,
-    "aten.numpy_T.default": _reversed_axes,
-    "aten.movedim.intlist": _move_axes,
-    "aten.movedim.int": _move_axes,
-    "aten.expand.default": _expand,
-    "aten.expand_as.default": _expand,
-    "aten.broadcast_to.default": _expand,
-    "aten.repeat.default": _repeat,
-    "aten.tile.default": _repeat,
-    "aten.repeat_interleave.self_int": _repeat_each,
-    "aten.copy.default": _copy,
-    "aten.slice.Tensor": _slice,
-    "aten.slice_scatter.default": _slice_scatter,
-    "aten.select.int": _select,
-    "aten.select_scatter.default": _select_scatter,
-    "aten.narrow.default": _narrow,
-    "aten.split.Tensor": _split,
-    "aten.split.sizes": _split,
-    "aten.split_with_sizes.default": _split,
-    "aten.chunk.default": _split,
-    "aten.tensor_split.sections": _split,
-    "aten.tensor_split.indices": _split,
-    "aten.unbind.int": _unbind,
-    "aten.cat.default": _cat,
-    "aten.concat.default": _cat,
-    "aten.stack.default": _stack,
-    "aten.flip.default": _flip,
-    "aten.roll.default": _roll,
+    **handlers("embedding", lambda call: call.emit(Gather(0), call["weight"], call["indices"])),
+    **handlers("index_select", _index_select),
+    **handlers("index.Tensor _unsafe_index.Tensor", _index),
+    **handlers("gather", _gather),
 }

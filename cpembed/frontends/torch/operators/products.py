@@ -1,120 +1,251 @@
-"""Convolutions and products of matrices. A bias is added by an operator of its own."""
+"""Convolutions, products of matrices, attention, and pooling. A bias is added by an operator of its
+own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from cpembed.frontends import expressions as ex
-from cpembed.frontends.convolutions import biased, convolved, matmul, scalable
-from cpembed.frontends.expressions import X, Y
-from cpembed.frontends.torch.call import Call, Handler, per_axis
+import numpy as np
+
+from cpembed.frontends import expressions as e
+from cpembed.frontends.composites import Window
+from cpembed.frontends.emitter import is_float
+from cpembed.frontends.expressions import X, Y, add, mul
+from cpembed.frontends.torch.call import Call, Handler, Results, handlers, per_axis
+from cpembed.graph.kinds import Elementwise, Reduce, Softmax
+
+# -- convolutions ---------------------------------------------------------------------------------
 
 
-def _same_padding(call: Call, axes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding before and after that keeps an image's size."""
-    taps = call.shape(call["weight"])[2:]
-    whole = [d * (t - 1) for d, t in zip(per_axis(call["dilation"], axes), taps, strict=True)]
-    return tuple(w // 2 for w in whole), tuple(w - w // 2 for w in whole)
-
-
-def _convolve(call: Call, axes: int, transposed: bool) -> str:
-    x, bias = call["input"], call["bias"]
-    batched = len(call.shape(x)) == axes + 2
-    if not batched:
+def _convolution(call: Call, axes: int, transposed: bool) -> str:
+    x, weights, bias = call["input"], call["weight"], call["bias"]
+    if call.rank(x) != axes + 2:
         x = call.reshaped(x, (1, *call.shape(x)))
-    weights = call["weight"]
-    padding = call["padding"]
+    dilations, padding = per_axis(call["dilation"], axes), call["padding"]
     if padding == "same":
-        before, after = _same_padding(call, axes)
+        taps = call.shape(weights)[2:]
+        totals = [d * (t - 1) for d, t in zip(dilations, taps, strict=True)]
+        before, after = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     else:
         before = after = (0,) * axes if padding == "valid" else per_axis(padding, axes)
     options: dict[str, Any] = {
         "strides": per_axis(call["stride"], axes),
         "before": before,
         "after": after,
-        "dilations": per_axis(call["dilation"], axes),
+        "dilations": dilations,
         "groups": call["groups"],
     }
     if transposed:
         options["output_padding"] = per_axis(call["output_padding"], axes)
 
     def write(weights: str, bias: str | None) -> str:
-        result = convolved(call, x, weights, transposed=transposed, **options)
-        return call.reshaped(biased(call, result, bias), call.result.shape)
+        result = call.convolved(x, weights, transposed=transposed, **options)
+        return call.reshaped(call.biased(result, bias), call.result.shape)
 
     if transposed:
-        return scalable(call, weights, bias, write, axis=1, groups=call["groups"])
-    return scalable(call, weights, bias, write)
+        return call.scalable(weights, bias, write, axis=1, groups=call["groups"])
+    return call.scalable(weights, bias, write)
 
 
-def _conv(axes: int) -> Handler:
-    return lambda call: _convolve(call, axes, False)
+def _any_convolution(call: Call) -> str:
+    return _convolution(call, call.rank(call["weight"]) - 2, bool(call["transposed"]))
 
 
-def _transposed_conv(axes: int) -> Handler:
-    return lambda call: _convolve(call, axes, True)
+def _conv(axes: int, transposed: bool = False) -> Handler:
+    return lambda call: _convolution(call, axes, transposed)
 
 
-def _any_conv(call: Call) -> str:
-    return _convolve(call, len(call.shape(call["weight"])) - 2, bool(call["transposed"]))
+# -- products of matrices -------------------------------------------------------------------------
 
 
 def _linear(call: Call) -> str:
     x, weight, bias = call["input"], call["weight"], call["bias"]
+    is_matrix = call.rank(weight) > 1
 
     def write(weight: str, bias: str | None) -> str:
-        result = matmul(call, x, weight, transposed=len(call.shape(weight)) > 1)
-        return result if bias is None else call.elementwise(ex.add(X, Y), result, bias)
+        result = call.matmul(x, weight, transposed=is_matrix)
+        return result if bias is None else call.elementwise(add(X, Y), result, bias)
 
-    if len(call.shape(weight)) == 1:
-        return write(weight, bias)
-    return scalable(call, weight, bias, write)
+    return call.scalable(weight, bias, write) if is_matrix else write(weight, bias)
 
 
 def _matmul(first: str, second: str) -> Handler:
-    return lambda call: matmul(call, call[first], call[second])
+    return lambda call: call.matmul(call[first], call[second])
 
 
 def _outer(call: Call) -> str:
     a, b = call["self"], call.get("vec2") or call["other"]
     column, row = (*call.shape(a), 1), (1, *call.shape(b))
-    return call.elementwise(ex.mul(X, Y), call.reshaped(a, column), call.reshaped(b, row))
+    return call.elementwise(mul(X, Y), call.reshaped(a, column), call.reshaped(b, row))
 
 
-def _added(first: str, second: str) -> Handler:
-    """``beta * self + alpha * product``."""
+def _product_added(first: str, second: str) -> Handler:
+    """Return the handler of ``beta * self + alpha * product``."""
 
     def handler(call: Call) -> str:
-        result, added = matmul(call, call[first], call[second]), call["self"]
+        result, added = call.matmul(call[first], call[second]), call["self"]
         alpha, beta = call["alpha"], call["beta"]
         if beta == 0:
-            return call.elementwise(ex.mul(X, alpha), result)
-        scaled = X if alpha == 1 else ex.mul(X, alpha)
-        other = Y if beta == 1 else ex.mul(Y, beta)
-        return call.elementwise(ex.add(scaled, other), result, added)
+            return call.elementwise(mul(X, alpha), result)
+        product = X if alpha == 1 else mul(X, alpha)
+        addend = Y if beta == 1 else mul(Y, beta)
+        return call.elementwise(add(product, addend), result, added)
 
     return handler
 
 
-OPERATORS: Mapping[str, Handler] = {
+# -- attention ------------------------------------------------------------------------------------
+
+_LARGEST_MASK = 1 << 26
+"""Maximum number of elements of a causal mask, which is a constant."""
+
+
+def _attention(call: Call) -> Results:
+    """Emit attention as two products of matrices around a softmax."""
+    query, key, value = call["query"], call["key"], call["value"]
+    if call["dropout_p"]:
+        call.reject("weights are dropped at random: call model.eval() before the export")
+    if call.get("enable_gqa"):
+        heads = call.shape(query)[-3]
+        key, value = _shared(call, key, heads), _shared(call, value, heads)
+    scale = call["scale"]
+    scale = 1 / math.sqrt(call.shape(query)[-1]) if scale is None else scale
+    scores = call.elementwise(mul(X, scale), call.matmul(query, key, transposed=True))
+    mask = call.get("attn_mask")
+    scores = _masked(call, scores, mask, bool(call.get("is_causal")))
+    last = call.rank(scores) - 1
+    weights = call.emit(Softmax(last), scores)
+    if mask is not None:
+        # Where a mask leaves nothing of a row, PyTorch's weights are zeros.
+        largest = call.emit(Reduce("max", (last,), True), scores)
+        zeroed = e.where(e.equal(X, -math.inf), 0.0, Y)
+        weights = call.emit(Elementwise(zeroed, call.dtype(weights)), largest, weights)
+    return call.first_of(call.matmul(weights, value))
+
+
+def _shared(call: Call, x: str, heads: int) -> str:
+    """Repeat keys or values that several heads of queries share."""
+    *lead, groups, length, depth = call.shape(x)
+    if groups == heads:
+        return x
+    x = call.reshaped(x, (*lead, groups, 1, length, depth))
+    x = call.expanded(x, (*lead, groups, heads // groups, length, depth))
+    return call.reshaped(x, (*lead, heads, length, depth))
+
+
+def _masked(call: Call, scores: str, mask: str | None, causal: bool) -> str:
+    if causal:
+        rows, columns = call.shape(scores)[-2:]
+        if rows * columns > _LARGEST_MASK:
+            call.reject(f"a causal mask of {rows} by {columns} is too large a constant")
+        later = np.triu(np.full((rows, columns), -np.inf, np.float32), 1)
+        scores = call.elementwise(add(X, Y), scores, call.tensor(later))
+    if mask is None:
+        return scores
+    if call.dtype(mask) == "bool":
+        return call.elementwise(e.where(X, Y, -math.inf), mask, scores, dtype=call.dtype(scores))
+    return call.elementwise(add(X, Y), scores, mask)
+
+
+# -- pooling --------------------------------------------------------------------------------------
+
+
+def _check_mean(call: Call) -> None:
+    """Reject a mean of integers, which PyTorch rounds towards zero."""
+    if not is_float(call.dtype(call["self"])):
+        call.reject("means of integers are not known: convert the image to float32")
+
+
+def _pooled(call: Call, operation: str, axes: int, counts_padding: bool = False) -> str:
+    taps = per_axis(call["kernel_size"], axes)
+    padding = per_axis(call["padding"], axes)
+    strides = per_axis(call["stride"], axes, taps)
+    window = Window(taps, strides, per_axis(call.get("dilation") or 1, axes), padding, padding)
+    ceil_mode = bool(call["ceil_mode"])
+    return call.pooled(
+        operation, call["self"], window, ceil_mode=ceil_mode, counts_padding=counts_padding
+    )
+
+
+def _max_pool(axes: int) -> Handler:
+    return lambda call: call.first_of(_pooled(call, "max", axes))
+
+
+def _average_pool(axes: int) -> Handler:
+    def handler(call: Call) -> str:
+        _check_mean(call)
+        divisor = call.get("divisor_override")
+        counts = bool(call["count_include_pad"])
+        if divisor is None:
+            padded = any(per_axis(call["padding"], axes))
+            return _pooled(call, "mean", axes, counts and padded)
+        if call["ceil_mode"]:
+            call.reject("divisor_override together with ceil_mode: leave one of them out")
+        mean = _pooled(call, "mean", axes, True)
+        count = math.prod(per_axis(call["kernel_size"], axes))
+        return call.elementwise(mul(X, count / divisor), mean)
+
+    return handler
+
+
+def _adaptive(operation: str, axes: int) -> Handler:
+    """Return the handler of pooling to one element an axis, or with equal windows."""
+
+    def handler(call: Call) -> Results:
+        x = call["self"]
+        if operation == "mean":
+            _check_mean(call)
+        rank, sizes, results = call.rank(x), call.shape(x)[-axes:], call.result.shape[-axes:]
+        if all(size == 1 for size in results):
+            kind = Reduce(operation, tuple(range(rank - axes, rank)), True)
+            return call.first_of(call.emit(kind, x))
+        for size, result in zip(sizes, results, strict=True):
+            if size % result:
+                call.reject(
+                    f"adaptive pooling of an axis of {size} to {result}, whose windows are not "
+                    f"all alike: choose a size that divides {size}"
+                )
+        taps = tuple(s // r for s, r in zip(sizes, results, strict=True))
+        zeros = (0,) * axes
+        window = Window(taps, taps, (1,) * axes, zeros, zeros)
+        return call.first_of(call.pooled(operation, x, window))
+
+    return handler
+
+
+HANDLERS: Mapping[str, Handler] = {
+    **handlers("conv1d.default|padding", _conv(1)),
+    **handlers("conv2d.default|padding", _conv(2)),
+    **handlers("conv3d.default|padding", _conv(3)),
+    **handlers("conv_transpose1d", _conv(1, transposed=True)),
+    **handlers("conv_transpose2d.input", _conv(2, transposed=True)),
+    **handlers("conv_transpose3d.input", _conv(3, transposed=True)),
+    **handlers("convolution", _any_convolution),
+    **handlers("linear", _linear),
+    **handlers("matmul", _matmul("self", "other")),
+    **handlers("mm bmm", _matmul("self", "mat2")),
+    **handlers("mv", _matmul("self", "vec")),
+    **handlers("dot", _matmul("self", "tensor")),
+    **handlers("outer", _outer),
+    **handlers("addmm", _product_added("mat1", "mat2")),
+    **handlers("addmv", _product_added("mat", "vec")),
+    **handlers("baddbmm", _product_added("batch1", "batch2")),
+    **handlers(
+        "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", _attention
+    ),
     **{
-        f"aten.conv{n}d.{overload}": _conv(n)
+        name: handler
         for n in (1, 2, 3)
-        for overload in ("default", "padding")
+        for operators, handler_of_axes in (
+            (f"max_pool{n}d max_pool{n}d_with_indices", _max_pool(n)),
+            (f"avg_pool{n}d", _average_pool(n)),
+            (f"adaptive_avg_pool{n}d", _adaptive("mean", n)),
+            (f"adaptive_max_pool{n}d", _adaptive("max", n)),
+        )
+        for name, handler in handlers(operators, handler_of_axes).items()
     },
-    "aten.conv_transpose1d.default": _transposed_conv(1),
-    "aten.conv_transpose2d.input": _transposed_conv(2),
-    "aten.conv_transpose3d.input": _transposed_conv(3),
-    "aten.convolution.default": _any_conv,
-    "aten.linear.default": _linear,
-    "aten.matmul.default": _matmul("self", "other"),
-    "aten.mm.default": _matmul("self", "mat2"),
-    "aten.bmm.default": _matmul("self", "mat2"),
-    "aten.mv.default": _matmul("self", "vec"),
-    "aten.dot.default": _matmul("self", "tensor"),
-    "aten.outer.default": _outer,
-    "aten.addmm.default": _added("mat1", "mat2"),
-    "aten.addmv.default": _added("mat", "vec"),
-    "aten.baddbmm.default": _added("batch1", "batch2"),
+    **handlers("_adaptive_avg_pool2d", _adaptive("mean", 2)),
+    **handlers("_adaptive_avg_pool3d", _adaptive("mean", 3)),
 }

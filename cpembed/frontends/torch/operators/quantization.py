@@ -1,4 +1,4 @@
-"""Quantized models of PT2E: conversions to integers of eight bits and back, as they are written."""
+"""Quantization of PT2E: conversions to integers and back."""
 
 from __future__ import annotations
 
@@ -7,55 +7,37 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.frontends import expressions as ex
+from cpembed.frontends import expressions as e
 from cpembed.frontends.expressions import X, Y, Z
 from cpembed.frontends.torch.call import Call, Handler
-from cpembed.graph.kinds import Dequantize, DynamicQuantize, Elementwise, Quantize
+from cpembed.graph.kinds import Dequantize, DynamicQuantize, Quantize
 from cpembed.graph.kinds.base import Array
 
 
-def _numbers(call: Call, value: Any) -> Array | None:
-    """A parameter as a vector; None for a tensor that is computed while the model runs."""
+def _vector(call: Call, value: Any) -> Array:
+    """Return a scale or zero point as a vector."""
     if value is None:
         return np.zeros(1)
-    if isinstance(value, str):
-        known = call.value(value)
-        return None if known is None else known.reshape(-1)
-    return np.asarray([value])
+    elements = call.value(value) if isinstance(value, str) else np.asarray([value])
+    if elements is None:
+        call.reject("scale and zero point are computed while the model runs: quantize statically")
+    return elements.reshape(-1)
 
 
 def _parameters(call: Call, scale: Any, zero: Any) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Scales and zero points, each one or as many as the other.
-
-    Raises :class:`ModelError` where they are not known.
-    """
-    scales, zeros = _numbers(call, scale), _numbers(call, zero)
-    if scales is None or zeros is None:
-        raise call.error(
-            "scale and zero point are computed while the model runs: quantize statically"
-        )
-    pairs = (
-        tuple(float(np.float32(s)) for s in scales.tolist()),
-        tuple(int(z) for z in zeros.tolist()),
-    )
-    return _alike(*pairs)
-
-
-def _alike(
-    scales: tuple[float, ...], zeros: tuple[int, ...]
-) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """One zero point for all channels is said once, and one scale too."""
+    """Return scales and zero points, a single one where all are equal."""
+    scales = tuple(float(np.float32(s)) for s in _vector(call, scale).tolist())
+    zeros = tuple(int(z) for z in _vector(call, zero).tolist())
     scales = scales[:1] if len(set(scales)) == len(set(zeros)) == 1 else scales
     return scales, zeros[:1] if len(set(zeros)) == 1 else zeros
 
 
-def _quantized(
-    call: Call, x: str, scales: tuple[float, ...], zeros: tuple[int, ...], dtype: str
-) -> str:
-    """A tensor as integers, limited to a range of them that may be narrower than the type's.
+def _quantized(call: Call, x: str, scale: Any, zero: Any, dtype: str) -> str:
+    """Emit a quantization whose range may be smaller than that of the type.
 
-    One scale's limits are those of the floats, as an activation's would be.
+    A single scale limits the floats, as an activation would.
     """
+    scales, zeros = _parameters(call, scale, zero)
     limits = np.iinfo(dtype)
     low = None if call["quant_min"] <= limits.min else call["quant_min"]
     high = None if call["quant_max"] >= limits.max else call["quant_max"]
@@ -64,78 +46,77 @@ def _quantized(
     if low is None and high is None:
         return call.emit(kind, x)
     if max(len(scales), len(zeros)) > 1:
-        return call.elementwise(ex.clip(X, low, high), call.emit(kind, x))
-    ends = [None if e is None else float((e - zeros[0]) * scales[0]) for e in (low, high)]
-    return call.emit(kind, call.elementwise(ex.clip(X, *ends), x))
+        return call.elementwise(e.clip(X, low, high), call.emit(kind, x))
+    ends = [None if end is None else float((end - zeros[0]) * scales[0]) for end in (low, high)]
+    return call.emit(kind, call.elementwise(e.clip(X, *ends), x))
 
 
 def _check_type(call: Call, dtype: str) -> None:
     if dtype not in ("int8", "uint8", "int32"):
-        raise call.error(f"values are quantized to {dtype}: only int8, uint8 and int32 are known")
+        call.reject(f"values are quantized to {dtype}: only int8, uint8 and int32 are known")
 
 
 def _quantize(scale: str, zero: str) -> Handler:
     def handler(call: Call) -> str:
         x, dtype = call["input"], call["dtype"]
         _check_type(call, dtype)
-        found = call.dynamic.get(call[scale])
-        if found is not None and found[0] == x:
-            if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
-                raise call.error("a tensor is quantized by its own range to uint8 only")
-            call.in_result(zero)  # It comes with the scale.
-            return found[1]
-        scales, zeros = _parameters(call, call[scale], call[zero])
-        return _quantized(call, x, scales, zeros, dtype)
+        source, integers = call.dynamic.get(call[scale], ("", ""))
+        if source != x:
+            return _quantized(call, x, call[scale], call[zero], dtype)
+        if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
+            call.reject("a tensor is quantized by its own range to uint8 only")
+        # The zero point belongs to the scale.
+        call.in_result(zero)
+        return integers
 
     return handler
 
 
 def _dequantize(scale: str, zero: str) -> Handler:
     def handler(call: Call) -> str:
-        q = call["input"]
-        result = call.result.dtype
-        # The integers are what they are, whatever range they were limited to.
+        q, result = call["input"], call.result.dtype
+        # The range to which the integers were limited has no effect any more.
         call.in_result("quant_min", "quant_max", "out_dtype", zero, "axis")
-        found = call.dynamic.get(call[scale])
-        if found is not None:
-            value = ex.mul(ex.sub(X, Y), Z)
-            return call.emit(Elementwise(value, result), q, call[zero], call[scale])
+        if call[scale] in call.dynamic:
+            value = e.mul(e.sub(X, Y), Z)
+            return call.elementwise(value, q, call[zero], call[scale], dtype=result)
         _check_type(call, call.dtype(q))
         scales, zeros = _parameters(call, call[scale], call[zero])
-        axis = call.get("axis") or 0
-        return call.cast(call.emit(Dequantize(scales, zeros, call.axis(q, axis)), q), result)
+        axis = call.axis(q, call.get("axis") or 0)
+        return call.cast(call.emit(Dequantize(scales, zeros, axis), q), result)
 
     return handler
 
 
 def _choose(call: Call) -> tuple[str, str]:
-    """Scale and zero point of a tensor's own range, as ONNX's DynamicQuantizeLinear has them."""
+    """Emit scale and zero point of a tensor's own range, as ONNX's DynamicQuantizeLinear does."""
     x = call["input"]
     if (call["quant_min"], call["quant_max"], call["dtype"]) != (0, 255, "uint8"):
-        raise call.error(
+        call.reject(
             f"a tensor is quantized by its own range to {call['quant_min']} … {call['quant_max']} "
             f"of {call['dtype']}: only 0 … 255 of uint8 are known"
         )
-    # A scale below eps, of a tensor that is next to 0, is not widened to it here.
+    # PyTorch raises a scale below eps, of a tensor that is next to 0, to eps; this is not done.
     call.in_result("eps")
     q, scale, zero = call.emit_all(DynamicQuantize(), x)
     call.dynamic[scale] = x, q
     return scale, zero
 
 
-_PAIR = "scale", "zero_point"
+_SCALARS = "scale", "zero_point"
 _VECTORS = "scales", "zero_points"
 
-OPERATORS: Mapping[str, Handler] = {
-    **{
-        f"quantized_decomposed.quantize_per_tensor.{overload}": _quantize(*_PAIR)
-        for overload in ("default", "tensor", "tensor2")
-    },
-    **{
-        f"quantized_decomposed.dequantize_per_tensor.{overload}": _dequantize(*_PAIR)
-        for overload in ("default", "tensor", "tensor2")
-    },
-    "quantized_decomposed.quantize_per_channel.default": _quantize(*_VECTORS),
-    "quantized_decomposed.dequantize_per_channel.default": _dequantize(*_VECTORS),
-    "quantized_decomposed.choose_qparams.tensor": _choose,
+HANDLERS: Mapping[str, Handler] = {
+    f"quantized_decomposed.{name}": handler
+    for name, handler in {
+        "quantize_per_tensor.default": _quantize(*_SCALARS),
+        "quantize_per_tensor.tensor": _quantize(*_SCALARS),
+        "quantize_per_tensor.tensor2": _quantize(*_SCALARS),
+        "quantize_per_channel.default": _quantize(*_VECTORS),
+        "dequantize_per_tensor.default": _dequantize(*_SCALARS),
+        "dequantize_per_tensor.tensor": _dequantize(*_SCALARS),
+        "dequantize_per_tensor.tensor2": _dequantize(*_SCALARS),
+        "dequantize_per_channel.default": _dequantize(*_VECTORS),
+        "choose_qparams.tensor": _choose,
+    }.items()
 }

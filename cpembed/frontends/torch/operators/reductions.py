@@ -1,68 +1,53 @@
-"""Sums, means, extrema and softmax along axes."""
+"""Functions along axes: sums, extrema, softmax, and normalizations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from cpembed.frontends import expressions as ex
-from cpembed.frontends.expressions import X, Y, apply
-from cpembed.frontends.rows import cumulative_sum, log_sum_exp
-from cpembed.frontends.torch.call import Call, Handler, Results
-from cpembed.graph.kinds import Reduce, Softmax
+import numpy as np
+
+from cpembed.frontends.expressions import X, Y, apply, div, mul, sub
+from cpembed.frontends.torch.call import Call, Handler, Results, handlers
+from cpembed.graph.kinds import LayerNorm, Reduce, Softmax
+from cpembed.graph.kinds.base import Array
 
 
-def _axes_of(call: Call, x: str) -> tuple[int, ...]:
+def _axes(call: Call, x: str) -> tuple[int, ...]:
     axes = call.get("dim")
     return call.axes(x, [axes] if isinstance(axes, int) else axes)
 
 
-def _keeps(call: Call) -> bool:
-    return bool(call.get("keepdim"))
+def _reduced(call: Call, operation: str, x: str, axes: Sequence[int] | None = None) -> str:
+    """Reduce a tensor as the call does: along its axes, which it keeps or not. A scalar stays as
+    it is."""
+    axes = _axes(call, x) if axes is None else axes
+    kind = Reduce(operation, tuple(axes), bool(call.get("keepdim")))
+    return call.emit(kind, x) if call.shape(x) else x
 
 
-def reduce(call: Call, what: str, x: str, axes: Sequence[int], keeps: bool) -> str:
-    """``what`` over axes of a tensor; of a scalar the scalar."""
-    return call.emit(Reduce(what, tuple(axes), keeps), x) if call.shape(x) else x
+def _reduction(operation: str) -> Handler:
+    return lambda call: _reduced(call, operation, call.cast(call["self"], call.result.dtype))
 
 
-def _reduction(what: str) -> Handler:
-    def handler(call: Call) -> str:
-        x = call.cast(call["self"], call.result.dtype)
-        return reduce(call, what, x, _axes_of(call, x), _keeps(call))
-
-    return handler
+def _extremum(operation: str) -> Handler:
+    return lambda call: call.first_of(_reduced(call, operation, call["self"]))
 
 
-def _extremum(what: str) -> Handler:
+def _variance(*, root: bool = False, with_mean: bool = False) -> Handler:
     def handler(call: Call) -> Results:
-        x = call["self"]
-        value = reduce(call, what, x, _axes_of(call, x), _keeps(call))
-        return call.first_of(value)
-
-    return handler
-
-
-def _centred(call: Call, x: str, axes: Sequence[int]) -> tuple[str, str]:
-    """The mean, and the squares of what elements differ from it by."""
-    mean = reduce(call, "mean", x, axes, True)
-    difference = ex.sub(X, Y)
-    return mean, call.elementwise(ex.mul(difference, difference), x, mean)
-
-
-def _variance(roots: bool, with_mean: bool) -> Handler:
-    def handler(call: Call) -> Results:
-        x, axes = call["self"], _axes_of(call, call["self"])
+        x, axes = call["self"], _axes(call, call["self"])
         correction = call.get("correction")
         if correction is None:
             correction = 0 if call.get("unbiased") is False else 1
         count = math.prod(call.shape(x)[axis] for axis in axes)
-        mean, squares = _centred(call, x, axes)
-        total = reduce(call, "sum", squares, axes, _keeps(call))
-        value = ex.div(X, max(0, count - correction))
-        found = call.elementwise(apply("sqrt", value) if roots else value, total)
-        shape = call.shape(found)
-        return (found, call.reshaped(mean, shape)) if with_mean else found
+        mean = call.emit(Reduce("mean", axes, True), x) if call.shape(x) else x
+        difference = sub(X, Y)
+        squares = call.elementwise(mul(difference, difference), x, mean)
+        total = _reduced(call, "sum", squares, axes)
+        value = div(X, max(0, count - correction))
+        result = call.elementwise(apply("sqrt", value) if root else value, total)
+        return (result, call.reshaped(mean, call.shape(result))) if with_mean else result
 
     return handler
 
@@ -70,17 +55,13 @@ def _variance(roots: bool, with_mean: bool) -> Handler:
 def _norm(call: Call) -> str:
     x, order = call.get("self") or call["x"], call.get("ord")
     order = call.get("p") if order is None else order
-    order = 2 if order is None else order
-    axes, keeps = _axes_of(call, x), _keeps(call)
-    if order == 2:
-        total = reduce(call, "sum", call.elementwise(ex.mul(X, X), x), axes, keeps)
+    if order is None or order == 2:
+        total = _reduced(call, "sum", call.elementwise(mul(X, X), x))
         return call.elementwise(apply("sqrt", X), total)
-    size = call.elementwise(apply("abs", X), x)
-    if order == 1:
-        return reduce(call, "sum", size, axes, keeps)
-    if order == math.inf:
-        return reduce(call, "max", size, axes, keeps)
-    raise call.error(f"the norm of order {order} is not known: only 1, 2 and inf")
+    if order not in (1, math.inf):
+        call.reject(f"the norm of order {order} is not known: only 1, 2 and inf")
+    sizes = call.elementwise(apply("abs", X), x)
+    return _reduced(call, "sum" if order == 1 else "max", sizes)
 
 
 def _softmax(log: bool) -> Handler:
@@ -95,40 +76,108 @@ def _softmax(log: bool) -> Handler:
 
 def _log_sum_exp(call: Call) -> str:
     x = call.cast(call["self"], call.result.dtype)
-    return log_sum_exp(call, x, _axes_of(call, x), call.result.shape)
+    return call.log_sum_exp(x, _axes(call, x), call.result.shape)
 
 
-def _any_or_all(what: str) -> Handler:
+def _of_booleans(operation: str) -> Handler:
     def handler(call: Call) -> str:
         x = call.cast(call.cast(call["self"], "bool"), "int32")
-        return call.cast(reduce(call, what, x, _axes_of(call, x), _keeps(call)), "bool")
+        return call.cast(_reduced(call, operation, x), "bool")
 
     return handler
 
 
 def _cumulative_sum(call: Call) -> str:
     x = call.cast(call["self"], call.result.dtype)
-    return cumulative_sum(call, x, call.axis(x, call["dim"])) if call.shape(x) else x
+    return call.cumulative_sum(x, call.axis(x, call["dim"])) if call.shape(x) else x
 
 
-def _table(handler: Handler, *names: str) -> dict[str, Handler]:
-    return {f"aten.{name}": handler for name in names}
+# -- normalizations -------------------------------------------------------------------------------
+
+_OF_THE_BATCH = (
+    "a batch normalisation by the statistics of the batch itself: call model.eval() before the "
+    "export"
+)
 
 
-OPERATORS: Mapping[str, Handler] = {
-    **_table(_reduction("sum"), "sum.default", "sum.dim_IntList"),
-    **_table(_reduction("mean"), "mean.default", "mean.dim"),
-    **_table(_reduction("prod"), "prod.default", "prod.dim_int"),
-    **_table(_extremum("max"), "amax.default", "max.default", "max.dim"),
-    **_table(_extremum("min"), "amin.default", "min.default", "min.dim"),
-    **_table(_variance(False, False), "var.correction", "var.dim", "var.default"),
-    **_table(_variance(True, False), "std.correction", "std.dim", "std.default"),
-    **_table(_variance(False, True), "var_mean.correction", "var_mean.dim", "var_mean.default"),
-    **_table(_norm, "linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.Scalar"),
-    **_table(_softmax(False), "softmax.int", "_softmax.default"),
-    **_table(_softmax(True), "log_softmax.int", "_log_softmax.default"),
-    **_table(_log_sum_exp, "logsumexp.default"),
-    **_table(_any_or_all("max"), "any.default", "any.dim", "any.dims"),
-    **_table(_any_or_all("min"), "all.default", "all.dim", "all.dims"),
-    **_table(_cumulative_sum, "cumsum.default"),
+def _scale_and_shift(call: Call, channels: int) -> tuple[Array, Array]:
+    """Return the effect of a batch normalization with constant statistics, in float64."""
+    mean, variance = (
+        call.constant(call[name], "a statistic of a batch normalisation").astype(np.float64)
+        for name in ("running_mean", "running_var")
+    )
+    weight, bias = (
+        np.full(channels, default, np.float64)
+        if call[name] is None
+        else call.constant(call[name], "a weight of a batch normalisation").astype(np.float64)
+        for name, default in (("weight", 1.0), ("bias", 0.0))
+    )
+    scale = weight / np.sqrt(variance + call["eps"])
+    return scale, bias - mean * scale
+
+
+def _batch_norm(call: Call) -> Results:
+    x = call["input"]
+    if call.get("training") or call["running_mean"] is None:
+        call.reject(_OF_THE_BATCH)
+    scale, shift = _scale_and_shift(call, call.shape(x)[1])
+    return call.first_of(call.scaled_channels(x, scale, shift, call.is_only_reader))
+
+
+def _layer_norm(call: Call) -> Results:
+    x, shape = call["input"], tuple(call["normalized_shape"])
+    scale, bias = (
+        call.tensor(np.full(shape, default, np.float32)) if call[name] is None else call[name]
+        for name, default in (("weight", 1), ("bias", 0))
+    )
+    kind = LayerNorm(call.rank(x) - len(shape), call["eps"])
+    return call.first_of(call.emit(kind, x, scale, bias))
+
+
+def _grouped(call: Call, groups: int) -> str:
+    x = call["input"]
+    return call.group_normalized(x, groups, call["eps"], call["weight"], call["bias"])
+
+
+def _group_norm(call: Call) -> Results:
+    return call.first_of(_grouped(call, call.get("num_groups") or call["group"]))
+
+
+def _statistics_of_one(call: Call) -> Results:
+    """Emit a batch normalization of a batch of one, as which instance normalization is exported."""
+    images, channels = call.shape(call["input"])[:2]
+    if images != 1:
+        call.reject(_OF_THE_BATCH)
+    return call.first_of(_grouped(call, channels))
+
+
+def _instance_norm(call: Call) -> Results:
+    if not call["use_input_stats"]:
+        return _batch_norm(call)
+    # They are updated, and not returned.
+    call.in_result("running_mean", "running_var")
+    return _grouped(call, call.shape(call["input"])[1])
+
+
+HANDLERS: Mapping[str, Handler] = {
+    **handlers("sum.default|dim_IntList", _reduction("sum")),
+    **handlers("mean.default|dim", _reduction("mean")),
+    **handlers("prod.default|dim_int", _reduction("prod")),
+    **handlers("amax max.default|dim", _extremum("max")),
+    **handlers("amin min.default|dim", _extremum("min")),
+    **handlers("var.correction|dim|default", _variance()),
+    **handlers("std.correction|dim|default", _variance(root=True)),
+    **handlers("var_mean.correction|dim|default", _variance(with_mean=True)),
+    **handlers("linalg_vector_norm norm.ScalarOpt_dim|Scalar", _norm),
+    **handlers("softmax.int _softmax", _softmax(False)),
+    **handlers("log_softmax.int _log_softmax", _softmax(True)),
+    **handlers("logsumexp", _log_sum_exp),
+    **handlers("any.default|dim|dims", _of_booleans("max")),
+    **handlers("all.default|dim|dims", _of_booleans("min")),
+    **handlers("cumsum", _cumulative_sum),
+    **handlers("batch_norm native_batch_norm _native_batch_norm_legit_no_training", _batch_norm),
+    **handlers("_native_batch_norm_legit.no_stats", _statistics_of_one),
+    **handlers("layer_norm native_layer_norm", _layer_norm),
+    **handlers("group_norm native_group_norm", _group_norm),
+    **handlers("instance_norm", _instance_norm),
 }

@@ -1,35 +1,125 @@
-"""Compiled CUDA text: its kernels are launched on arrays of this machine."""
+"""Compiled CUDA text, whose kernels are launched on arrays of this machine."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
-from _ctypes import dlclose
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cpembed.errors import ExecutionFault
-from cpembed.targets.cuda.executor.compiler import compiled
-from cpembed.targets.cuda.executor.counters import Counters
-from cpembed.targets.cuda.executor.memory import Argument, DeviceMemory
-from cpembed.targets.cuda.executor.text import FILE, Text, prepared
-from cpembed.targets.executor.locations import Locations
+from cpembed.targets.cuda.executor.source import FILE, PreparedText, prepare
+from cpembed.targets.executor.compiler import TextCompiler
+from cpembed.targets.executor.program import Arena, Array, LoadedText
 
-MOST_THREADS = 1024
-MOST_SHARED_BYTES = 227 * 1024
-"""Of a block, on the largest machine (compute capability 9.0)."""
-MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+NATIVE = Path(__file__).parent / "native"
+"""Folder of the runtime and of the headers that texts are compiled with."""
+
+COMPILER = TextCompiler(
+    kind="CUDA",
+    name="cuda_executor",
+    folder_variable="CPEMBED_CUDA_EXECUTOR_CACHE",
+    file=FILE,
+    language="c++",
+    native=NATIVE,
+    options=(
+        "-std=c++17",
+        "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
+        f"-I{NATIVE / 'include'}",
+    ),
+    gcc_options=("-fno-tree-sra",),  # A vector is loaded and stored as a whole.
+    header="executor.h",
+)
+
+MAX_THREADS = 1024
+MAX_SHARED_BYTES = 227 * 1024
+"""Maximum dynamic shared memory of a block, on the largest machine (compute capability 9.0)."""
+MAX_BLOCKS = (2**31 - 1, 65535, 65535)
+
+Argument = Array | np.generic | int | float
+
+_SCALARS = {
+    ("i", 1): ctypes.c_int8, ("i", 2): ctypes.c_int16, ("i", 4): ctypes.c_int32,
+    ("i", 8): ctypes.c_int64, ("u", 1): ctypes.c_uint8, ("u", 2): ctypes.c_uint16,
+    ("u", 4): ctypes.c_uint32, ("u", 8): ctypes.c_uint64, ("f", 4): ctypes.c_float,
+    ("f", 8): ctypes.c_double,
+}  # fmt: skip
+
+
+def _no_calls() -> dict[str, int]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counts of one launch, or of several added up.
+
+    A *wavefront* serves one 4-byte word of each of the 32 banks of shared memory; a *sector* is 32
+    bytes of global memory. ``…_least`` is the minimum for the same accesses, warp by warp: without
+    bank conflicts, and with the bytes of a warp's access contiguous and aligned.
+    """
+
+    instructions: Mapping[str, int] = field(default_factory=_no_calls)
+    """Calls of device functions, collective functions and barriers by name; one per warp."""
+    shared_load_wavefronts: int = 0
+    """Includes ``ldmatrix`` and loads of WMMA fragments."""
+    shared_load_wavefronts_least: int = 0
+    shared_store_wavefronts: int = 0
+    """Includes the stores of ``cp.async``."""
+    shared_store_wavefronts_least: int = 0
+    ldmatrix_wavefronts: int = 0
+    global_load_sectors: int = 0
+    """Counted per access of a warp; includes the loads of ``cp.async``."""
+    global_load_sectors_least: int = 0
+    global_store_sectors: int = 0
+    global_store_sectors_least: int = 0
+    global_load_bytes: int = 0
+    """Bytes requested by all lanes."""
+    global_store_bytes: int = 0
+    unique_bytes_read: int = 0
+    """Bytes of global memory, each counted once a launch: the minimum with any cache."""
+    unique_bytes_written: int = 0
+    barriers: int = 0
+    """Barriers of whole blocks."""
+    cp_async_groups: int = 0
+    """Groups committed by warps."""
+    blocks: int = 0
+
+    @property
+    def mma(self) -> dict[str, int]:
+        """Matrix multiplications by their device functions."""
+        return {name: calls for name, calls in self.instructions.items() if "_mma_" in name}
+
+    @property
+    def ldmatrix(self) -> int:
+        """Number of ``ldmatrix`` instructions, of any number of matrices."""
+        return sum(n for name, n in self.instructions.items() if "_ldmatrix_" in name)
+
+    def __add__(self, other: Counters) -> Counters:
+        names = [f.name for f in fields(self) if f.name != "instructions"]
+        calls = dict(self.instructions)
+        for name, count in other.instructions.items():
+            calls[name] = calls.get(name, 0) + count
+        return Counters(calls, **{n: getattr(self, n) + getattr(other, n) for n in names})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "instructions"},
+            "instructions": dict(sorted(self.instructions.items())),
+        }
 
 
 class Order(Enum):
-    """In which order blocks, warps and lanes run wherever CUDA leaves it open. A seed, instead, is
-    another order of blocks, and of warps and lanes between every two barriers."""
+    """Order of blocks, warps and lanes wherever CUDA leaves it open.
+
+    A seed in its place is a random order of blocks, and of warps and lanes between every two
+    barriers.
+    """
 
     FORWARD = 0
     REVERSE = 1
@@ -37,7 +127,7 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, how many blocks of how many threads, and the bytes of dynamic shared memory."""
+    """A kernel with its numbers of blocks and threads, and the bytes of dynamic shared memory."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -67,21 +157,15 @@ class _Launch(ctypes.Structure):
     )
 
 
-class Program:
-    """A compiled text. One launch at a time runs in it."""
+class Program(LoadedText):
+    """A compiled CUDA text."""
 
-    def __init__(self, source: str, text: Text, library: Path) -> None:
+    def __init__(self, source: str, text: PreparedText, library: Path) -> None:
+        super().__init__(COMPILER, source, library)
         self._text = text
-        self.library = library
-        self._locations = Locations(library, FILE, source.split("\n"))
-        self._library = ctypes.CDLL(str(library))
-        # Its stacks and what it knows of shared memory go with it.
-        weakref.finalize(self, dlclose, self._library._handle)
-        self._library.executor_run.restype = ctypes.c_char_p
-        self._library.executor_block_of_fault.restype = ctypes.POINTER(ctypes.c_uint32 * 3)
+        self._functions.executor_block_of_fault.restype = ctypes.POINTER(ctypes.c_uint32 * 3)
         for name in ("executor_counter", "executor_function"):
-            getattr(self._library, name).restype = ctypes.c_char_p
-        self._lock = threading.Lock()
+            getattr(self._functions, name).restype = ctypes.c_char_p
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -90,67 +174,79 @@ class Program:
     def run(
         self, launch: Launch, arguments: Sequence[Argument], *, order: Order | int = Order.FORWARD
     ) -> Counters:
-        """Launch a kernel on its arguments, in their order: an array for each pointer, which the
-        kernel may change, and numbers. ``order``: of threads, or a seed of one.
+        """Launch a kernel.
 
-        Arrays lie in the kernel's memory at multiples of 256 bytes, as a GPU's allocator puts them,
-        and apart from each other. Raises :class:`ExecutionFault` where the launch cannot be made,
-        or does what CUDA does not define.
+        Parameters
+        ----------
+        launch
+            Kernel, grid and block.
+        arguments
+            An array for each pointer of the kernel, which it may change, and numbers, in the order
+            of its parameters. Arrays are placed at multiples of 256 bytes with gaps between them,
+            as a GPU's allocator places them.
+        order
+            Order of threads, or the seed of a random one.
+
+        Returns
+        -------
+        Counters
+            Counts of this launch.
+
+        Raises
+        ------
+        ExecutionFault
+            If a GPU would reject the launch, or the kernel does what CUDA leaves undefined.
         """
-        self._require(launch)
-        memory = DeviceMemory.of(launch.kernel, self._parameters(launch.kernel), arguments)
-        buffers = (_Buffer * max(1, len(memory.arena.buffers)))(
-            *(_Buffer(b.address, b.bytes, b.argument) for b in memory.arena.buffers)
+        self._require_launchable(launch)
+        arena, values = _placed(launch.kernel, self._parameters(launch.kernel), arguments)
+        pointers = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
+        buffers = (_Buffer * max(1, len(arena.buffers)))(
+            *(_Buffer(b.address, b.bytes, b.argument) for b in arena.buffers)
         )
         request = _Launch(
             invoke=self._address(f"executor_invoke_{launch.kernel}"),
-            arguments=memory.pointers,
+            arguments=ctypes.addressof(pointers),
             buffers=ctypes.addressof(buffers),
-            buffer_count=len(memory.arena.buffers),
+            buffer_count=len(arena.buffers),
             order=order.value if isinstance(order, Order) else 2,
             seed=0 if isinstance(order, Order) else order % 2**64,
             grid=(ctypes.c_uint32 * 3)(*launch.grid),
             block=(ctypes.c_uint32 * 3)(*launch.block),
             shared_bytes=launch.shared_bytes,
         )
-        with self._lock:
-            fault: bytes | None = self._library.executor_run(ctypes.byref(request))
-            if fault is not None:
-                block = tuple(self._library.executor_block_of_fault().contents)
-                where = f"{launch.kernel}, block {block}"
-                raise ExecutionFault(f"{where}: {self._locations.said(fault.decode())}")
-            counters = self._counters()
-        memory.arena.copy_back()
-        return counters
 
-    def _require(self, launch: Launch) -> None:
-        """Raise where a GPU would not launch it."""
+        def fault_origin() -> str:
+            block = tuple(self._functions.executor_block_of_fault().contents)
+            return f"{launch.kernel}, block {block}: "
+
+        return self._execute(request, arena, self._counters, fault_origin)
+
+    def _require_launchable(self, launch: Launch) -> None:
         name, threads = launch.kernel, int(np.prod(launch.block))
         if name not in self._text.kernels:
             raise ExecutionFault(
                 f"there is no kernel {name} in the text; it has {', '.join(self.kernels)}"
             )
-        most = self._text.kernels[name] or MOST_THREADS
-        if not 1 <= threads <= min(most, MOST_THREADS) or min(launch.block) < 1:
+        limit = min(self._text.kernels[name] or MAX_THREADS, MAX_THREADS)
+        if not 1 <= threads <= limit or min(launch.block) < 1:
             raise ExecutionFault(
-                f"{name} cannot be launched with blocks of {launch.block} threads: at most "
-                f"{min(most, MOST_THREADS)}"
+                f"{name} cannot be launched with blocks of {launch.block} threads: at most {limit}"
             )
-        if any(not 1 <= n <= most for n, most in zip(launch.grid, MOST_BLOCKS, strict=True)):
+        if any(not 1 <= n <= most for n, most in zip(launch.grid, MAX_BLOCKS, strict=True)):
             raise ExecutionFault(f"{name} cannot be launched with a grid of {launch.grid} blocks")
-        if not 0 <= launch.shared_bytes <= MOST_SHARED_BYTES:
+        if not 0 <= launch.shared_bytes <= MAX_SHARED_BYTES:
             raise ExecutionFault(
                 f"{name} cannot be launched with {launch.shared_bytes} bytes of dynamic shared "
-                f"memory: at most {MOST_SHARED_BYTES}"
+                f"memory: at most {MAX_SHARED_BYTES}"
             )
 
     def _address(self, function: str) -> int | None:
-        return ctypes.cast(getattr(self._library, function), ctypes.c_void_p).value
+        return ctypes.cast(getattr(self._functions, function), ctypes.c_void_p).value
 
     def _parameters(self, kernel: str) -> list[tuple[str, int]]:
-        """Kinds and sizes of a kernel's parameters."""
-        kinds = getattr(self._library, f"executor_kinds_{kernel}")
-        sizes = getattr(self._library, f"executor_sizes_{kernel}")
+        """Return kind and size in bytes of each parameter, as in ``native/kernel_entry.h``."""
+        kinds = getattr(self._functions, f"executor_kinds_{kernel}")
+        sizes = getattr(self._functions, f"executor_sizes_{kernel}")
         kinds.restype, sizes.restype = ctypes.c_char_p, ctypes.POINTER(ctypes.c_int)
         return [(kind, sizes()[n]) for n, kind in enumerate(kinds().decode()[1:])]
 
@@ -159,19 +255,56 @@ class Program:
         return Counters(calls, **self._counts("executor_counter"))
 
     def _counts(self, function: str) -> dict[str, int]:
-        ask, found, value = getattr(self._library, function), dict[str, int](), ctypes.c_uint64()
-        while name := ask(len(found), ctypes.byref(value)):
-            found[name.decode()] = value.value
-        return found
+        next_name, value = getattr(self._functions, function), ctypes.c_uint64()
+        counts = dict[str, int]()
+        while name := next_name(len(counts), ctypes.byref(value)):
+            counts[name.decode()] = value.value
+        return counts
+
+
+def _placed(
+    kernel: str, parameters: Sequence[tuple[str, int]], arguments: Sequence[Argument]
+) -> tuple[Arena, list[Any]]:
+    """Return the memory of a launch's arrays, and the C value of each argument."""
+    if len(parameters) != len(arguments):
+        raise ExecutionFault(
+            f"{kernel} takes {len(parameters)} arguments, and {len(arguments)} are given"
+        )
+    arrays: dict[int, tuple[int, Array]] = {}
+    for number, ((kind, _), value) in enumerate(zip(parameters, arguments, strict=True)):
+        if kind == "p":
+            if not isinstance(value, np.ndarray):
+                raise ExecutionFault(f"{kernel} takes an array as argument {number}")
+            # An array that is passed twice is one buffer.
+            arrays.setdefault(id(value), (number, value))
+    arena = Arena.with_copies(kernel, list(arrays.values()))
+    addresses = {id(b.array): b.address for b in arena.buffers}
+    values = [
+        ctypes.c_void_p(addresses[id(value)])
+        if kind == "p"
+        else _scalar(kernel, number, kind, size, value)
+        for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True))
+    ]
+    return arena, values
+
+
+def _scalar(kernel: str, number: int, kind: str, size: int, value: Argument) -> Any:
+    scalar: Any = _SCALARS.get((kind, size))
+    if scalar is not None and np.ndim(value) == 0:
+        return scalar(float(value)) if kind == "f" else scalar(int(value))
+    if isinstance(value, np.generic) and value.nbytes == size:  # float16, for one.
+        return (ctypes.c_uint8 * size).from_buffer_copy(value.tobytes())
+    raise ExecutionFault(
+        f"{kernel} takes a number of {size} bytes as argument {number}: give one of numpy's"
+    )
 
 
 @lru_cache(maxsize=32)
 def compile_text(source: str) -> Program:
-    """A text of CUDA C++, compiled for this machine's processor with ``CPEMBED_EXECUTOR`` defined,
-    and kept by its content.
+    """Compile CUDA C++ for this machine's processor, with ``CPEMBED_EXECUTOR`` defined.
 
-    Raises :class:`~cpembed.errors.BackendUnavailable` without a C++ compiler,
-    :class:`~cpembed.errors.LoweringError` where the text does not compile.
+    Raises :class:`~cpembed.errors.BackendUnavailable` without a C++ compiler and
+    :class:`~cpembed.errors.LoweringError` if the text does not compile.
     """
-    text = prepared(source)
-    return Program(source, text, compiled(text.source))
+    text = prepare(source)
+    return Program(source, text, COMPILER.compile(text.source))

@@ -4,35 +4,143 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
-import weakref
-from _ctypes import dlclose
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal
 
 from cpembed.errors import ExecutionFault, LoweringError
-from cpembed.targets.executor.locations import Locations
-from cpembed.targets.executor.memory import ALIGNMENT, Arena, Array
-from cpembed.targets.scratchpad.executor.compiler import TEXTS
-from cpembed.targets.scratchpad.executor.counters import Counters, decoded
+from cpembed.targets.executor.compiler import TextCompiler
+from cpembed.targets.executor.program import ALIGNMENT, Arena, Array, LoadedText
 
-MOST_OPERANDS = 8
-"""Of ``struct arguments``."""
-MOST_ELEMENTS = 4096
-"""Processing elements, each with a stack of this process."""
+NATIVE = Path(__file__).parent / "native"
+HEADER = NATIVE / "scratchpad.h"
+"""Interface of texts, for those who port them."""
+
+COMPILER = TextCompiler(
+    kind="scratchpad",
+    name="scratchpad_executor",
+    folder_variable="CPEMBED_SCRATCHPAD_EXECUTOR_CACHE",
+    file="kernel.c",
+    language="c",
+    native=NATIVE,
+    options=(
+        "-std=gnu11",
+        "-fno-optimize-sibling-calls",  # A call's return address tells its line.
+        "-DSCRATCHPAD_EXECUTOR=1",
+        f"-I{NATIVE}",
+    ),
+)
+
+MAX_OPERANDS = 8
+"""Length of the array in ``struct arguments``."""
+MAX_ELEMENTS = 4096
+"""Maximum number of processing elements, each of which has a stack in this process."""
+
+Direction = Literal["get", "put"]
+"""Direction of a transfer: "get" is from main memory, "put" to it."""
 
 _KERNEL = re.compile(r"^\s*void\s+kernel\s*\(", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A machine: ``rows`` x ``columns`` processing elements, with ``memories`` of so many bytes.
+class TransferCounts:
+    """Counts of the transfers of one operand in one direction, over all processing elements.
 
-    ``transaction_bytes``: what main memory moves at once; ``alignment_bytes``: of the addresses and
-    sizes of transfers; ``fifo_depth``: vectors that a queue of the mesh holds; ``lanes``: elements
-    of a vector.
+    ``transactions`` are those of main memory that the blocks touch at their real addresses
+    (swATOP, equation 1).
+    """
+
+    transfers: int = 0
+    bytes: int = 0
+    transactions: int = 0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counts of one run, over all processing elements."""
+
+    moved: Mapping[tuple[int, Direction], TransferCounts]
+    """Transfers by the operand's number and the direction."""
+    gemms: Mapping[tuple[int, int, int, int], int]
+    """Calls of ``gemm`` by m, n, k and variant; one for the whole mesh."""
+    instructions: Mapping[tuple[str, int, int, int], int]
+    """Calls of ``touch_call`` by its arguments; one for each processing element."""
+    zeroed_bytes: int
+    row_vectors: int
+    """Vectors sent along rows, including those of ``gemm``; a broadcast is one."""
+    column_vectors: int
+    barriers: int
+    peaks: tuple[int, ...]
+    """Largest end of the used bytes in any processing element, by memory."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(counts.bytes for counts in self.moved.values())
+
+    @property
+    def transactions(self) -> int:
+        return sum(counts.transactions for counts in self.moved.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "moved": [
+                {"operand": operand, "direction": direction, **vars(counts)}
+                for (operand, direction), counts in self.moved.items()
+            ],
+            "gemms": [[*sizes, calls] for sizes, calls in self.gemms.items()],
+            "instructions": [[*call, calls] for call, calls in self.instructions.items()],
+            "zeroed_bytes": self.zeroed_bytes,
+            "row_vectors": self.row_vectors,
+            "column_vectors": self.column_vectors,
+            "barriers": self.barriers,
+            "peaks": list(self.peaks),
+        }
+
+
+def _read_counters(text: str) -> Counters:
+    """Parse the runtime's lines (``native/counters.h``)."""
+    moved: dict[tuple[int, Direction], TransferCounts] = {}
+    gemms: dict[tuple[int, int, int, int], int] = {}
+    instructions: dict[tuple[str, int, int, int], int] = {}
+    totals: dict[str, int] = {}
+    peaks: list[int] = []
+    for line in text.splitlines():
+        match line.split():
+            case ["get" | "put" as direction, operand, *counts]:
+                moved[int(operand), direction] = TransferCounts(*map(int, counts))
+            case ["gemm", m, n, k, variant, calls]:
+                gemms[int(m), int(n), int(k), int(variant)] = int(calls)
+            case ["instruction", name, m, n, k, calls]:
+                instructions[name, int(m), int(n), int(k)] = int(calls)
+            case ["peak", end]:
+                peaks.append(int(end))
+            case [name, count]:
+                totals[name] = int(count)
+            case _:
+                raise ValueError(line)
+    return Counters(moved, gemms, instructions, **totals, peaks=tuple(peaks))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A machine of ``rows`` x ``columns`` processing elements.
+
+    Attributes
+    ----------
+    rows, columns
+        Size of the mesh.
+    memories
+        Bytes of each memory of a processing element.
+    transaction_bytes
+        Bytes that main memory transfers at once.
+    alignment_bytes
+        Alignment of the addresses and sizes of transfers.
+    fifo_depth
+        Number of vectors that a queue of the mesh holds.
+    lanes
+        Number of elements of a vector.
     """
 
     rows: int
@@ -44,19 +152,11 @@ class Shape:
     lanes: int = 1
 
     def __post_init__(self) -> None:
-        numbers = (
-            self.rows,
-            self.columns,
-            *self.memories,
-            self.transaction_bytes,
-            self.alignment_bytes,
-            self.fifo_depth,
-            self.lanes,
-        )
-        if not self.memories or min(numbers) < 1 or self.rows * self.columns > MOST_ELEMENTS:
+        numbers = (*self.memories, *(n for n in astuple(self) if isinstance(n, int)))
+        if not self.memories or min(numbers) < 1 or self.rows * self.columns > MAX_ELEMENTS:
             raise ExecutionFault(
                 f"no machine has a shape of {self}: all of it is positive, and there are at most "
-                f"{MOST_ELEMENTS} processing elements"
+                f"{MAX_ELEMENTS} processing elements"
             )
         if ALIGNMENT % self.alignment_bytes or ALIGNMENT % self.transaction_bytes:
             raise ExecutionFault(
@@ -95,71 +195,77 @@ class _Run(ctypes.Structure):
     )
 
 
-class Program:
-    """A compiled text. One run at a time is made in it."""
+class Program(LoadedText):
+    """A compiled kernel."""
 
     def __init__(self, source: str, library: Path) -> None:
-        self.library = library
-        self._locations = Locations(library, TEXTS.file, source.split("\n"))
-        self._library = ctypes.CDLL(str(library))
-        weakref.finalize(
-            self, dlclose, self._library._handle
-        )  # Its stacks and memories go with it.
-        self._library.executor_run.restype = ctypes.c_char_p
-        self._library.executor_counters.restype = ctypes.c_char_p
-        self._lock = threading.Lock()
+        super().__init__(COMPILER, source, library)
+        self._functions.executor_counters.restype = ctypes.c_char_p
 
     def run(self, shape: Shape, arrays: Sequence[Array], *, seed: int = 0) -> Counters:
-        """Run the kernel on a machine; ``arrays`` are the operands of ``struct arguments``, which
-        it may change where they are not read-only.
+        """Run the kernel.
 
-        ``seed``: of the order in which processing elements go on, and of when transfers arrive. The
-        arrays lie in memory of their own at multiples of 256 bytes, apart from each other. Raises
-        :class:`ExecutionFault` where the kernel does what the machine does not define.
+        Parameters
+        ----------
+        shape
+            Machine to emulate.
+        arrays
+            Operands of ``struct arguments``, in its order; the kernel may change those that are
+            not read-only. They are placed at multiples of 256 bytes with gaps between them.
+        seed
+            Seed of the order in which processing elements run and transfers arrive.
+
+        Returns
+        -------
+        Counters
+            Counts of this run.
+
+        Raises
+        ------
+        ExecutionFault
+            If the kernel does what the machine leaves undefined.
         """
-        if len(arrays) > MOST_OPERANDS:
+        if len(arrays) > MAX_OPERANDS:
             raise ExecutionFault(
-                f"a kernel takes at most {MOST_OPERANDS} operands, and {len(arrays)} are given"
+                f"a kernel takes at most {MAX_OPERANDS} operands, and {len(arrays)} are given"
             )
-        arena = Arena.of("the kernel", list(enumerate(arrays)))
-        given = (_Array * max(1, len(arrays)))(
+        arena = Arena.with_copies("the kernel", list(enumerate(arrays)))
+        operands = (_Array * max(1, len(arrays)))(
             *(_Array(b.address, b.bytes, b.array.flags.writeable) for b in arena.buffers)
         )
         memories = (ctypes.c_int64 * len(shape.memories))(*shape.memories)
         request = _Run(
             shape=_Shape(
-                shape.rows,
-                shape.columns,
-                len(shape.memories),
-                shape.fifo_depth,
-                shape.lanes,
-                shape.transaction_bytes,
-                shape.alignment_bytes,
-                ctypes.addressof(memories),
+                rows=shape.rows,
+                columns=shape.columns,
+                memories=len(shape.memories),
+                fifo_depth=shape.fifo_depth,
+                lanes=shape.lanes,
+                transaction_bytes=shape.transaction_bytes,
+                alignment_bytes=shape.alignment_bytes,
+                memory_bytes=ctypes.addressof(memories),
             ),
-            arrays=ctypes.addressof(given),
+            arrays=ctypes.addressof(operands),
             array_count=len(arrays),
             seed=seed % 2**64,
         )
-        with self._lock:
-            fault: bytes | None = self._library.executor_run(ctypes.byref(request))
-            if fault is not None:
-                raise ExecutionFault(self._locations.said(fault.decode()))
-            counters = decoded(self._library.executor_counters().decode())
-        arena.copy_back()
-        return counters
+        return self._execute(
+            request,
+            arena,
+            lambda: _read_counters(self._functions.executor_counters().decode()),
+        )
 
 
 @lru_cache(maxsize=32)
 def compile_text(source: str) -> Program:
-    """A text in C that includes ``scratchpad.h``, compiled for this machine's processor with
-    ``SCRATCHPAD_EXECUTOR`` defined, and kept by its content.
+    """Compile C that includes ``scratchpad.h`` for this machine's processor, with
+    ``SCRATCHPAD_EXECUTOR`` defined.
 
-    Raises :class:`~cpembed.errors.BackendUnavailable` without a C++ compiler,
-    :class:`~cpembed.errors.LoweringError` where the text does not compile.
+    Raises :class:`~cpembed.errors.BackendUnavailable` without a C++ compiler and
+    :class:`~cpembed.errors.LoweringError` if the text does not compile.
     """
     if not _KERNEL.search(source):
         raise LoweringError(
             "the scratchpad text has no kernel: void kernel(const struct arguments *)"
         )
-    return Program(source, TEXTS.compiled(source))
+    return Program(source, COMPILER.compile(source))

@@ -25,8 +25,8 @@ import platformdirs
 
 from cpembed.codegen import runtime
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.script import HEADER
-from cpembed.codegen.system import cpu_model
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cpembed.cost.machine.nest import TileNest, TileOperand
+from cpembed.cost.machine.nest import ExecutionNest, TileOperand
 from cpembed.hw.machine import ComputeUnit, Evidence, Hierarchy, Memory, Overlapping
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -36,7 +36,7 @@ def nest(
     extents: Mapping[str, int],
     reductions: str,
     operands: Mapping[str, Sequence[Sequence[tuple[str, int]]]],
-) -> TileNest:
+) -> ExecutionNest:
     loops = tuple(
         Loop(name, extent, R if name in reductions else S)
         for name, extent in extents.items()
@@ -47,10 +47,10 @@ def nest(
         operand(name, indices, extents, 4 if name == "C" else 1)
         for name, indices in operands.items()
     ]
-    return TileNest(loops, single, tuple(made))
+    return ExecutionNest(loops, single, tuple(made))
 
 
-def gemm(x: int, y: int, z: int) -> TileNest:
+def gemm(x: int, y: int, z: int) -> ExecutionNest:
     one = {name: [(name, 1)] for name in "xyz"}
     operands = {
         "A": [one["x"], one["z"]],
@@ -60,7 +60,7 @@ def gemm(x: int, y: int, z: int) -> TileNest:
     return nest({"x": x, "y": y, "z": z}, "z", operands)
 
 
-def conv(k: int, p: int, c: int, r: int) -> TileNest:
+def conv(k: int, p: int, c: int, r: int) -> ExecutionNest:
     operands = {
         "A": [[("c", 1)], [("p", 1), ("r", 1)]],
         "B": [[("k", 1)], [("c", 1)], [("r", 1)]],
@@ -143,7 +143,7 @@ class Level:
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-def simulate(given: TileNest, hierarchy: Hierarchy, levels: Sequence[Level]) -> Counted:
+def simulate(given: ExecutionNest, hierarchy: Hierarchy, levels: Sequence[Level]) -> Counted:
     """Run a nest: every unit of a memory holds a tile of each operand, moves it when another one is
     needed, and drops it when the tile of the operand around it is replaced. ``levels`` has the
     innermost first."""
@@ -224,7 +224,7 @@ def cut_ranges(ranges: Ranges, tile: Mapping[str, int], order: Sequence[str]) ->
         yield dict(zip(outermost_first, chosen, strict=True))
 
 
-def touched(operand: TileOperand, given: TileNest, ranges: Ranges) -> int:
+def touched(operand: TileOperand, given: ExecutionNest, ranges: Ranges) -> int:
     """Elements, counted one by one."""
     loops = sorted(operand.loops)
     fixed = dict.fromkeys(given.axes, 0)
@@ -240,7 +240,7 @@ def touched(operand: TileOperand, given: TileNest, ranges: Ranges) -> int:
     )
 
 
-def cycles(counted: Counted, given: TileNest, hierarchy: Hierarchy) -> float:
+def cycles(counted: Counted, given: ExecutionNest, hierarchy: Hierarchy) -> float:
     """Where all transfers go beside computing: of the first units, which have the most to do."""
     total = max(counted.calls.values()) * hierarchy.compute.cycles
     total += hierarchy.compute.latency_cycles
@@ -255,7 +255,7 @@ def cycles(counted: Counted, given: TileNest, hierarchy: Hierarchy) -> float:
     return total
 
 
-def all_tilings(given: TileNest, hierarchy: Hierarchy) -> Iterator[list[dict[str, int]]]:
+def all_tilings(given: ExecutionNest, hierarchy: Hierarchy) -> Iterator[list[dict[str, int]]]:
     """Every choice of tiles of any size that fit, the innermost first."""
 
     def inside(level: int, around: Mapping[str, int]) -> Iterator[list[dict[str, int]]]:
@@ -272,7 +272,7 @@ def all_tilings(given: TileNest, hierarchy: Hierarchy) -> Iterator[list[dict[str
     yield from inside(len(hierarchy.levels) - 2, {loop.name: loop.extent for loop in given.loops})
 
 
-def all_parts(given: TileNest, units: int) -> Iterator[dict[str, int]]:
+def all_parts(given: ExecutionNest, units: int) -> Iterator[dict[str, int]]:
     """Every way to deal parallel loops to units at most."""
     names = [loop.name for loop in given.loops if loop.kind is S]
     for numbers in itertools.product(range(1, units + 1), repeat=len(names)):
@@ -280,7 +280,7 @@ def all_parts(given: TileNest, units: int) -> Iterator[dict[str, int]]:
             yield dict(zip(names, numbers, strict=True))
 
 
-def fits(given: TileNest, hierarchy: Hierarchy, level: int, tile: Mapping[str, int]) -> bool:
+def fits(given: ExecutionNest, hierarchy: Hierarchy, level: int, tile: Mapping[str, int]) -> bool:
     ranges = {name: range(size) for name, size in tile.items()}
     for memory in hierarchy.levels[level]:
         used = sum(

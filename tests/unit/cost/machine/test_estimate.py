@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.cost.machine.estimate import estimate_program, machine_of
-from cpembed.cost.machine.nest import TileOperand, tile_nest
-from cpembed.cost.machine.packing import contiguous_elements
-from cpembed.cost.machine.padding import executed_share
+from cpembed.cost.machine.estimate import contiguous_elements, estimate_program, machine_of
+from cpembed.cost.machine.nest import TileOperand, executed_share, execution_nest
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.errors import SpecError, TransformError
@@ -220,7 +218,7 @@ def test_operands_as_they_come_are_not_packed_but_move_by_their_own_rows() -> No
     found = estimate_program(packed, machine)
     assert found.packing_us == {}
     assert estimate_program(packed, machine_of(VTA)).packing_us
-    (image,) = (o for o in tile_nest(packed, Layouts.ORIGINAL).operands if o.name == "I")
+    (image,) = (o for o in execution_nest(packed, Layouts.ORIGINAL).operands if o.name == "I")
     sizes = {loop.name: np.ones(1) for loop in packed.loops}
     sizes |= {axis.name: np.full(1, float(axis.extent)) for axis in packed.instruction_axes}
     sizes |= {"q.o": np.full(1, 14.0), "r.o": np.full(1, 3.0), "s.o": np.full(1, 3.0)}

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.cost.machine.nest import TileNest
+from cpembed.cost.machine.nest import ExecutionNest
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import compute_time, cycles, memory_times
 from cpembed.hw.machine import ComputeUnit, Hierarchy, Overlapping, TransferUnit
@@ -51,11 +51,11 @@ def random_extents(rng: random.Random, given: Hierarchy) -> tuple[str, list[int]
     return kind, [rng.randint(1, size if deep else size + 1) for size in most]
 
 
-def made(kind: str, extents: list[int]) -> TileNest:
+def made(kind: str, extents: list[int]) -> ExecutionNest:
     return gemm(*extents) if kind == "gemm" else conv(*extents)
 
 
-def least(nest: TileNest, given: Hierarchy) -> float:
+def least(nest: ExecutionNest, given: Hierarchy) -> float:
     found = best_tilings(nest, given, ROWS)
     assert found.exact
     return float(cycles(found.tilings, nest, given)[0])

@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from cpembed.cost.machine.nest import TileNest
+from cpembed.cost.machine.nest import ExecutionNest
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import cycles as modelled
-from cpembed.cost.machine.traffic import LevelTiles, Tilings, cut, whole
+from cpembed.cost.machine.traffic import LevelTiles, Tilings, cut, untiled
 from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy
 from tests.unit.cost.machine.simulated import (
@@ -26,24 +26,24 @@ from tests.unit.cost.machine.simulated import (
 )
 
 
-def random_nest(kind: str, rng: random.Random) -> TileNest:
+def random_nest(kind: str, rng: random.Random) -> ExecutionNest:
     if kind == "gemm":
         return gemm(rng.randint(1, 7), rng.randint(1, 7), rng.randint(1, 7))
     return conv(rng.choice((2, 3)), rng.randint(2, 6), 2, rng.choice((1, 2, 3)))
 
 
-def cut_as(given: TileNest, levels: list[Level], m: Hierarchy) -> Tilings:
+def cut_as(given: ExecutionNest, levels: list[Level], m: Hierarchy) -> Tilings:
     """One tiling; ``levels`` innermost first."""
-    found = whole(given)
+    found = untiled(given)
     for level in reversed(range(len(levels))):
         how = levels[level]
         sizes = {name: np.array([float(size)]) for name, size in how.tile.items()}
-        inner = LevelTiles.of(level, sizes, given, m)
+        inner = LevelTiles.filling(level, sizes, given, m)
         (found,) = cut(found, inner, how.parts, [how.order], given, m)
     return found
 
 
-def random_levels(rng: random.Random, given: TileNest, m: Hierarchy) -> list[Level]:
+def random_levels(rng: random.Random, given: ExecutionNest, m: Hierarchy) -> list[Level]:
     """Tiles of any sizes in any order, shared in any way."""
     around = {loop.name: loop.extent for loop in given.loops}
     found: list[Level] = []
@@ -103,7 +103,7 @@ CASES = [
 
 @pytest.mark.quick(7)
 @pytest.mark.parametrize("given, m", CASES)
-def test_no_tiling_no_order_and_no_sharing_is_better(given: TileNest, m: Hierarchy) -> None:
+def test_no_tiling_no_order_and_no_sharing_is_better(given: ExecutionNest, m: Hierarchy) -> None:
     """All tile sizes in all orders of the loops at each level, shared in all ways."""
     found = best_tilings(given, m, rows=200_000)
     assert found.exact
@@ -119,7 +119,7 @@ def test_no_tiling_no_order_and_no_sharing_is_better(given: TileNest, m: Hierarc
 
 
 @pytest.mark.parametrize("given, m", CASES)
-def test_few_rows_lose_little_and_do_not_claim_more(given: TileNest, m: Hierarchy) -> None:
+def test_few_rows_lose_little_and_do_not_claim_more(given: ExecutionNest, m: Hierarchy) -> None:
     best = best_tilings(given, m, rows=200_000)
     few = best_tilings(given, m, rows=32)
     every, some = (modelled(one.tilings, given, m)[0] for one in (best, few))

@@ -27,7 +27,7 @@ def totals(given: Hierarchy) -> tuple[float, float, float, float]:
     found = best_tilings(nest, given).tilings
     computing = compute_time(found, nest, given).longest
     (time,) = memory_times(found, nest, given, computing)
-    parts = (time.computing, time.reading, time.writing, time.together)
+    parts = (time.computing, time.reading, time.writing, time.total)
     computing_cycles, reading, writing, together = (float(part[0]) for part in parts)
     return computing_cycles, reading, writing, together
 

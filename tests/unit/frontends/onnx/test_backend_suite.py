@@ -15,7 +15,7 @@ import onnx
 
 from benchmarks.onnx_operators import FORMS, PAGE, cases, outcome, page, results
 from cpembed.errors import WorkloadError
-from cpembed.frontends.onnx.operators.table import TRANSLATIONS
+from cpembed.frontends.onnx.operators import TRANSLATIONS
 from cpembed.graph.graph import evaluate
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.registry import missing_for

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cpembed.frontends.onnx.operators.table import TRANSLATIONS
+from cpembed.frontends.onnx.operators import TRANSLATIONS
 
 PAGE = Path(__file__).parents[4] / "docs" / "onnx.md"
 

@@ -514,7 +514,7 @@ def test_a_small_file_makes_no_large_constant(tmp_path: Path) -> None:
     code = f"""
 import pathlib
 import resource
-import cpembed.frontends.torch.exported
+import cpembed.frontends.torch.lowering
 from cpembed.errors import ModelError
 from cpembed.frontends.torch import load
 from cpembed.frontends.torch.program import operators

@@ -188,7 +188,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize("options, message", OPTIONS)
 def test_options_that_do_not_exist(options: dict[str, Any], message: str) -> None:
     with pytest.raises(CpembedError, match=message) as caught:
-        dynamo.Options.of(options)
+        dynamo.Options.checked(options)
     assert "\n" not in str(caught.value)
 
 
@@ -210,7 +210,7 @@ def test_a_wrong_option_ends_the_call(options: dict[str, str], grad: bool) -> No
 def test_a_target_that_is_not_executed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpembed.targets.registry.missing_for", lambda spec: ("a feature",))
     with pytest.raises(CpembedError, match="not executed here: a feature"):
-        dynamo.Options.of({"target": "avx512_vnni"})
+        dynamo.Options.checked({"target": "avx512_vnni"})
 
 
 def test_what_pytorch_runs_is_said_once(compiled: list[Evaluated]) -> None:

@@ -18,12 +18,11 @@ from cpembed.graph.kinds import (
     Table,
 )
 from cpembed.graph.passes import prepare
-from cpembed.graph.passes.element_types import element_types
+from cpembed.graph.passes.element_types import assign_element_types, shifted
+from cpembed.graph.passes.epilogue_fusion import fuse_residuals
 from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.integer_products import integer_products
-from cpembed.graph.passes.residuals import residuals
-from cpembed.graph.passes.shifts import shifted
 from tests.random_networks import RELU, Network, same_results
 
 ADD = apply("add", Input(0), Input(1))
@@ -74,8 +73,8 @@ def test_sums_that_the_next_layer_reads(seed: int, first: str) -> None:
     # With a scale for negative numbers too, of which the ReLU leaves none: limits are needed.
     y = net.floats(net.quantize(net.elementwise(RELU, y), like=net.quantize(y)))
     net.quantize(net.convolution(y, 8, 1))
-    graph = residuals(integer_products(fold(net.graph(net.operators[-1].output))))
-    changed = element_types(graph, first, "int8")
+    graph = fuse_residuals(integer_products(fold(net.graph(net.operators[-1].output))))
+    changed = assign_element_types(graph, first, "int8")
     kinds = [o.kind for o in changed.operators if isinstance(o.kind, Product)]
     assert len(kinds) == 2
     assert all(k.computation.inputs[0].dtype == first for k in kinds)
@@ -110,6 +109,6 @@ def test_what_is_wanted_of_one_tensor_in_two_ways_is_converted() -> None:
     a = net.quantize(net.input((2, 4, 4), "float32"), "uint8")
     x = net.floats(a)
     graph: Graph = integer_products(net.graph(net.attention(x, x)))
-    changed = element_types(graph, "uint8", "int8")
+    changed = assign_element_types(graph, "uint8", "int8")
     assert sum(isinstance(o.kind, Table) for o in changed.operators) == 1
     assert same_results(graph, changed, net.samples())

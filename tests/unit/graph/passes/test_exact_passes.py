@@ -6,13 +6,13 @@ import pytest
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pad, Pool, Product, Quantize, Reshape, Table, TensorType
-from cpembed.graph.passes.element_types import element_types
+from cpembed.graph.passes.element_types import assign_element_types
+from cpembed.graph.passes.epilogue_fusion import fuse_residuals
 from cpembed.graph.passes.folding import fold
+from cpembed.graph.passes.integer_elementwise import tabulate
+from cpembed.graph.passes.integer_movement import move_integers
 from cpembed.graph.passes.integer_products import integer_products
-from cpembed.graph.passes.movements import movements
-from cpembed.graph.passes.residuals import residuals
-from cpembed.graph.passes.tables import tables
-from cpembed.graph.passes.zero_points import without_zero_points
+from cpembed.graph.passes.zero_points import remove_zero_points
 from tests.random_networks import Network, random_network, same_results
 
 Pass = Callable[[Graph], Graph]
@@ -20,14 +20,14 @@ Pass = Callable[[Graph], Graph]
 ON_FLOATS: dict[str, Pass] = {
     "fold": fold,
     "fold weights": lambda graph: fold(graph, weights=True),
-    "movements": movements,
-    "tables": tables,
+    "movements": move_integers,
+    "tables": tabulate,
 }
 ON_INTEGERS: dict[str, Pass] = {
-    "unsigned and signed": lambda graph: element_types(graph, "uint8", "int8"),
-    "signed": lambda graph: element_types(graph, "int8", "int8"),
-    "unsigned": lambda graph: element_types(graph, "uint8", "uint8"),
-    "zero points": without_zero_points,
+    "unsigned and signed": lambda graph: assign_element_types(graph, "uint8", "int8"),
+    "signed": lambda graph: assign_element_types(graph, "int8", "int8"),
+    "unsigned": lambda graph: assign_element_types(graph, "uint8", "uint8"),
+    "zero points": remove_zero_points,
 }
 
 
@@ -45,7 +45,7 @@ def test_graphs_of_floats_keep_their_results(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", ON_INTEGERS)
 def test_graphs_of_integers_keep_their_results(name: str, seed: int) -> None:
     net = random_network(seed)
-    graph = residuals(integer_products(fold(net.graph(net.operators[-1].output))))
+    graph = fuse_residuals(integer_products(fold(net.graph(net.operators[-1].output))))
     changed = ON_INTEGERS[name](graph)
     assert same_results(graph, changed, net.samples())
     assert ON_INTEGERS[name](changed) == changed
@@ -56,7 +56,7 @@ def test_graphs_of_integers_keep_their_results(name: str, seed: int) -> None:
 def test_operands_have_the_types_that_are_wanted(first: str, seed: int) -> None:
     net = random_network(seed)
     graph = integer_products(fold(net.graph(net.operators[-1].output)))
-    for operator in element_types(graph, first, "int8").operators:
+    for operator in assign_element_types(graph, first, "int8").operators:
         if isinstance(operator.kind, Product):
             assert [o.dtype for o in operator.kind.computation.inputs] == [first, "int8"]
 
@@ -74,7 +74,7 @@ def test_an_output_keeps_its_name_when_its_operator_goes() -> None:
             Operator("three", Table(tuple(range(256)), "uint8"), ("q",), ("again",)),
         ),
     )
-    changed = tables(graph)
+    changed = tabulate(graph)
     assert changed.outputs == ("y", "again")
     assert len(changed.operators) == 2
     net = random_network(0)
@@ -103,7 +103,7 @@ def test_padding_of_integers_is_what_it_stands_for(value: float) -> None:
     padded = net.add(Pad((1, 0), (0, 2), value), net.floats(q))
     after = net.quantize(net.add(Pad((1, 0), (0, 2), value), net.input((2, 3), "float32")), "int8")
     graph = net.graph(padded, after)
-    changed = movements(graph)
+    changed = move_integers(graph)
     assert same_results(graph, changed, net.samples())
     pads = [o for o in changed.operators if isinstance(o.kind, Pad)]
     assert [changed.types[o.output].dtype for o in pads] == ["uint8", "int8"]
@@ -113,7 +113,7 @@ def test_a_maximum_of_padding_alone_stays_one_of_floats() -> None:
     net = Network(3)
     x = net.floats(net.input((1, 1, 3, 3), "uint8"))
     graph = net.graph(net.add(Pool("max", (2, 2), (1, 1), (2, 2), (0, 0), (1, 1)), x))
-    assert same_results(graph, movements(graph), net.samples())
+    assert same_results(graph, move_integers(graph), net.samples())
     inside = net.graph(net.add(Pool("max", (2, 2), (1, 1), (1, 1), (0, 0), (1, 1)), x))
-    assert isinstance(movements(inside).operators[0].kind, Pool)
-    assert same_results(inside, movements(inside), net.samples())
+    assert isinstance(move_integers(inside).operators[0].kind, Pool)
+    assert same_results(inside, move_integers(inside), net.samples())

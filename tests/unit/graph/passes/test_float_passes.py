@@ -6,10 +6,11 @@ import pytest
 from cpembed.graph.graph import evaluate
 from cpembed.graph.kinds import Apply, Elementwise, Input, Product, Scalar
 from cpembed.graph.passes import prepare
+from cpembed.graph.passes.element_types import shorten_floats
+from cpembed.graph.passes.elementwise_fusion import fuse_elementwise
+from cpembed.graph.passes.epilogue_fusion import fuse_float_epilogues
 from cpembed.graph.passes.expressions import apply
-from cpembed.graph.passes.float_products import float_epilogues, float_types
 from cpembed.graph.passes.folding import fold
-from cpembed.graph.passes.fusion import fusion
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.ir.dtypes import numpy_dtype
 from tests.random_networks import BYTES, RELU, Network, largest_difference, same_results
@@ -33,7 +34,7 @@ def test_epilogues_of_floats_change_nothing(seed: int) -> None:
     parts = [str(name) for name in net.random.permutation([first, second])]
     y = net.elementwise(RELU, net.elementwise(ADD, *parts))
     graph = fold(net.graph(y), weights=True)
-    changed = float_epilogues(graph)
+    changed = fuse_float_epilogues(graph)
     assert all(isinstance(o.kind, Product) for o in changed.operators)
     kinds = [o.kind for o in changed.operators if isinstance(o.kind, Product)]
     assert [k.epilogue is not None and k.epilogue.residual is not None for k in kinds] == [
@@ -41,7 +42,7 @@ def test_epilogues_of_floats_change_nothing(seed: int) -> None:
         True,
     ]
     assert same_results(graph, changed, net.samples())
-    assert float_epilogues(changed) == changed
+    assert fuse_float_epilogues(changed) == changed
 
 
 def test_a_batch_normalization_goes_into_the_weights() -> None:
@@ -61,8 +62,8 @@ def test_products_of_shorter_floats(seed: int) -> None:
     net = Network(seed)
     x = net.input((1, 8, 5, 6), "float32")
     y = float_layer(net, float_layer(net, x))
-    graph = float_epilogues(fold(net.graph(y), weights=True))
-    changed = fold(float_types(graph, "bfloat16", "bfloat16"))
+    graph = fuse_float_epilogues(fold(net.graph(y), weights=True))
+    changed = fold(shorten_floats(graph, "bfloat16", "bfloat16"))
     kinds = [type(o.kind) for o in changed.operators]
     assert kinds == [Elementwise, Product, Product]
     # Each product by itself is that of its rounded operands.
@@ -101,10 +102,10 @@ def test_operators_at_every_element_become_one(seed: int) -> None:
         made.append(y)
     outputs = dict.fromkeys((made[-1], str(net.one_of(made[4:]))))
     graph = net.graph(*outputs)
-    merged = fusion(graph)
+    merged = fuse_elementwise(graph)
     assert same_results(graph, merged, inputs := net.samples())
-    assert fusion(merged) == merged
-    assert same_results(graph, fusion(fold(graph)), inputs)
+    assert fuse_elementwise(merged) == merged
+    assert same_results(graph, fuse_elementwise(fold(graph)), inputs)
 
 
 def test_floats_between_integers_are_one_operator() -> None:
@@ -130,7 +131,7 @@ def test_a_sum_of_floats_is_stored_by_a_product_of_integers(relu: bool) -> None:
     y = net.elementwise(ADD, other, y)
     y = net.elementwise(RELU, y) if relu else y
     integers = integer_products(net.graph(y))
-    changed = float_epilogues(integers)
+    changed = fuse_float_epilogues(integers)
     assert [type(o.kind) for o in changed.operators] == [Product]
     assert same_results(integers, changed, net.samples())
 
@@ -140,11 +141,11 @@ def test_what_two_operators_read_is_computed_once() -> None:
     y = net.elementwise(apply("tanh", Input(0)), net.input((3, 4), "float32"))
     a, b = (net.elementwise(apply(operation, Input(0), 0.5), y) for operation in ("add", "mul"))
     graph = net.graph(a, b)
-    assert fusion(graph) == graph
+    assert fuse_elementwise(graph) == graph
 
 
 def test_what_is_broadcast_is_computed_once() -> None:
     net = Network(9)
     row = net.elementwise(apply("tanh", Input(0)), net.input((4,), "float32"))
     graph = net.graph(net.elementwise(ADD, row, net.input((300, 4), "float32")))
-    assert fusion(graph) == graph
+    assert fuse_elementwise(graph) == graph

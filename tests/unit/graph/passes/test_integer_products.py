@@ -16,12 +16,11 @@ from cpembed.graph.kinds import (
     Table,
 )
 from cpembed.graph.passes import prepare
+from cpembed.graph.passes.epilogue_fusion import fuse_requantizations, fuse_residuals
 from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.integer_products import integer_products
-from cpembed.graph.passes.requantizations import requantizations
-from cpembed.graph.passes.residuals import residuals
-from cpembed.graph.passes.zero_points import without_zero_points
+from cpembed.graph.passes.zero_points import remove_zero_points
 from tests.random_networks import (
     BYTES,
     RELU,
@@ -66,7 +65,7 @@ def test_weights_with_a_zero_point(seed: int) -> None:
     net = _layer(seed, zero=True)
     graph = net.graph(net.operators[-1].output)
     changed = integer_products(graph)
-    apart = without_zero_points(changed)
+    apart = remove_zero_points(changed)
     assert all(product.zero_points == (0, 0) for product in products(apart))
     assert largest_difference(graph, changed, inputs := net.samples()) <= 1
     assert same_results(changed, apart, inputs)
@@ -81,7 +80,7 @@ def test_both_operands_vary(seed: int) -> None:
     net.quantize(net.attention(a, b))
     graph = net.graph(net.operators[-1].output)
     changed = integer_products(graph)
-    apart = without_zero_points(changed)
+    apart = remove_zero_points(changed)
     assert all(product.zero_points == (0, 0) for product in products(apart))
     assert largest_difference(graph, changed, inputs := net.samples()) <= 1
     assert same_results(changed, apart, inputs)
@@ -263,7 +262,9 @@ def test_a_result_is_stored_in_the_scale_in_which_it_is_wanted(
     y = net.floats(net.quantize(y))
     net.quantize(net.elementwise(RELU, y) if relu else y)
     graph = net.graph(net.operators[-1].output)
-    changed = requantizations(residuals(requantizations(integer_products(fold(graph)))))
+    changed = fuse_requantizations(
+        fuse_residuals(fuse_requantizations(integer_products(fold(graph))))
+    )
     # Scales of tensors that lost their negative half may be more than twice as fine.
     scales = [o.kind.scale[0] for o in net.operators if isinstance(o.kind, Quantize)]
     once = [Product] if scales[-2] <= 2 * scales[-1] else [Product, Dequantize]

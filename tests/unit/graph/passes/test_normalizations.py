@@ -6,7 +6,7 @@ import pytest
 from cpembed.graph.kinds import Input, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.expressions import apply
-from cpembed.graph.passes.normalizations import normalizations
+from cpembed.graph.passes.normalizations import recognize_normalizations
 from tests.random_networks import Network, largest_difference
 
 SQUARES: dict[str, Scalar] = {
@@ -43,7 +43,7 @@ def test_layer_normalization(square: str, axes: tuple[int, ...]) -> None:
         constant = net.constant(net.array(shape, "float32"))
         y = net.elementwise(apply(operation, Input(0), Input(1)), constant, y)
     graph = net.graph(y)
-    changed = normalizations(graph)
+    changed = recognize_normalizations(graph)
     assert [type(o.kind) for o in changed.operators] == [LayerNorm]
     assert largest_difference(graph, changed, net.samples()) < 1e-5
 
@@ -70,14 +70,14 @@ def test_other_quotients_stay(
     net = Network(3)
     x = net.input((3, 5, 8), "float32")
     graph = net.graph(norm(net, x, axes, square, variance_axes))
-    assert normalizations(graph) == graph
+    assert recognize_normalizations(graph) == graph
 
 
 def test_a_distance_to_another_mean_stays() -> None:
     net = Network(4)
     x, other = (net.input((3, 5, 8), "float32") for _ in range(2))
     graph = net.graph(norm(net, x, (2,), SQUARE, mean_of=other))
-    assert normalizations(graph) == graph
+    assert recognize_normalizations(graph) == graph
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -91,7 +91,7 @@ def test_softmax(shifted: bool) -> None:
     y = net.elementwise(apply("exp", Input(0)), y)
     total = net.add(Reduce("sum", (1,), True), y)
     graph = net.graph(net.elementwise(apply("div", Input(0), Input(1)), y, total))
-    changed = normalizations(graph)
+    changed = recognize_normalizations(graph)
     if not shifted:
         # Powers of large numbers are infinite there, and their quotients no numbers.
         assert changed == graph

@@ -4,11 +4,11 @@ import pytest
 
 from cpembed.graph.kinds import Input, Product, Reshape, Transpose
 from cpembed.graph.passes import prepare
-from cpembed.graph.passes.dimensions import broadcastable, segments
+from cpembed.graph.passes.epilogue_fusion import fuse_float_epilogues
 from cpembed.graph.passes.expressions import apply
-from cpembed.graph.passes.float_products import float_epilogues
 from cpembed.graph.passes.folding import fold
-from cpembed.graph.passes.transpositions import transpositions
+from cpembed.graph.passes.rewriting import broadcastable, segments
+from cpembed.graph.passes.transpositions import absorb_transpositions
 from tests.random_networks import BYTES, Network, largest_difference, same_results
 
 
@@ -25,7 +25,7 @@ def test_heads_of_attention_are_indices(batch: int) -> None:
     scores = net.attention(a, b)
     back = net.add(Transpose((0, 2, 1, 3)), scores)
     graph = net.graph(net.add(Reshape((batch, 5, 20)), back))
-    changed = transpositions(graph)
+    changed = absorb_transpositions(graph)
     kinds = [type(o.kind) for o in changed.operators]
     # One axis stands for images and heads, which are apart in memory where there are several.
     assert kinds.count(Transpose) == (0 if batch == 1 else 3)
@@ -36,7 +36,7 @@ def test_a_transposed_matrix_is_read_as_it_is() -> None:
     net = Network(3)
     x = net.add(Transpose((1, 0)), net.input((7, 5), "float32"))
     graph = net.graph(net.add(Transpose((1, 0)), net.linear(x, 6)))
-    changed = transpositions(graph)
+    changed = absorb_transpositions(graph)
     assert [type(o.kind) for o in changed.operators].count(Transpose) == 1
     assert same_results(graph, changed, net.samples())
     prepared = prepare(graph)
@@ -72,6 +72,6 @@ def test_a_product_that_adds_a_tensor_keeps_its_order() -> None:
     y = net.elementwise(
         apply("add", Input(0), Input(1)), net.linear(net.input((7, 5), "float32"), 6), other
     )
-    graph = float_epilogues(fold(net.graph(net.add(Transpose((1, 0)), y)), weights=True))
+    graph = fuse_float_epilogues(fold(net.graph(net.add(Transpose((1, 0)), y)), weights=True))
     assert [type(o.kind) for o in graph.operators] == [Product, Transpose]
-    assert transpositions(graph) == graph
+    assert absorb_transpositions(graph) == graph

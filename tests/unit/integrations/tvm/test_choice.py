@@ -7,10 +7,9 @@ import tvm
 from tvm import te
 
 from cpembed.driver.tune import TuneResult, tune
-from cpembed.integrations.tvm import choice
-from cpembed.integrations.tvm.choice import Machine
+from cpembed.integrations.tvm import kernels
 from cpembed.integrations.tvm.fused import recognise_fused
-from cpembed.integrations.tvm.kernels import Kernel, closed_kernel_of
+from cpembed.integrations.tvm.kernels import Kernel, Machine, closed_kernel_of
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from tests.unit.integrations.tvm.modules import processor
 
@@ -27,7 +26,7 @@ def product(rows: int, first: str = "A", second: str = "B") -> tvm.tirx.PrimFunc
 
 def test_what_was_tuned_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    machine, fused = Machine.of(processor(), None), recognise_fused(product(24))
+    machine, fused = Machine.open(processor(), None), recognise_fused(product(24))
     result = tune(fused.computation, processor(), trials=4, candidates=2)
     assert isinstance(result, TuneResult)
     best = machine.target.schedule_of(result.best)
@@ -44,14 +43,14 @@ def test_equal_products_of_other_tensors_are_one_computation():
 
 
 def test_another_schedule_than_the_best_by_estimates_is_taken_where_it_was_tuned(monkeypatch):
-    machine, fused = Machine.of(processor(), None), recognise_fused(product(24))
+    machine, fused = Machine.open(processor(), None), recognise_fused(product(24))
     usual = closed_kernel_of(machine, fused)
     assert isinstance(usual, Kernel)
     lowered = machine.target.lower(usual.ranked.candidate.program, None)
     other = machine.target.space(lowered).ranked()[-1].schedule
     assert other != usual.program.schedule
     kept = SimpleNamespace(ranked=lambda _: usual.ranked, trial=SimpleNamespace(knobs=other))
-    monkeypatch.setattr(choice, "tuned", lambda target, of: kept)
+    monkeypatch.setattr(kernels, "tuned", lambda target, of: kept)
     found = closed_kernel_of(machine, fused)
     assert isinstance(found, Kernel)
     assert found.program.schedule == other

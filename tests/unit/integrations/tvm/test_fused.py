@@ -11,7 +11,7 @@ from tvm.relax import op
 import cpembed.integrations.tvm
 from cpembed.errors import WorkloadError
 from cpembed.integrations.tvm.fused import recognise_fused
-from cpembed.integrations.tvm.groups import fused_function, groups
+from cpembed.integrations.tvm.pipeline import fused_function, groups
 from tests.unit.integrations.tvm.modules import called, module_of, processor, random, run
 
 DATA, WEIGHT = (1, 8, 5, 6), (24, 8, 3, 3)

@@ -12,7 +12,7 @@ from tvm.relax import op
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.integrations import tvm as plugin
-from cpembed.integrations.tvm.schedule_report import NOBODY
+from cpembed.integrations.tvm.reports import NOBODY
 from cpembed.targets.cuda.build import cuda_target
 from cpembed.targets.cuda.relax import Emulation
 from cpembed.targets.registry import missing_for
@@ -81,7 +81,7 @@ def of_floats() -> tuple[Array, Array, plugin.ScheduleReport]:
     tvm.compile(module, target, relax_pipeline=pipeline)
     emulation = Emulation(pipeline.scheduled, pipeline.functions, target)
     found = emulation.run(image)
-    products = [name for name, counters in emulation.counted.items() if counters.mma]
+    products = [name for name, counters in emulation.kernel_counters.items() if counters.mma]
     assert len(products) == 4
     return found, run(module, image), pipeline.report
 

@@ -10,7 +10,7 @@ from tvm.s_tir.meta_schedule.database import TuningRecord
 
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.integrations import tvm as plugin
-from cpembed.integrations.tvm.designs import ANNOTATION, recorded
+from cpembed.integrations.tvm.scheduling import ANNOTATION, recorded
 from cpembed.targets.cuda.build import cuda_target
 from cpembed.targets.cuda.relax import Emulation
 from cpembed.targets.registry import missing_for
@@ -97,7 +97,7 @@ def test_a_function_of_a_gpu_is_the_kernel_that_the_emulator_runs():
     image = random(3, IMAGE, "float16", 3)
     assert np.array_equal(emulation.run(image), run(module, image))
     assert len(rule.report.ours) == 1
-    assert sum(sum(counted.mma.values()) for counted in emulation.counted.values())
+    assert sum(sum(counted.mma.values()) for counted in emulation.kernel_counters.values())
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.network.assignment import REDUCTIONS, Bounds, Problem, Reductions, assign, evaluate
-from cpembed.network.assignment.pruning import kept_options
+from cpembed.network.assignment.formulation import kept_options
 from tests.unit.network.assignment.problems import brute_force, priced, random_problem
 
 NOTHING = Bounds(joined=0, result=0, total=0)

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from cpembed.network.assignment import Bounds, Node, Option, Problem, Tensor
-from cpembed.network.assignment.cost_network import CostNetwork, Shared, Table
-from cpembed.network.assignment.elimination import Order, eliminate, plan
-from cpembed.network.assignment.pruning import kept_options
+from cpembed.network.assignment.elimination import (
+    CostNetwork,
+    Order,
+    Shared,
+    Table,
+    eliminate,
+    plan,
+)
+from cpembed.network.assignment.formulation import kept_options
 
 AMPLE = Bounds(joined=10**6, result=10**6, total=10**7)
 

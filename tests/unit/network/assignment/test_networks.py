@@ -117,9 +117,9 @@ def test_a_search_that_finds_nothing_in_time_says_so(monkeypatch: pytest.MonkeyP
     dearest = [
         node.options.index(max(node.options, key=lambda o: o.cost)) for node in problem.nodes
     ]
-    monkeypatch.setattr("cpembed.network.assignment.assigning.descend", lambda p, k: dearest)
+    monkeypatch.setattr("cpembed.network.assignment.solve.descend", lambda p, k: dearest)
     monkeypatch.setattr(
-        "cpembed.network.assignment.assigning.evaluate",
+        "cpembed.network.assignment.solve.evaluate",
         lambda p, o: type("Outcome", (), {"cost": float("inf")}),
     )
     with pytest.raises(LoweringError, match="within 0 s: allow more time"):

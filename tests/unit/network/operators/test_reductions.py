@@ -32,7 +32,7 @@ def test_pooling(seed: int) -> None:
     generator = np.random.default_rng(seed)
     kind = POOLS[seed % len(POOLS)]
     dtypes = ["uint8", "int8"] if kind.ratio else ["uint8", "int8", "int32", "float32", "bfloat16"]
-    dtype = str(generator.choice(dtypes if kind.what == "max" else dtypes[:4]))
+    dtype = str(generator.choice(dtypes if kind.operation == "max" else dtypes[:4]))
     array = random_array(generator, dtype, SHAPE)
     (result,) = kind.types([TensorType.of(array)])
     stored = image_layouts(result.shape)
@@ -42,7 +42,7 @@ def test_pooling(seed: int) -> None:
         [LAYOUTS[generator.integers(len(LAYOUTS))]],
         stored[generator.integers(len(stored))],
         threads=1 + seed % 2,
-        tolerance=1e-5 if dtype == "float32" and kind.what == "mean" else 0,
+        tolerance=1e-5 if dtype == "float32" and kind.operation == "mean" else 0,
     )
 
 

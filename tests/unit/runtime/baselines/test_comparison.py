@@ -21,7 +21,7 @@ from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Subjec
 from cpembed.runtime.baselines.comparison import Comparison, compare_interleaved
 from cpembed.runtime.measurement import interleaved
 from cpembed.runtime.measurement.verification import Expected
-from cpembed.targets.cpu.build import build
+from cpembed.targets.cpu.target import build
 from cpembed.targets.x86.throttling import ThrottlingProbe
 from cpembed.workloads.einsum import gemm
 from tests.unit.codegen.handwritten import conv2d_program

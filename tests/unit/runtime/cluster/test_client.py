@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.codegen.system import cpu_model
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
 from cpembed.runtime.cluster import Task, client, open_workers
 from cpembed.runtime.cluster.base import Workers

@@ -21,6 +21,7 @@ from cpembed.runtime.tuning.records import tuned as kept_choice
 from cpembed.runtime.tuning.search import screened
 from cpembed.targets.vta import tuning as vta_trials
 from cpembed.targets.vta.tail import Exact, Requantized, Tail
+from cpembed.targets.vta.target import VtaTuner
 from cpembed.targets.vta.tuning import VtaTrial, key_of
 from tests.unit.targets.vta.tuning import LAYER, TARGET, designs, layer, machine, measure, target
 
@@ -38,7 +39,7 @@ def trials(count: int = 3) -> list[VtaTrial]:
 
 def tuned(folder: Path, tail: Tail | None = None, **of: Any) -> TunedChoice[VtaTrial] | None:
     asked = Lookup(layer(), tail or machine().tail, directory=folder, **of)
-    return kept_choice(target(), asked)
+    return kept_choice(VtaTuner(target()), asked)
 
 
 def keep(folder: Path, kept: list[VtaTrial], constraints: str = "relaxed") -> Path:

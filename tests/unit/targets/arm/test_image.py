@@ -13,7 +13,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import CrashError, InvariantError, LoweringError
 from cpembed.runtime import worker
 from cpembed.steps import step
-from cpembed.targets.arm.emulated import EmulatedProcessor
+from cpembed.targets.arm.emulator import EmulatedProcessor
 from tests.unit.targets.arm.emulation import needs_emulator
 
 SIZE = 77

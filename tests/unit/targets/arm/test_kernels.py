@@ -13,7 +13,7 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import CrashError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from tests.running import check_schedules
 from tests.unit.targets.arm.emulation import needs_emulator

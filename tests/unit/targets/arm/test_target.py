@@ -16,6 +16,7 @@ from cpembed.errors import BackendUnavailable
 from cpembed.provenance import Provenance
 from cpembed.targets.arm import emulator, target
 from cpembed.targets.arm.target import ArmTarget
+from cpembed.targets.tuner import why_untunable
 from tests.unit.targets.arm.emulation import needs_emulator
 
 SMMLA = hardware_spec("arm_smmla")
@@ -58,7 +59,7 @@ def test_an_arm_core_executes_and_measures_itself(monkeypatch: pytest.MonkeyPatc
     found = ArmTarget(SMMLA)
     assert (found.provenance, found.missing()) == (Provenance.MEASURED, ())
     assert found.processor is runtime
-    assert found.untunable() is None
+    assert why_untunable(found) is None
     monkeypatch.setattr(target, "cpu_features", lambda: frozenset({"asimd"}))
     assert found.missing() == ("this machine lacks CPU feature i8mm",)
 

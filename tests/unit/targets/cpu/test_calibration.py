@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.codegen.system import cache_bytes, cpu_model
+from cpembed.codegen.host_cpu import cache_bytes, cpu_model
 from cpembed.errors import CpembedError, DamagedStore
 from cpembed.targets.cpu import calibration as module
 from cpembed.targets.cpu.calibration import (
@@ -55,8 +55,8 @@ def test_what_is_kept_is_used(folder: Path) -> None:
 
 def test_what_this_machine_has_not_is_planned_by_published_figures() -> None:
     without = replace(measured(), product_ns={"vpdpbusd": 0.25})
-    assert without.knowing("vpdpbusd") is without
-    assert without.knowing("tdpbusd") == default_calibration(3)
+    assert without.for_product("vpdpbusd") is without
+    assert without.for_product("tdpbusd") == default_calibration(3)
 
 
 def test_another_number_of_threads_is_another_calibration(

@@ -17,10 +17,11 @@ from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.choice import ModelChoice, compared
-from cpembed.targets.cpu.build import Lowered, schedule_space
 from cpembed.targets.cpu.calibration import Calibration
-from cpembed.targets.cpu.choice import EQUAL, Objective, moves_us
-from cpembed.targets.cpu.layout_cost import element_cost
+from cpembed.targets.cpu.estimate import element_cost
+from cpembed.targets.cpu.lowering import Lowered
+from cpembed.targets.cpu.space import EQUAL, Objective, moves_us
+from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.registry import open_target
 from tests.unit.targets.cpu.tuning import GEMM, LAYER, TARGET, Modelled, candidates, machine
 
@@ -65,7 +66,7 @@ def test_the_least_total_time_is_first_and_the_order_decides_among_equals(
     def space(self: Modelled, lowered: Lowered) -> Given:
         return Given(given[id(lowered.program)])
 
-    assert EQUAL == Modelled.equal == 1.02
+    assert EQUAL == Modelled.policy.tie_ratio == 1.02
     monkeypatch.setattr(Modelled, "space", space)
     found = choose(ranked, machine())
     assert [item.ranked.rank for item in found.estimates] == order

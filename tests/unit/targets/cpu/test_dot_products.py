@@ -11,10 +11,14 @@ from cpembed.codegen.plan import Knobs
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.targets.cpu import inner_product as dot_rows
-from cpembed.targets.cpu import outer_product as dot_columns
-from cpembed.targets.cpu.build import BackEnd, Lowered
-from cpembed.targets.cpu.dot_products import DotProduct, Registers
+from cpembed.targets.cpu.dot_products import (
+    DotProduct,
+    Registers,
+    column_back_end,
+    column_registers,
+    sum_registers,
+)
+from cpembed.targets.cpu.lowering import BackEnd, Lowered
 from cpembed.transform.program import DerivedProgram
 from tests.running import verify
 from tests.unit.codegen.handwritten import conv2d_program, gemm_program
@@ -107,7 +111,7 @@ def test_products_and_convolutions_are_exact_in_every_register(
     tmp_path: Path, size: int, rows: int, depth: int
 ) -> None:
     dot = plain(size, rows, depth)
-    spec, back_end = spec_of(tmp_path, dot), dot_columns.back_end(dot)
+    spec, back_end = spec_of(tmp_path, dot), column_back_end(dot)
     gemm = gemm_program(spec, m=14, n=19, k=23, rows=rows, depth=depth, dtype="int8,int8")
     verified(back_end, gemm)
     verified(back_end, gemm, Epilogue("int8", bias=True, scale=True, relu=True))
@@ -122,24 +126,24 @@ def test_a_register_that_is_not_filled_is_refused(tmp_path: Path) -> None:
     dot = plain(16, 1, 4)
     program = gemm_program(spec_of(tmp_path, plain(32, 1, 4)), m=4, n=16, k=8, dtype="int8,int8")
     with pytest.raises(LoweringError, match="needs 4 lanes of 4 neighbours"):
-        Lowered.of(program, dot_columns.back_end(dot))
+        Lowered.of(program, column_back_end(dot))
     square = plain(16, 2, 8)
     with pytest.raises(LoweringError, match="needs 2 rows, 2 lanes of 8 neighbours"):
-        Lowered.of(program, dot_columns.back_end(square))
+        Lowered.of(program, column_back_end(square))
 
 
 def test_blocks_leave_registers_to_what_is_loaded() -> None:
-    few, many = (dot_columns.registers(plain(16, 1, depth)) for depth in (2, 4))
+    few, many = (column_registers(plain(16, 1, depth)) for depth in (2, 4))
     assert few.fits(6, 2)
     assert not few.fits(4, 3)
     assert many.fits(6, 2)
-    assert dot_rows.registers(plain(16, 1, 4)).fits(3, 2)
-    assert not dot_rows.registers(plain(16, 1, 4)).fits(3, 3)
+    assert sum_registers(plain(16, 1, 4)).fits(3, 2)
+    assert not sum_registers(plain(16, 1, 4)).fits(3, 3)
 
 
 def test_knobs_beyond_the_registers_are_refused(tmp_path: Path) -> None:
     dot = plain(16, 1, 4)
     program = gemm_program(spec_of(tmp_path, dot), m=16, n=16, k=8, dtype="int8,int8")
-    lowered = Lowered.of(program, dot_columns.back_end(dot))
+    lowered = Lowered.of(program, column_back_end(dot))
     with pytest.raises(LoweringError, match="does not fit the registers"):
         lowered.compiled(Knobs({"m.o": 8, "n.o": 4}))

@@ -10,16 +10,16 @@ import pytest
 
 from cpembed.codegen import runtime
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.layout_transform import plan_transform
+from cpembed.codegen.packing import plan_transform
 from cpembed.codegen.plan import KernelPlan, Knobs
 from cpembed.codegen.program_nest import in_order
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu import build as kernel
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu import lowering as kernel
 from cpembed.targets.cpu.calibration import default_calibration
-from cpembed.targets.cpu.layout_cost import cache_affine, threads_worth, transform_us
+from cpembed.targets.cpu.estimate import cache_affine, threads_worth, transform_us
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 
@@ -88,8 +88,8 @@ def test_a_launch_has_to_be_worth_it() -> None:
 def test_what_is_kept_near_is_not_handed_over() -> None:
     factor = in_order(program_of(BATCHED))[1]
     assert threads_worth(factor, MACHINE, 2) == 1
-    assert threads_worth(factor, MACHINE, 2, near=True) == 2
-    assert transform_us(factor, MACHINE, 2, near=True) < transform_us(factor, MACHINE, 2)
+    assert threads_worth(factor, MACHINE, 2, affine=True) == 2
+    assert transform_us(factor, MACHINE, 2, affine=True) < transform_us(factor, MACHINE, 2)
 
 
 @pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")

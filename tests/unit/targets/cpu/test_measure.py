@@ -13,12 +13,10 @@ from cpembed.errors import InvariantError, LoweringError
 from cpembed.runtime.measurement.interleaved import Interleaved, Work
 from cpembed.runtime.measurement.verification import Verification
 from cpembed.runtime.tuning.space import Proposal
-from cpembed.targets.cpu import build as kernel
-from cpembed.targets.cpu import comparison as cpu_contest
 from cpembed.targets.cpu import measure as cpu_measure
-from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.comparison import FIRST_ROUNDS, Failed, Timed
-from cpembed.targets.cpu.measure import PAUSES, ROUNDS, KernelMeasurer
+from cpembed.targets.cpu.measure import FIRST_ROUNDS, PAUSES, ROUNDS, Failed, KernelMeasurer, Timed
+from cpembed.targets.cpu.space import Objective
+from cpembed.targets.cpu.target import build
 from cpembed.targets.x86.target import X86Target
 from tests.unit.targets.cpu.tuning import (
     TARGET,
@@ -39,11 +37,10 @@ Rounds = Callable[[str, int], list[float]]
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of portable code: they are verified alike, on any machine."""
 
-    def build(program: Any, spec: Any, *, backend: str, knobs: Any) -> Any:
-        assert backend == "native"
-        return kernel.build(program, spec, backend="generic")
+    def portable_kernel(program: Any, spec: Any, knobs: Any) -> Any:
+        return build(program, spec, backend="generic")
 
-    monkeypatch.setattr(cpu_measure, "build", build)
+    monkeypatch.setattr(cpu_measure, "native_kernel", portable_kernel)
 
 
 @pytest.fixture
@@ -65,7 +62,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rounds], list[tuple[int,
             samples = {name: rounds_of(name, rounds) for name in sides}
             return Interleaved(samples, elsewhere=0.0, rested=True)
 
-        monkeypatch.setattr(cpu_contest, "time_interleaved", interleaved)
+        monkeypatch.setattr(cpu_measure, "time_interleaved", interleaved)
         return asked
 
     return use
@@ -214,7 +211,7 @@ def test_the_pace_is_looked_at_before_every_turn(monkeypatch: pytest.MonkeyPatch
         def is_unthrottled(self) -> bool:
             return False
 
-    monkeypatch.setattr(cpu_contest, "time_interleaved", interleaved)
+    monkeypatch.setattr(cpu_measure, "time_interleaved", interleaved)
     monkeypatch.setattr(X86Target, "throttle_probe", lambda self: Slow())
     bench("kernel").measure(proposals()[0], None)
     assert [unthrottled() for unthrottled in asked] == [False, False]
@@ -272,7 +269,7 @@ def test_a_schedule_without_a_kernel_is_a_result(
     def refusing(*arguments: Any, **named: Any) -> Any:
         raise LoweringError("does not fit")
 
-    monkeypatch.setattr(cpu_measure, "build", refusing)
+    monkeypatch.setattr(cpu_measure, "native_kernel", refusing)
     assert bench().measure(proposals()[0], None) == Failed("does not fit")
     assert asked == []
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from cpembed.runtime.tuning.search import FIRST, Search
-from cpembed.targets.cpu.target import CpuTarget
+from cpembed.targets.cpu.target import CpuTuner
 from tests.unit.targets.cpu.tuning import LAYER, CpuProposal, designs, kernels, proposal
 
 LARGE = "gemm m=2048 n=2048 k=1024"
@@ -19,7 +19,7 @@ def bumpy(proposal: CpuProposal) -> float:
 
 def search(trials: int, seed: int = 0, words: str = LAYER) -> list[tuple[float, CpuProposal]]:
     every = designs(words)
-    searched = Search(every, kernels(every[0])[3], seed, CpuTarget.spread)
+    searched = Search(every, kernels(every[0])[3], seed, CpuTuner.spread)
     found: list[tuple[float, CpuProposal]] = []
     for proposed in searched.proposals(trials):
         found.append((bumpy(proposed), proposed))

@@ -9,8 +9,8 @@ from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu.build import build, schedule_space
-from cpembed.targets.cpu.roles import lane_roles, useful_depth
+from cpembed.targets.cpu.register_blocks import lane_roles, useful_depth
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.amx import plan
 from cpembed.targets.x86.features import missing_features
 

@@ -16,8 +16,8 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.index import IndexExpr
-from cpembed.targets.cpu.build import schedule_space
 from cpembed.targets.cpu.calibration import default_calibration
+from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.cpu.variants import (
     OVER_ROWS,
     OVER_WINDOWS,

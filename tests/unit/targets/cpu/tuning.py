@@ -17,9 +17,8 @@ from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.runtime.tuning.space import Design, Proposal, distinct
 from cpembed.targets.choice import compared
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
-from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.comparison import Failed, Moves, Timed
-from cpembed.targets.cpu.space import CpuSpace
+from cpembed.targets.cpu.measure import Failed, Moves, Timed
+from cpembed.targets.cpu.space import CpuSpace, Objective
 from cpembed.targets.x86.target import X86Target
 
 TARGET = "amx_int8"

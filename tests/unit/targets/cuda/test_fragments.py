@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from cpembed.errors import InvariantError, SpecError
 from cpembed.ir.dtypes import DTYPES
-from cpembed.targets.cuda.fragments import (
-    PATH,
+from cpembed.targets.cuda.instructions import (
+    FRAGMENTS_PATH,
+    INSTRUCTIONS,
     Fragment,
+    TensorCoreInstruction,
     fragments,
     matrix_row,
     position,
     read_fragments,
 )
-from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction
 
 LANES = 32
 
@@ -196,7 +197,7 @@ def test_a_map_that_is_none_is_refused(
     tmp_path: Path, digit: str, wrong: str, problem: str
 ) -> None:
     path = tmp_path / "fragments.toml"
-    comment, tables = PATH.read_text().split("[fragments", 1)
+    comment, tables = FRAGMENTS_PATH.read_text().split("[fragments", 1)
     path.write_text(f"{comment}[fragments{tables.replace(digit, wrong, 1)}")
     with pytest.raises(SpecError, match=problem):
         read_fragments(path)

@@ -7,8 +7,7 @@ import pytest
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.targets.cuda import device
-from cpembed.targets.cuda.fragments import fragments
-from cpembed.targets.cuda.instructions import INSTRUCTIONS, instruction_of
+from cpembed.targets.cuda.instructions import INSTRUCTIONS, fragments, instruction_of
 
 BY_NAME = {instruction.name: instruction for instruction in INSTRUCTIONS}
 

@@ -8,8 +8,7 @@ import pytest
 
 from cpembed.errors import LoweringError, SpecError
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.targets.cuda.gpu import Gpu, gpu
-from cpembed.targets.cuda.model import KernelWork, Phase, estimate, product_cycles
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate, gpu, product_cycles
 
 SPEC = load_hardware_spec("wmma_f16_f16_8x32x16")
 
@@ -85,9 +84,9 @@ def test_what_the_whole_gpu_moves_bounds_the_kernel(a100: Gpu) -> None:
 
 
 def test_other_kernels_are_launched_one_after_the_other(a100: Gpu) -> None:
-    both = estimate(replace(WORK, others=(WORK, WORK)), a100)
+    both = estimate(replace(WORK, auxiliary=(WORK, WORK)), a100)
     assert both.us == pytest.approx(3 * estimate(WORK, a100).us)
-    assert [other.name for other in both.others] == ["some", "some"]
+    assert [other.name for other in both.auxiliary] == ["some", "some"]
 
 
 def test_products_wait_for_their_sums_or_for_the_tensor_cores(a100: Gpu) -> None:

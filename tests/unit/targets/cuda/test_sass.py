@@ -16,8 +16,9 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
+from cpembed.targets.cuda.artifact import CudaKernels
 from cpembed.targets.cuda.build import cuda_text
-from cpembed.targets.cuda.execute import CudaKernels, missing
+from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.registry import open_target
@@ -154,7 +155,7 @@ def test_no_schedule_needs_local_memory(
     check_code(machine_code(cuda_text(plan, "sm_80").source, "sm_80", tmp_path), plan, target)
 
 
-@pytest.mark.skipif(bool(missing()), reason=f"missing: {', '.join(missing())}")
+@pytest.mark.skipif(bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}")
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("target", ["mma_f16", "mma_s8"])
 @pytest.mark.parametrize("schedule", SCHEDULES[1:3], ids=str)

@@ -11,13 +11,11 @@ import pytest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
-from cpembed.targets.cuda.gpu import gpu
 from cpembed.targets.cuda.lower import TiledProduct, lower
-from cpembed.targets.cuda.model import estimate
+from cpembed.targets.cuda.model import estimate, gpu
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
-from cpembed.targets.cuda.space import CudaSpace
+from cpembed.targets.cuda.space import CudaSpace, work_of
 from cpembed.targets.cuda.traffic import traffic
-from cpembed.targets.cuda.work import work_of
 
 SPEC = hardware_spec("mma_f16")
 A100 = gpu(SPEC, "a100")
@@ -102,10 +100,10 @@ def test_packing_counts_but_for_weights() -> None:
     first = product("conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 pad=1")
     last = product(CONV)
     plain = KernelSchedule((1, 1), (1, 1))
-    assert [w.name for w in work_of(Plan(first, plain), A100).others] == ["packing"]
-    assert work_of(Plan(last, plain), A100).others == ()
+    assert [w.name for w in work_of(Plan(first, plain), A100).auxiliary] == ["packing"]
+    assert work_of(Plan(last, plain), A100).auxiliary == ()
     split = replace(plain, splits=2)
-    assert [w.name for w in work_of(Plan(last, split), A100).others] == ["reduction"]
+    assert [w.name for w in work_of(Plan(last, split), A100).auxiliary] == ["reduction"]
 
 
 def test_what_no_multiprocessor_holds_is_refused() -> None:

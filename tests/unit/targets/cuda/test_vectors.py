@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.targets.cuda.vectors import vector_length
+from cpembed.targets.cuda.lower import vector_length
 from cpembed.transform.program import PackedDimension, PackedOperand
 
 EXTENTS = {"z": 16, "o": 3, "x": 4}

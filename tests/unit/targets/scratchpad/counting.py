@@ -13,7 +13,7 @@ import islpy as isl
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.polyhedral import box as extents_box
 from cpembed.ir.polyhedral import relation
-from cpembed.targets.scratchpad.execute import part_of
+from cpembed.targets.scratchpad.artifact import part_of
 from cpembed.targets.scratchpad.schedule import Plan
 
 Points = Mapping[str, range]
@@ -61,7 +61,7 @@ def _points(plan: Plan, number: int, tile: Tile, row: int, column: int) -> Point
     found: dict[str, range] = {}
     for name in box.operand.axes:
         axis, held = plan.product.axes[name], tile.held[name]
-        first = tile.first[name] + held * part_of(box, plan, axis, row, column)
+        first = tile.first[name] + held * part_of(box, axis, row, column)
         found[name] = range(first, first + held)
     return found
 

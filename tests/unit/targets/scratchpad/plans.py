@@ -15,7 +15,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.parser import parse_computation
-from cpembed.targets.scratchpad.execute import Array
+from cpembed.targets.scratchpad.artifact import Array
 from cpembed.targets.scratchpad.lower import BoxProduct, lower
 from cpembed.targets.scratchpad.machine import ScratchpadMachine, scratchpad_machine
 from cpembed.targets.scratchpad.schedule import Plan, Schedule, check

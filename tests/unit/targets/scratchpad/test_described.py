@@ -16,7 +16,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import reference
-from cpembed.targets.scratchpad.execute import program
+from cpembed.targets.scratchpad.artifact import program
 from cpembed.targets.scratchpad.lower import BoxProduct, lower
 from cpembed.targets.scratchpad.machine import scratchpad_machine
 from cpembed.targets.scratchpad.schedule import Plan, Schedule

@@ -13,11 +13,11 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored
-from cpembed.targets.scratchpad.execute import program
+from cpembed.targets.scratchpad.artifact import program
 from cpembed.targets.scratchpad.executor import Counters
 from cpembed.targets.scratchpad.lower import BoxProduct
 from cpembed.targets.scratchpad.schedule import PLACED_BYTES, Plan, Schedule, check, loop_orders
-from cpembed.targets.scratchpad.space import KEPT, ScratchpadSpace
+from cpembed.targets.scratchpad.space import MAX_RANKED, ScratchpadSpace
 from tests.unit.targets.scratchpad.counting import executions, moved_boxes, moved_elements
 from tests.unit.targets.scratchpad.executor.running import needs_compiler
 from tests.unit.targets.scratchpad.plans import (
@@ -75,7 +75,7 @@ def check_ranked(product: BoxProduct) -> None:
     space, found = ScratchpadSpace(product), ranked(product)
     costs = [each.cost for each in found]
     assert costs == pytest.approx(sorted(costs), rel=1e-12)
-    assert len(found) <= KEPT
+    assert len(found) <= MAX_RANKED
     assert len({each.schedule for each in found}) == len(found)
     for each in found:
         check(Plan(product, each.schedule))

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.codegen.epilogue import Storing
+from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.driver.named import workload
 from cpembed.driver.run import run
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.provenance import Provenance
-from cpembed.targets.scratchpad.execute import ScratchpadProgram, program, tiled
+from cpembed.targets.scratchpad.artifact import ScratchpadProgram, in_tiles, program
 from cpembed.targets.scratchpad.executor import HEADER
 from cpembed.targets.scratchpad.lower import lower
 from cpembed.targets.scratchpad.schedule import Plan, check
 from cpembed.targets.scratchpad.target import ScratchpadTarget
+from cpembed.targets.tuner import why_untunable
 from tests.unit.targets.scratchpad.executor.running import needs_compiler
 from tests.unit.targets.scratchpad.plans import (
     TARGETS,
@@ -56,10 +57,10 @@ def test_numbers_are_emulated_and_times_estimated(target: str) -> None:
 
 def test_sums_are_stored_as_they_are() -> None:
     target = ScratchpadTarget(spec("sw26010"))
-    target.epilogue(workload(GEMM, spec("sw26010")), Storing())
+    target.epilogue(workload(GEMM, spec("sw26010")), EpilogueRequest())
     with pytest.raises(WorkloadError, match="sw26010 stores the sums: leave out what is to be"):
-        target.epilogue(workload(GEMM, spec("sw26010")), Storing(relu=True))
-    assert "there is no time to tune by" in (target.untunable() or "")
+        target.epilogue(workload(GEMM, spec("sw26010")), EpilogueRequest(relu=True))
+    assert "there is no time to tune by" in (why_untunable(target) or "")
 
 
 def test_the_peak_is_that_of_the_described_machine() -> None:
@@ -133,6 +134,6 @@ def test_tiles_ahead_hold_every_element_where_the_kernel_looks() -> None:
     box = plan.form.boxes[0]
     assert box.tiled
     array = small_inputs(plan.product.program.unfused, 1)[box.operand.name]
-    found = tiled(plan, box, array + 10)
+    found = in_tiles(plan, box, array + 10)
     assert np.count_nonzero(found) == array.size
     assert found.sum() == (array + 10).sum()

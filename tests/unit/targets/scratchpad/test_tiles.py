@@ -13,7 +13,7 @@ import pytest
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.parser import parse_computation
-from cpembed.targets.scratchpad.execute import program
+from cpembed.targets.scratchpad.artifact import program
 from cpembed.targets.scratchpad.lower import Axis, lower
 from cpembed.targets.scratchpad.schedule import Plan
 from cpembed.transform.proof.lemmas import covers_once

@@ -8,8 +8,9 @@ from cpembed.runtime.tuning.search import Search, screened
 from cpembed.runtime.tuning.space import Proposal, Scored
 from cpembed.targets.vta.estimate import default_schedule
 from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.target import VtaTuner
 from cpembed.targets.vta.tuning import canonical
-from tests.unit.targets.vta.tuning import designs, machine, measure, nest_of, target
+from tests.unit.targets.vta.tuning import designs, machine, measure, nest_of
 
 
 def bumpy(proposal: Proposal[Schedule]) -> int:
@@ -19,7 +20,7 @@ def bumpy(proposal: Proposal[Schedule]) -> int:
 
 def search(trials: int, seed: int = 0) -> list[tuple[int, Proposal[Schedule]]]:
     untuned = designs()[0].space.best().schedule
-    found_by = Search(designs(), untuned, seed, target().spread)
+    found_by = Search(designs(), untuned, seed, VtaTuner.spread)
     found: list[tuple[int, Proposal[Schedule]]] = []
     for proposal in found_by.proposals(trials):
         found.append((bumpy(proposal), proposal))

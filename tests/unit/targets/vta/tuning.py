@@ -9,7 +9,7 @@ from cpembed.driver.solve import solve
 from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.space import Design, Proposal
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.target import VtaTarget, VtaTuner
 from cpembed.targets.vta.tiles import TileNest
 from cpembed.targets.vta.tuning import Machine, VtaSpace, VtaTrial
 
@@ -54,4 +54,4 @@ def nest_of(design: Design[Schedule]) -> TileNest:
 
 
 def measure(proposal: Proposal[Schedule], words: str = LAYER) -> VtaTrial:
-    return target().tried(proposal, machine(words).tail)
+    return VtaTuner(target()).run_trial(proposal, machine(words).tail)

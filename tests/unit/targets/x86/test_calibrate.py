@@ -19,8 +19,7 @@ from cpembed.targets.x86.calibrate import (
     task_ns,
     usual_row_ns,
 )
-from cpembed.targets.x86.microbenchmarks import Microbenchmarks
-from cpembed.targets.x86.probes import BEST, Probe, Series
+from cpembed.targets.x86.microbenchmarks import BEST, Microbenchmarks, Probe, Series
 
 TIMES = {
     "clock": 0.4,

@@ -16,7 +16,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.cpu.build import build
+from cpembed.targets.cpu.target import build
 from cpembed.targets.x86 import features
 from cpembed.targets.x86.features import missing_features
 from tests.running import verify

@@ -14,9 +14,9 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs
 from cpembed.targets.cpu import dot_products
-from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86 import amx, features
-from cpembed.targets.x86.tiles import TILES, TileGrid, fits
+from cpembed.targets.x86.amx_tiles import TILES, TileGrid, fits
 from cpembed.transform.program import DerivedProgram
 from tests.running import verify
 from tests.unit.codegen.handwritten import expr, gemm_program

@@ -8,8 +8,8 @@ from itertools import chain, cycle, repeat
 import pytest
 
 from cpembed.errors import MeasurementError
-from cpembed.targets.x86 import probes
-from cpembed.targets.x86.probes import BEST, Probe, time_in_rounds
+from cpembed.targets.x86 import microbenchmarks as probes
+from cpembed.targets.x86.microbenchmarks import BEST, Probe, time_in_rounds
 
 CALL_NS, STEP_NS = 700, 5
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
-from cpembed.codegen.system import cpu_model
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.cpu.calibration import (
     DIRECTORY_VARIABLE,
@@ -16,7 +16,7 @@ from cpembed.targets.cpu.calibration import (
     default_calibration,
     store_calibration,
 )
-from cpembed.targets.x86.roofline import instruction_peak_gops
+from cpembed.targets.x86.calibrate import instruction_peak_gops
 
 AMX, BFLOAT, VNNI, VTA = map(
     load_hardware_spec, ("amx_int8", "amx_bf16", "avx512_vnni", "vta_1x16x16")

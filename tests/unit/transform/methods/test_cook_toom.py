@@ -15,8 +15,8 @@ from cpembed.transform.methods.cook_toom import (
     CookToom,
     cook_toom,
     is_identity,
+    straight_line,
 )
-from cpembed.transform.methods.straight_line import straight_line
 
 SIZES = [(m, r) for m in range(1, 7) for r in range(1, 6) if m + r - 2 <= len(POINTS)]
 
@@ -101,7 +101,7 @@ def test_straight_line_code_is_the_matrix(outputs: int, taps: int) -> None:
 
 
 def _rows_of(count: int, code: object) -> list[list[Fraction]]:
-    from cpembed.transform.methods.straight_line import Step, StraightLine
+    from cpembed.transform.methods.cook_toom import Step, StraightLine
 
     assert isinstance(code, StraightLine)
 

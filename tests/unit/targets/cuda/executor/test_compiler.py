@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cpembed.errors import BackendUnavailable, LoweringError
-from cpembed.targets.cuda.executor import compiler
+from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.executor.program import Launch, compile_text
-from cpembed.targets.cuda.executor.text import prepared
+from cpembed.targets.cuda.executor.source import prepare
 from cpembed.targets.executor import compiler as executor
 from cpembed.targets.executor.compiler import COMPILER_VARIABLE
 from tests.unit.targets.cuda.executor.running import needs_compiler
@@ -22,7 +22,7 @@ KERNEL = 'extern "C" __global__ void __launch_bounds__(64, 2) k(int* out) { out[
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMPILER_VARIABLE, "no-such-compiler -O2")
     with pytest.raises(BackendUnavailable, match="there is no CXX=no-such-compiler on the path"):
-        compiler.compiled("int a;")
+        COMPILER.compile("int a;")
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -33,29 +33,29 @@ def another_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @needs_compiler
 def test_a_library_is_kept_by_its_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = prepared(KERNEL).source
-    compiler.compiled(source)  # So that runtime and header are there, which take seconds.
-    usual = compiler.TEXTS.default_folder()
+    source = prepare(KERNEL).source
+    COMPILER.compile(source)  # So that runtime and header are there, which take seconds.
+    usual = COMPILER.cache_folder()
     kept = tmp_path / "kept"
     kept.mkdir()
     for made in usual.glob("[rh]*-*") if usual else ():
         (kept / made.name).symlink_to(made)
-    monkeypatch.setenv(compiler.FOLDER_VARIABLE, str(kept))
+    monkeypatch.setenv(COMPILER.folder_variable, str(kept))
     another_process(monkeypatch, tmp_path / "first")
-    library = compiler.compiled(source)
+    library = COMPILER.compile(source)
     (file,) = [path for path in kept.iterdir() if path.suffix == ".so"]
     made = file.stat().st_mtime_ns
     another_process(monkeypatch, tmp_path / "second")
-    again = compiler.compiled(source)
+    again = COMPILER.compile(source)
     assert again != library
     assert again.read_bytes() == library.read_bytes()
     assert file.stat().st_mtime_ns == made
     # Of somebody else: it is made again, not loaded.
     file.write_bytes(b"\x7fELF" + bytes(1000))
     another_process(monkeypatch, tmp_path / "third")
-    assert len(compiler.compiled(source).read_bytes()) > 10_000
+    assert len(COMPILER.compile(source).read_bytes()) > 10_000
     assert file.stat().st_mtime_ns != made
-    assert compiler.compiled(source + "\n").name != library.name
+    assert COMPILER.compile(source + "\n").name != library.name
 
 
 @needs_compiler
@@ -63,10 +63,10 @@ def test_a_library_is_kept_by_its_content(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_where_nothing_is_kept_a_library_is_made(
     monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    source = prepared(KERNEL).source
-    compiler.compiled(source)
-    monkeypatch.setenv(compiler.FOLDER_VARIABLE, told)
-    assert compiler.compiled(source + "\n\n").is_file()
+    source = prepare(KERNEL).source
+    COMPILER.compile(source)
+    monkeypatch.setenv(COMPILER.folder_variable, told)
+    assert COMPILER.compile(source + "\n\n").is_file()
 
 
 @needs_compiler
@@ -81,7 +81,7 @@ def test_an_error_of_the_compiler_is_one_line_with_its_place() -> None:
 
 def test_a_text_without_a_kernel() -> None:
     with pytest.raises(LoweringError, match="has no kernel"):
-        prepared("__device__ int f() { return 1; }")
+        prepare("__device__ int f() { return 1; }")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_text_without_a_kernel() -> None:
     ],
 )
 def test_dynamic_shared_memory(declaration: str, replaced: str) -> None:
-    source = prepared(f"{declaration}\n{KERNEL}").source
+    source = prepare(f"{declaration}\n{KERNEL}").source
     line = f"static {replaced}* const a_1 = ({replaced}*)executor_dynamic_shared;"
     assert source.split("\n")[0] == line
 
@@ -106,7 +106,7 @@ def test_kernels_and_their_bounds() -> None:
     __global__ void c() {{}}
     void __device__ d();
     """
-    assert prepared(source).kernels == {"k": 64, "b": 128, "c": None}
+    assert prepare(source).kernels == {"k": 64, "b": 128, "c": None}
 
 
 @needs_compiler

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from cpembed.targets.cuda.executor import Launch, compile_text
-from cpembed.targets.cuda.fragments import position
-from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction
+from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction, position
 from tests.unit.targets.cuda.executor.running import Array, needs_compiler
 
 pytestmark = needs_compiler

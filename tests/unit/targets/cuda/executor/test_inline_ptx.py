@@ -1,4 +1,4 @@
-"""Inline PTX as TVM writes it: translated, and executed."""
+"""Inline PTX as TVM writes it: translate_inline_ptx, and executed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.executor import Launch, compile_text
-from cpembed.targets.cuda.executor.inline_ptx import translated
+from cpembed.targets.cuda.executor.source import translate_inline_ptx
 from tests.unit.targets.cuda.executor.running import (
     ORDERS,
     fault,
@@ -24,7 +24,7 @@ def test_lines_stay_where_they_are() -> None:
     source = (
         f'int a;\nasm volatile(\n  "cp.async.wait_group 1;\\n"\n  :\n  :\n  : "memory");\n{COPY}\n'
     )
-    made = translated(source).split("\n")
+    made = translate_inline_ptx(source).split("\n")
     assert made[0] == "int a;"
     assert made[1] == "executor_cp_async_wait(1)"
     assert made[5] == ";"
@@ -49,7 +49,7 @@ def test_lines_stay_where_they_are() -> None:
     ],
 )
 def test_single_statements(statement: str, made: str) -> None:
-    assert translated(statement) == made
+    assert translate_inline_ptx(statement) == made
 
 
 @needs_compiler

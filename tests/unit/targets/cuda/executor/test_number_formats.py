@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cpembed.targets.cuda.executor import Launch, compile_text
-from cpembed.targets.cuda.executor.compiler import NATIVE, compiler
+from cpembed.targets.cuda.executor.program import COMPILER, NATIVE
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
 pytestmark = needs_compiler
@@ -42,7 +42,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Any:
         SOURCE.format(name=name, source=source, to=to) for name, (source, to) in FUNCTIONS.items()
     )
     (folder / "formats.cpp").write_text(text)
-    words = [*compiler(), "-std=c++17", "-O2", "-fPIC", "-shared", f"-I{NATIVE}"]
+    words = [*COMPILER.command(), "-std=c++17", "-O2", "-fPIC", "-shared", f"-I{NATIVE}"]
     library = Path(folder / "formats.so")
     subprocess.run([*words, folder / "formats.cpp", "-o", library], check=True)
     return ctypes.CDLL(str(library))

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from cpembed.targets.scratchpad.executor import Moved, Shape, compile_text
+from cpembed.targets.scratchpad.executor import Shape, TransferCounts, compile_text
 from tests.unit.targets.scratchpad.executor.running import (
     MESH,
     Array,
@@ -51,11 +51,11 @@ def test_product(variant: int) -> None:
     tiles, steps = 3 * 2, 5
     assert counters.gemms == {(32, 32, 32, variant): tiles * steps}
     # Every block of 16 bytes lies in one transaction of 128.
-    fetched = Moved(tiles * steps * 64, tiles * steps * 4096, tiles * steps * 64 * 4)
+    fetched = TransferCounts(tiles * steps * 64, tiles * steps * 4096, tiles * steps * 64 * 4)
     assert counters.moved == {
         (0, "get"): fetched,
         (1, "get"): fetched,
-        (2, "put"): Moved(tiles * 64, 96 * 64 * 4, tiles * 64 * 4),
+        (2, "put"): TransferCounts(tiles * 64, 96 * 64 * 4, tiles * 64 * 4),
     }
     assert counters.zeroed_bytes == 96 * 64 * 4
     assert counters.peaks == (5 * 64,)

@@ -8,8 +8,14 @@ import subprocess
 import numpy as np
 import pytest
 
-from cpembed.targets.scratchpad.executor import HEADER, Counters, Moved, Shape, compile_text
-from cpembed.targets.scratchpad.executor.compiler import TEXTS
+from cpembed.targets.scratchpad.executor import (
+    HEADER,
+    Counters,
+    Shape,
+    TransferCounts,
+    compile_text,
+)
+from cpembed.targets.scratchpad.executor.program import COMPILER
 from tests.unit.targets.scratchpad.executor.running import (
     Array,
     body,
@@ -77,9 +83,9 @@ def test_product_by_an_instruction() -> None:
     tiles, steps = 2 * 3, 4
     assert counters == Counters(
         moved={
-            (0, "get"): Moved(tiles * steps, tiles * steps * 256, tiles * steps * 16),
-            (1, "get"): Moved(tiles * steps, tiles * steps * 256, tiles * steps * 16),
-            (2, "put"): Moved(tiles, tiles * 1024, tiles * 16),
+            (0, "get"): TransferCounts(tiles * steps, tiles * steps * 256, tiles * steps * 16),
+            (1, "get"): TransferCounts(tiles * steps, tiles * steps * 256, tiles * steps * 16),
+            (2, "put"): TransferCounts(tiles, tiles * 1024, tiles * 16),
         },
         gemms={},
         instructions={("execute", 16, 16, 16): tiles * steps},
@@ -121,7 +127,7 @@ def test_transactions_are_those_that_blocks_touch(start: int, block: int, stride
     counters = run(program, arrays, ACCELERATOR)
     addresses = [start + n * stride for n in range(blocks)]
     touched = sum(len({byte // 64 for byte in range(at, at + block)}) for at in addresses)
-    assert counters.moved == {(1, "get"): Moved(1, blocks * block, touched)}
+    assert counters.moved == {(1, "get"): TransferCounts(1, blocks * block, touched)}
 
 
 def test_blocks_go_where_they_belong() -> None:
@@ -146,7 +152,7 @@ def test_blocks_go_where_they_belong() -> None:
 
 def test_the_header_is_complete_on_its_own() -> None:
     """A user's compiler takes the text with nothing but the header."""
-    words = [*TEXTS.command(), "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", "c"]
+    words = [*COMPILER.command(), "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", "c"]
     words += [f"-I{HEADER.parent}", "-fsyntax-only", "-"]
     done = subprocess.run(words, input=TEXT, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,233 @@
+"""``cpembed run``, ``build`` and ``layouts``: a verified kernel, a library, the fastest layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from cpembed.cli.options import (
+    Subcommand,
+    json_option,
+    library_options,
+    options_from,
+    require_one,
+    shapes_option,
+    subject,
+    target_option,
+    threads_option,
+    timeout_option,
+    use_threads,
+    verbose_option,
+    workload_argument,
+)
+from cpembed.cli.outcome import INFEASIBLE, print_missing, print_notes, print_solved
+from cpembed.cli.output import Bar, ProgressLine, print_json, print_text
+from cpembed.driver.options import BuildOptions, RunOptions
+
+
+@click.command("run", cls=Subcommand)
+@workload_argument()
+@target_option()
+@library_options(
+    RunOptions,
+    leave_out=["search"],
+    defaults={"seed": None},
+    texts={"seed": "Seed of the data and of the search.  [default: fresh data]"},
+)
+@threads_option()
+@verbose_option
+@json_option
+def run_command(
+    *,
+    words: tuple[str, ...],
+    target: str,
+    threads: int | None,
+    verbose: bool,
+    as_json: bool,
+    **values: Any,
+) -> int:
+    """Generate the kernel of a candidate, verify its numbers against a reference, and time it.
+
+    On a simulated target cycles are counted, and packing is measured on this machine. The result of
+    `cpembed tune` for the workload is used unless --untuned is given.
+
+    \b
+    cpembed run deepbench:11 --target avx512_vnni
+    cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
+    cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
+    """
+    use_threads(threads)
+    from cpembed.driver.result import SolveResult
+    from cpembed.driver.run import run
+
+    options = options_from(RunOptions, values)
+    require_one(rank=options.rank is not None, id=options.identifier is not None)
+    resolved = subject(words, target, options)
+    with ProgressLine() as progress:
+        result = run(resolved.workload, resolved.target, resolved.options, progress=progress)
+    if isinstance(result, SolveResult):
+        return print_solved(result, as_json=as_json, verbose=verbose)
+    # Messages come first: a reader of stdout may leave while the result is printed.
+    print_notes(result.solved)
+    consequence = "portable code verified the program, and no time of the instruction was measured"
+    code = print_missing(result.missing, options.backend, consequence)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        from cpembed.report.run import report
+
+        print_text(*report(result, verbose=verbose))
+    return code
+
+
+_MODEL_PARAMETERS = frozenset(
+    ("words", "target", "timeout", "folder", "name", "shapes", "threads", "torch", "as_json")
+)
+"""Parameters of ``cpembed build`` that apply to a model as well as to a workload."""
+
+_MODEL_SUFFIXES = (".onnx", ".pt2")
+
+
+@click.command("build", cls=Subcommand)
+@workload_argument()
+@target_option()
+@click.option(
+    "-o",
+    "--directory",
+    "folder",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder of the library; files of the same names are replaced.",
+)
+@library_options(
+    BuildOptions,
+    leave_out=["search", "seed", "threads"],
+    defaults={"name": None},
+    texts={
+        "name": "Name of the library, with which its functions begin.  [default: kernel, or the "
+        "model's]"
+    },
+)
+@shapes_option
+@threads_option("the library, unless its caller says otherwise")
+@verbose_option
+@json_option
+def build_command(
+    *,
+    words: tuple[str, ...],
+    target: str,
+    folder: Path,
+    shapes: dict[str, tuple[int, ...]],
+    threads: int | None,
+    verbose: bool,
+    as_json: bool,
+    **values: Any,
+) -> int:
+    """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2), to be called from
+    plain C, Python with numpy, or PyTorch; it does not need cpembed.
+
+    The candidate is chosen as `cpembed run` chooses it. For a target that is emulated here, the
+    sources are written, to be built on such a machine; for a simulated one, its program
+    (docs/libraries.md).
+
+    \b
+    cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
+    cpembed build resnet18.onnx --target avx512_vnni -o resnet18
+    cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
+    """
+    use_threads(threads)
+    if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
+        from cpembed.cli.models import ModelBuild, build_model
+
+        _require_model_options(click.get_current_context())
+        build = ModelBuild(
+            model=Path(words[0]),
+            target=target,
+            folder=folder,
+            name=values["name"],
+            shapes=shapes,
+            torch=values["torch"],
+            timeout=values["timeout"],
+        )
+        return build_model(build, as_json=as_json)
+    if shapes:
+        raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
+    from cpembed.driver.build import build as build_library
+    from cpembed.driver.result import SolveResult
+
+    name = values["name"] or "kernel"
+    options = options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
+    require_one(rank=options.rank is not None, id=options.identifier is not None)
+    resolved = subject(words, target, options)
+    with ProgressLine() as progress:
+        result = build_library(
+            resolved.workload, resolved.target, folder, resolved.options, progress=progress
+        )
+    if isinstance(result, SolveResult):
+        return print_solved(result, as_json=as_json, verbose=verbose)
+    print_notes(result.selection.solved)
+    consequence = "the library is portable code, and slow"
+    code = print_missing(result.missing, options.backend, consequence)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        from cpembed.report.run import build_report
+
+        print_text(*build_report(result))
+    return code
+
+
+def _require_model_options(context: click.Context) -> None:
+    """Raise a usage error for an option that applies to a single kernel only."""
+    for option in context.command.params:
+        name = option.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in _MODEL_PARAMETERS:
+            problem = f"{option.opts[0]} applies to a workload, not to a model: leave it out"
+            raise click.UsageError(problem)
+
+
+@click.command("layouts", cls=Subcommand)
+@workload_argument()
+@target_option()
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Build, verify and time a kernel for each layout, or simulate it; otherwise times are "
+    "estimates.",
+)
+@timeout_option("Stop each search after S seconds.")
+@threads_option("the kernels")
+@json_option
+def layouts_command(
+    *,
+    words: tuple[str, ...],
+    target: str,
+    measure: bool,
+    timeout: float | None,
+    threads: int | None,
+    as_json: bool,
+) -> int:
+    """Compare the layouts of WORKLOAD's tensors: images with channels first, last and in blocks,
+    matrices as they are and transposed. Packing and unpacking count, except for weights.
+
+    \b
+    cpembed layouts conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target avx512_vnni
+    cpembed layouts gemm m=64 n=64 k=256 --target avx512_vnni --measure
+    """
+    use_threads(threads)
+    from cpembed.driver.layouts import compare_layouts
+
+    with Bar() as bar:
+        result = compare_layouts(words, target, measures=measure, timeout=timeout, progress=bar)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        from cpembed.report.layouts import report
+
+        print_text(*report(result))
+    return 0 if any(row.embedding is not None for row in result.rows) else INFEASIBLE

@@ -1,0 +1,277 @@
+"""``cpembed match`` and ``network``, and ``cpembed build`` of a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpembed.cli.options import (
+    Subcommand,
+    combined,
+    distinct,
+    file_option,
+    folder_option,
+    json_option,
+    seed_option,
+    shapes_option,
+    target_option,
+    targets_option,
+    threads_option,
+    timeout_option,
+    use_threads,
+)
+from cpembed.cli.output import Bar, message, print_json, print_text
+
+if TYPE_CHECKING:
+    from cpembed.network.plan import Policy
+    from cpembed.network.run import NetworkRun
+    from cpembed.network.stepwise import StepwiseRun
+
+SECONDS = 10.0
+"""Seconds of each search of ``match``: :data:`cpembed.network.match.TIMEOUT`, which would load the
+solver."""
+
+WRONG = 1
+"""Exit code of wrong results, which are a bug of cpembed."""
+
+model_options = combined(
+    click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+    shapes_option,
+)
+"""Argument of a model file, with the option for sizes that it leaves open."""
+
+
+@click.command("match", cls=Subcommand)
+@model_options
+@targets_option
+@click.option(
+    "--alternatives/--no-alternatives",
+    default=True,
+    show_default=True,
+    help="If the instruction does not fit, or is mostly idle, try those that the target's file "
+    "names as alternatives.",
+)
+@timeout_option("Stop each search after S seconds.", SECONDS)
+@json_option
+def match_command(
+    *,
+    model: Path,
+    shapes: dict[str, tuple[int, ...]],
+    targets: tuple[str, ...],
+    alternatives: bool,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Match each operator of MODEL (.onnx, .pt2) with the target's instruction: which are embedded,
+    how well the instruction is used, and why others are not.
+
+    \b
+    cpembed match resnet18.onnx --target avx512_vnni
+    cpembed match bert.onnx --target amx_int8 --target vta_1x16x16 --shape ids=1,128
+    """
+    from cpembed.frontends import load_model
+    from cpembed.network.match import match
+
+    names = distinct(targets)
+    graph = load_model(model, shapes or None)
+    with Bar() as bar:
+        result = match(graph, names, alternatives=alternatives, timeout=timeout, progress=bar)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        from cpembed.report.match import report
+
+        print_text(*report(result))
+    return 0
+
+
+@click.command("network", cls=Subcommand)
+@model_options
+@target_option()
+@threads_option("the network")
+@click.option(
+    "--input",
+    "input_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Inputs: .npz by their names, or .npy of the only one.  [default: random]",
+)
+@folder_option("--output", "Write each output of the network here, as NAME.npy.")
+@folder_option("--save", "Keep the library here (see `cpembed build`).")
+@click.option(
+    "--layouts",
+    "policy",
+    type=click.Choice(["assigned", "channels_last", "alone"]),
+    default="assigned",
+    show_default=True,
+    help="How layouts are chosen: over the whole network, all channels last, or the fastest of "
+    "each operator by itself.",
+)
+@click.option(
+    "--measure",
+    "measures",
+    is_flag=True,
+    help="Measure the kernels among which layouts are chosen, once, instead of estimating them.",
+)
+@timeout_option("Stop each search for embeddings after S seconds.", 20.0)
+@click.option(
+    "--layout-time",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Stop the search for layouts after S seconds.",
+)
+@seed_option("Seed of random inputs.")
+@click.option("--no-verify", is_flag=True, help="Do not compare each operator with its definition.")
+@click.option("--plan-only", is_flag=True, help="Print the plan and its costs; compile nothing.")
+@file_option("--report", "Write the network as an HTML page.")
+@json_option
+def network_command(
+    *,
+    model: Path,
+    shapes: dict[str, tuple[int, ...]],
+    target: str,
+    threads: int | None,
+    input_file: Path | None,
+    output: Path | None,
+    save: Path | None,
+    policy: Policy,
+    measures: bool,
+    timeout: float,
+    layout_time: float,
+    seed: int,
+    no_verify: bool,
+    plan_only: bool,
+    report: Path | None,
+    as_json: bool,
+) -> int:
+    """Compile MODEL (.onnx, .pt2) for a target, run it, compare every operator's result with its
+    definition, and time it layer by layer.
+
+    Embeddings, kernels and objects are kept, so that a second call is fast.
+
+    \b
+    cpembed network resnet18.onnx --target avx512_vnni --report resnet18.html
+    cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
+    """
+    use_threads(threads)
+    from cpembed.frontends import load_model
+    from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
+
+    graph = load_model(model, shapes or None)
+    inputs = random_inputs(graph, seed) if input_file is None else read_inputs(graph, input_file)
+    with Bar() as bar:
+        from cpembed.network.plan import Planning
+        from cpembed.network.service import Asked, network, network_plan
+
+        planning = Planning(timeout, layout_time, policy, measures)
+        run: NetworkRun | StepwiseRun | None = None
+        if plan_only:
+            document = network_plan(graph, target, planning, bar)
+        else:
+            result = network(graph, Asked(target, save, planning, not no_verify), inputs, bar)
+            document, run = result.document, result.run
+    if output is not None and run is not None:
+        write_outputs(output, run.outputs)
+    if report is not None:
+        from cpembed.report.network_page import write_page
+
+        write_page(document, report)
+    if as_json:
+        print_json(document)
+    else:
+        from cpembed.report.network import report as network_report
+
+        print_text(*network_report(document))
+    if run is None or not run.failed:
+        return 0
+    names = ", ".join(operator.operator for operator in run.failed[:3])
+    message(
+        f"{len(run.failed)} operators differ from their definition ({names}): please report this "
+        "command line"
+    )
+    return WRONG
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBuild:
+    """Options of ``cpembed build`` for a whole model.
+
+    Parameters
+    ----------
+    model
+        File of the model.
+    target
+        Name or file of the target.
+    folder
+        Folder of the library.
+    name
+        Name of the library; None for the model's.
+    shapes
+        Sizes of inputs that the model leaves open.
+    torch
+        True adds a module for PyTorch.
+    timeout
+        Limit of each search in seconds; None for the default.
+    """
+
+    model: Path
+    target: str
+    folder: Path
+    name: str | None
+    shapes: Mapping[str, tuple[int, ...]]
+    torch: bool
+    timeout: float | None
+
+
+def build_model(build: ModelBuild, *, as_json: bool) -> int:
+    """Build and verify the library of a network; return the exit code."""
+    from cpembed.export.library import Contents
+    from cpembed.frontends import load_model
+    from cpembed.network.inputs import random_inputs
+    from cpembed.network.plan import SEARCH_LIMIT, Planning
+    from cpembed.network.service import Asked, network
+
+    graph = load_model(build.model, build.shapes or None)
+    request = Asked(
+        build.target,
+        build.folder,
+        Planning(timeout=build.timeout or SEARCH_LIMIT),
+        times=False,
+        name=build.name,
+        contents=Contents(torch=build.torch),
+    )
+    with Bar() as bar:
+        result = network(graph, request, random_inputs(graph, 0), bar)
+    result.require()
+    files, path = sorted(path.name for path in build.folder.iterdir()), build.folder
+    if result.library is not None:
+        files, path = list(result.library.files), result.library.path
+    if as_json:
+        print_json({**result.document, "folder": str(build.folder), "files": files})
+    else:
+        print_text(*_library_lines(result.document, path, files))
+    return 0
+
+
+def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) -> list[str]:
+    from cpembed.report.network import verification_text
+    from cpembed.report.network_page.document import read
+
+    totals = document["totals"]
+    sizes = ""
+    if "bytes_weights" in totals:
+        sizes = (
+            f", {totals['bytes_weights'] / 1e6:.1f} MB of constants, "
+            f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace"
+        )
+    return [
+        f"{path}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
+        f"verified: {verification_text(read(document))}",
+        f"files: {', '.join(files)}",
+    ]

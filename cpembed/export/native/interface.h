@@ -1,0 +1,84 @@
+/* The library libNAME.so.NOTE
+
+   DOCUMENTS */
+
+#ifndef GUARD
+#define GUARD
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef CPEMBED_INTERFACE
+#define CPEMBED_INTERFACE
+/* What functions return. */
+STATUSES
+
+/* A tensor that a caller gives: dense, row-major. */
+typedef struct {
+  const char *name;
+  const char *dtype;    /* as numpy spells it; bfloat16 as 16 bits, int7 and uint7 as bytes */
+  int32_t rank;
+  const int64_t *shape;
+  int64_t bytes;
+} cpembed_tensor;
+#endif
+
+typedef struct NAME_handle NAME_handle;
+
+/* Open the library. threads: 0 for DEFAULT. WEIGHTS_FILE
+   A handle runs one call at a time; several handles are independent. */
+int NAME_open(int threads, const char *weights_file, NAME_handle **handle);
+
+/* End the threads and free everything; NULL is allowed. */
+void NAME_close(NAME_handle *handle);
+
+/* Pack the weights, once before the first run, or again: one pointer for each weight. They are
+   copied. Needed where NAME_weight_count() is not 0. */
+int NAME_pack(NAME_handle *handle, const void *const weights[]);
+
+/* One call: a pointer for each input and output. Memory that is aligned to 64 bytes is used where
+   it is, other memory copied. workspace: NAME_workspace_size() bytes, aligned to 64 bytes and free
+   for other use between calls; NULL for the handle's own. */
+int NAME_run(NAME_handle *handle, const void *const inputs[], void *const outputs[],
+             void *workspace);
+size_t NAME_workspace_size(void);
+
+/* What a status means, in words; what a kernel said that failed. */
+const char *NAME_status_text(int status);
+const char *NAME_kernel_message(const NAME_handle *handle);
+
+/* What is given: by number, NULL beyond the last. */
+int NAME_input_count(void);
+int NAME_output_count(void);
+int NAME_weight_count(void);
+const cpembed_tensor *NAME_input(int number);
+const cpembed_tensor *NAME_output(int number);
+const cpembed_tensor *NAME_weight(int number);
+
+/* The steps of a run, one after the other: their number, their names, the nanoseconds of each
+   (ns: a place for each step), and a part of them, first to last - 1. */
+int NAME_step_count(void);
+const char *NAME_step_name(int step);
+int NAME_run_timed(NAME_handle *handle, const void *const inputs[], void *const outputs[],
+                   void *workspace, double *ns);
+int NAME_run_steps(NAME_handle *handle, int first, int last, const void *const inputs[],
+                   void *const outputs[], void *workspace);
+
+/* The memory of a buffer by its name, as the last steps left it, with its type and number of
+   elements. It is the handle's own: valid until NAME_close; steps that follow, and NAME_pack, may
+   write over it. NULL where there is none: of a name that is no buffer's, and of what lies in the
+   caller's memory (inputs, outputs, weights that were only packed, a workspace that was given). */
+const void *NAME_tensor(const NAME_handle *handle, const char *name, const char **dtype,
+                        int64_t *elements);
+
+/* The threads of a handle. */
+int NAME_thread_count(const NAME_handle *handle);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,413 @@
+"""Elementwise operators: arithmetic, activations, comparisons, conversions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cpembed.frontends import expressions as e
+from cpembed.frontends.emitter import is_float
+from cpembed.frontends.expressions import X, apply, div, function, mul, number
+from cpembed.frontends.torch.call import Call, Handler, Results, handlers
+from cpembed.graph.kinds import Elementwise, Input, Number, Scalar
+from cpembed.graph.kinds.elementwise import computing_dtype
+
+Function = Callable[..., Scalar]
+
+
+def write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
+    """Emit an expression of tensors and numbers as PyTorch promotes them.
+
+    Parameters
+    ----------
+    call : Call
+        The call, whose result has the type of its schema.
+    dtype : str
+        Element type to which the values are promoted.
+    expression : callable
+        Returns the expression of as many scalars as there are values.
+    *values : str, float, int or bool
+        Tensors and numbers; a constant of one element becomes a number.
+    """
+    tensors: list[str] = []
+    arguments: list[Scalar] = []
+    for value in values:
+        if not isinstance(value, str):
+            arguments.append(number(value))
+            continue
+        constant = call.value(value) if call.shape(value) == () else None
+        if constant is None:
+            tensors.append(call.computing(value, dtype))
+            arguments.append(Input(len(tensors) - 1))
+        else:
+            scalar = constant.item()
+            is_number = isinstance(scalar, bool) and dtype != "bool"
+            arguments.append(Number(int(scalar) if is_number else scalar))
+    scalar_type = "float32" if dtype == "bfloat16" else dtype
+    tensors = tensors or [call.tensor(np.zeros((), scalar_type))]
+    return call.emit(Elementwise(expression(*arguments), call.result.dtype), *tensors)
+
+
+def unary(expression: Function, *parameters: str) -> Handler:
+    """Return the handler of a function of ``self`` and of arguments that are numbers.
+
+    Parameters
+    ----------
+    expression : callable
+        Returns the expression of a scalar and the arguments.
+    *parameters : str
+        Names of the arguments.
+    """
+    return lambda call: activated(call, expression, *(call[name] for name in parameters))
+
+
+def activated(call: Call, expression: Function, *parameters: Any) -> str:
+    """Emit a function of ``self`` and of numbers in the type of the result."""
+    return write(call, call.result.dtype, lambda x: expression(x, *parameters), call["self"])
+
+
+def binary(expression: Function, *names: str) -> Handler:
+    """Return the handler of a function of tensors, by default of ``self`` and ``other``."""
+    names = names or ("self", "other")
+    return lambda call: write(call, call.result.dtype, expression, *map(call.__getitem__, names))
+
+
+# -- arithmetic -----------------------------------------------------------------------------------
+
+
+def _times(x: Scalar, factor: float) -> Scalar:
+    return x if factor == 1 else mul(x, factor)
+
+
+def _scaled(expression: Function) -> Handler:
+    """Return the handler of a function of ``self`` and ``alpha`` times ``other``."""
+
+    def handler(call: Call) -> Results:
+        alpha = call["alpha"]
+        return binary(lambda a, b: expression(a, _times(b, alpha)))(call)
+
+    return handler
+
+
+def _reversed_sub(call: Call) -> Results:
+    alpha = call["alpha"]
+    return binary(lambda a, b: e.sub(b, _times(a, alpha)))(call)
+
+
+def _have_other_signs(a: Scalar, b: Scalar) -> Scalar:
+    return e.differ(e.less(a, 0), e.less(b, 0))
+
+
+def _remainder(a: Scalar, b: Scalar) -> Scalar:
+    """Return the exact remainder of a floored division, which has the sign of the divisor."""
+    rest = apply("rem", a, b)
+    is_moved = apply("and", e.differ(rest, 0), _have_other_signs(rest, b))
+    return e.where(is_moved, e.add(rest, b), rest)
+
+
+def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
+    """Return a floored quotient of floats as PyTorch computes it: the remainder is subtracted
+    first, so that the quotient is next to an integer."""
+    near = div(e.sub(a, _remainder(a, b)), b)
+    low = apply("floor", near)
+    rounded = e.where(e.less(0.5, e.sub(near, low)), e.add(low, 1), low)
+    return e.where(e.equal(b, 0), div(a, b), rounded)
+
+
+def _floor_quotient_of_integers(a: Scalar, b: Scalar) -> Scalar:
+    quotient, is_rounded = div(a, b), e.differ(apply("rem", a, b), 0)
+    is_moved = apply("and", is_rounded, _have_other_signs(a, b))
+    return e.where(is_moved, e.sub(quotient, 1), quotient)
+
+
+def _divide(call: Call) -> Results:
+    rounding, floats = call.get("rounding_mode"), is_float(call.result.dtype)
+    if rounding == "floor":
+        return binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
+    if rounding is None or not floats:
+        # A division of integers rounds towards zero.
+        return binary(div)(call)
+    return binary(lambda a, b: e.truncated(div(a, b)))(call)
+
+
+def _floor_divide(call: Call) -> Results:
+    floats = is_float(call.result.dtype)
+    return binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
+
+
+_POWERS: Mapping[float, Function] = {
+    **e.SMALL_POWERS,
+    0.5: function("sqrt"),
+    -1: lambda x: div(1, x),
+    -0.5: lambda x: div(1, apply("sqrt", x)),
+}
+
+
+def _power(call: Call) -> Results:
+    exponent, result = call["exponent"], call.result.dtype
+    if not is_float(result):
+        value = call.value(exponent) if isinstance(exponent, str) else np.asarray(exponent)
+        if value is None or (value < 0).any():
+            call.reject("a power of integers whose exponent may be below 0: use floats")
+    elif isinstance(exponent, int | float) and exponent in _POWERS:
+        return activated(call, _POWERS[exponent])
+    return binary(function("pow"), "self", "exponent")(call)
+
+
+def _clamp(call: Call) -> str:
+    pairs = [("max", call["min"]), ("min", call["max"])]
+    limits = [(operation, limit) for operation, limit in pairs if limit is not None]
+
+    def expression(x: Scalar, *ends: Scalar) -> Scalar:
+        for (operation, _), end in zip(limits, ends, strict=True):
+            x = apply(operation, x, end)
+        return x
+
+    values = (limit for _, limit in limits)
+    return write(call, call.result.dtype, expression, call["self"], *values)
+
+
+def _product_added(product: Function) -> Handler:
+    """Return the handler of ``self`` plus ``value`` times a product or quotient of two tensors."""
+
+    def handler(call: Call) -> Results:
+        value = call["value"]
+        expression = binary(
+            lambda x, a, b: e.add(x, _times(product(a, b), value)), "self", "tensor1", "tensor2"
+        )
+        return expression(call)
+
+    return handler
+
+
+def _filled(value: float | None) -> Handler:
+    """Return the handler of a constant tensor, by default of the argument ``fill_value``."""
+
+    def handler(call: Call) -> str:
+        call.in_result("self")
+        fill = call["fill_value"] if value is None else value
+        fill = call.value(fill) if isinstance(fill, str) else fill
+        if fill is None:
+            call.reject("the number that fills a tensor is computed while the model runs")
+        shape, dtype = call.result.shape, call.result.dtype
+        element = np.full((1,) * len(shape), fill, "float32" if dtype == "bfloat16" else dtype)
+        return call.expanded(call.cast(call.tensor(element), dtype), shape)
+
+    return handler
+
+
+def _convert(call: Call) -> str:
+    call.in_result("other")
+    return call.cast(call["self"], call.result.dtype)
+
+
+# -- activations ----------------------------------------------------------------------------------
+
+
+def _elu(x: Scalar, alpha: float, scale: float, input_scale: float) -> Scalar:
+    grown = mul(e.exp_minus_one(_times(x, input_scale)), alpha * scale)
+    return e.where(e.less(x, 0), grown, _times(x, scale))
+
+
+def _softplus(x: Scalar, beta: float, threshold: float) -> Scalar:
+    scaled = _times(x, beta)
+    value = e.softplus(scaled)
+    return e.where(e.less(threshold, scaled), x, value if beta == 1 else div(value, beta))
+
+
+def _relu6(x: Scalar) -> Scalar:
+    return e.clip(e.add(x, 3.0), 0.0, 6.0)
+
+
+def _hardtanh(call: Call) -> str:
+    return activated(call, e.clip, call.get("min_val"), call.get("max_val"))
+
+
+def _gelu(call: Call) -> str:
+    return activated(call, e.gelu_tanh if call["approximate"] == "tanh" else e.gelu)
+
+
+def _prelu(call: Call) -> str:
+    x, slope = call["self"], call["weight"]
+    if call.rank(slope) == 1:
+        slope = call.channels(slope, max(2, call.rank(x)))
+    return write(call, call.result.dtype, e.leaky_relu, x, slope)
+
+
+# -- comparisons and logic ------------------------------------------------------------------------
+
+
+def _promoted(call: Call, *values: Any) -> str:
+    """Return the element type in which a comparison compares: tensors go before scalars, floats
+    before integers, and then the larger type wins."""
+    tensors = [value for value in values if isinstance(value, str)]
+    ranked = [t for t in tensors if call.shape(t) != ()] or tensors
+    dtypes = [call.dtype(t) for t in ranked]
+    floats = [d for d in dtypes if is_float(d)]
+    if not floats and any(isinstance(v, float) for v in values):
+        return "float32"
+    if not floats:
+        scalar_floats = [d for d in map(call.dtype, tensors) if is_float(d)]
+        if scalar_floats:
+            return scalar_floats[0]
+    return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
+
+
+def _comparison(expression: Function) -> Handler:
+    def handler(call: Call) -> str:
+        values = call["self"], call["other"]
+        return write(call, _promoted(call, *values), expression, *values)
+
+    return handler
+
+
+def _logical(expression: Function) -> Handler:
+    def handler(call: Call) -> str:
+        values = [call[name] for name in ("self", "other") if call.get(name) is not None]
+        booleans = [call.cast(v, "bool") if isinstance(v, str) else bool(v) for v in values]
+        return write(call, "bool", expression, *booleans)
+
+    return handler
+
+
+def _bitwise(expression: Function) -> Handler:
+    def handler(call: Call) -> Results:
+        if call.result.dtype != "bool":
+            call.reject("operations on the bits of integers are not known: only on Booleans")
+        return _logical(expression)(call)
+
+    return handler
+
+
+def _where(call: Call) -> str:
+    result = call.result.dtype
+    condition = call.cast(call["condition"], "bool")
+    values = [
+        call.computing(v, result) if isinstance(v, str) else v
+        for v in (call["self"], call["other"])
+    ]
+    names = [condition, *(v for v in values if isinstance(v, str))]
+    places = iter(range(1, len(names)))
+    arguments = [Input(next(places)) if isinstance(v, str) else Number(v) for v in values]
+    # If the condition is the only tensor, the numbers decide the type of the arithmetic.
+    computing = computing_dtype([result]) if len(names) == 1 else None
+    return call.emit(Elementwise(e.where(X, *arguments), result, computing), *names)
+
+
+def _masked_fill(call: Call) -> str:
+    result = call.result.dtype
+    mask, value = call.cast(call["mask"], "bool"), call["value"]
+    if isinstance(value, str):
+        constant = call.value(value)
+        value = call.computing(value, result) if constant is None else constant.item()
+    tensors = [mask, call.computing(call["self"], result)]
+    fill: Scalar = Input(2) if isinstance(value, str) else Number(value)
+    tensors += [value] if isinstance(value, str) else []
+    return call.emit(Elementwise(e.where(X, fill, Input(1)), result), *tensors)
+
+
+def _float_test(expression: Function) -> Handler:
+    """Return the handler of a test for NaN or infinity, which integers never pass."""
+
+    def handler(call: Call) -> str:
+        x, shape = call["self"], call.result.shape
+        if is_float(call.dtype(x)):
+            return write(call, call.dtype(x), expression, x)
+        return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
+
+    return handler
+
+
+_UNARY: Mapping[str, Function] = {
+    **{
+        name: function(name)
+        for name in (
+            *("neg", "abs", "exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos"),
+            *("floor", "ceil", "round"),
+        )
+    },
+    "rsqrt": lambda x: div(1.0, apply("sqrt", x)),
+    "reciprocal": lambda x: div(1.0, x),
+    "square": lambda x: mul(x, x),
+    "sign": e.sign,
+    "trunc": e.truncated,
+    "expm1": e.exp_minus_one,
+    "log1p": e.log_one_plus,
+    "exp2": lambda x: apply("exp", mul(x, math.log(2))),
+    "log2": lambda x: mul(apply("log", x), 1 / math.log(2)),
+    "log10": lambda x: mul(apply("log", x), 1 / math.log(10)),
+    "tan": lambda x: div(apply("sin", x), apply("cos", x)),
+    "relu": e.relu,
+    "relu6": lambda x: e.clip(x, 0, 6),
+    "silu": e.silu,
+    "mish": e.mish,
+    "selu": e.selu,
+    "log_sigmoid": lambda x: apply("neg", e.softplus(apply("neg", x))),
+    "hardswish": lambda x: div(mul(x, _relu6(x)), 6.0),
+    "hardsigmoid": lambda x: div(_relu6(x), 6.0),
+}
+"""Functions of one tensor without parameters."""
+_COMPARISONS: Mapping[str, Function] = {
+    "eq": e.equal,
+    "ne": e.differ,
+    "lt": e.less,
+    "le": function("less_equal"),
+    "gt": lambda a, b: e.less(b, a),
+    "ge": lambda a, b: apply("less_equal", b, a),
+}
+
+HANDLERS: Mapping[str, Handler] = {
+    **{f"aten.{name}.default": unary(make) for name, make in _UNARY.items()},
+    **handlers("add.Tensor|Scalar", _scaled(e.add)),
+    **handlers("sub.Tensor|Scalar", _scaled(e.sub)),
+    **handlers("rsub.Tensor|Scalar", _reversed_sub),
+    **handlers("mul.Tensor|Scalar", binary(mul)),
+    **handlers("div.Tensor|Scalar|Tensor_mode|Scalar_mode", _divide),
+    **handlers("remainder.Tensor|Scalar", binary(_remainder)),
+    **handlers("fmod.Tensor|Scalar", binary(function("rem"))),
+    **handlers("floor_divide.default|Scalar", _floor_divide),
+    **handlers("pow.Tensor_Scalar|Tensor_Tensor", _power),
+    **handlers("maximum max.other", binary(function("max"))),
+    **handlers("minimum min.other", binary(function("min"))),
+    **handlers("clamp.default|Tensor", _clamp),
+    **handlers("addcmul", _product_added(mul)),
+    **handlers("addcdiv", _product_added(div)),
+    **handlers(
+        "lerp.Scalar|Tensor",
+        binary(lambda a, b, w: e.add(a, mul(w, e.sub(b, a))), "self", "end", "weight"),
+    ),
+    **handlers("_to_copy to.dtype|device|dtype_layout type_as lift_fresh_copy", _convert),
+    # The contents of an empty tensor are undefined: zeros are as good as anything.
+    **handlers("zeros_like new_zeros empty_like new_empty empty.memory_format", _filled(0)),
+    **handlers("ones_like new_ones", _filled(1)),
+    **handlers("full_like new_full", _filled(None)),
+    **handlers("hardtanh", _hardtanh),
+    **handlers("elu", unary(_elu, "alpha", "scale", "input_scale")),
+    **handlers("gelu", _gelu),
+    **handlers("softplus", unary(_softplus, "beta", "threshold")),
+    **handlers("prelu _prelu_kernel", _prelu),
+    **handlers(
+        "threshold", unary(lambda x, t, v: e.where(e.less(t, x), x, v), "threshold", "value")
+    ),
+    **handlers("leaky_relu", unary(e.leaky_relu, "negative_slope")),
+    **{
+        name: handler
+        for operator, make in _COMPARISONS.items()
+        for name, handler in handlers(f"{operator}.Tensor|Scalar", _comparison(make)).items()
+    },
+    **handlers("where.self|ScalarOther|ScalarSelf|Scalar", _where),
+    **handlers("masked_fill.Tensor|Scalar", _masked_fill),
+    **handlers("logical_and", _logical(function("and"))),
+    **handlers("logical_or", _logical(function("or"))),
+    **handlers("logical_xor", _logical(e.differ)),
+    **handlers("logical_not", _logical(function("not"))),
+    **handlers("bitwise_and.Tensor|Scalar", _bitwise(function("and"))),
+    **handlers("bitwise_or.Tensor|Scalar", _bitwise(function("or"))),
+    **handlers("bitwise_xor.Tensor|Scalar", _bitwise(e.differ)),
+    **handlers("bitwise_not", _bitwise(function("not"))),
+    **handlers("isnan", _float_test(lambda x: e.differ(x, x))),
+    **handlers("isinf", _float_test(lambda x: e.equal(apply("abs", x), math.inf))),
+}

@@ -1,0 +1,184 @@
+"""Kernels as code of TVM: relax calls of compiled functions, or one TensorIR function."""
+# pyright: basic
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax, s_tir, tirx
+from tvm.relax.transform import FuseTIR
+
+from cpembed.codegen.recorded import FunctionCall, Memory, compiled, filling
+from cpembed.codegen.script import storage_dtype
+from cpembed.integrations.tvm.kernels import Kernel
+from cpembed.integrations.tvm.recognise import vars_of
+
+
+@dataclass
+class Imports:
+    """Compiled functions of a relax module, by symbol.
+
+    Each is compiled for its own target and with its own settings of TVM's passes, and imported by
+    the module.
+    """
+
+    target: Any
+    """Target of functions that have none of their own."""
+    modules: dict[str, Any] = field(default_factory=dict[str, Any])
+    functions: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def symbol(self, call: FunctionCall) -> str:
+        """Return the symbol of a function, which is compiled if it is new."""
+        target, function = call.target or self.target, call.function()
+        text = f"{function.script()}{call.functions}{target}{call.options}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        name = re.sub(r"\W", "_", call.name)
+        symbol = f"cpembed_{name}_{digest}"
+        if symbol not in self.modules:
+            self.modules[symbol] = compiled(call, symbol, target)
+            self.functions[symbol] = function
+        return symbol
+
+
+def emit_calls(
+    builder: Any, kernel: Kernel, arguments: Mapping[str, Any], result: Any, imports: Imports
+) -> Any:
+    """Return a relax expression that calls the functions of a kernel on flat views of tensors.
+
+    Parameters
+    ----------
+    builder
+        A ``relax.BlockBuilder``.
+    kernel
+        Kernel to call.
+    arguments
+        Relax expressions by input.
+    result
+        Type of the expression.
+    imports
+        Compiled functions, to which those of the kernel are added.
+    """
+    calls = kernel.calls
+    values: dict[int, Any] = {}
+    for name, argument in arguments.items():
+        memory = calls.given[name]
+        view = _view(argument, [memory.elements], storage_dtype(memory.dtype))
+        values[id(memory)] = builder.emit(view)
+
+    def called(call: FunctionCall, inputs: relax.Tuple, types: Any) -> Any:
+        return relax.call_dps_packed(imports.symbol(call), inputs, types)
+
+    for call in (*calls.prepare, *calls.run):
+        _emit(builder, call, values, called)
+    flat = values[id(calls.given[kernel.output])]
+    return _view(flat, [int(size) for size in result.shape], str(result.dtype))
+
+
+def _emit(
+    builder: Any,
+    call: FunctionCall,
+    values: dict[int, Any],
+    called: Callable[[FunctionCall, relax.Tuple, Any], Any],
+) -> None:
+    """Emit a call, which ``called`` makes of inputs and output types, and add its results to the
+    ``values`` of memories, by their identity."""
+    count = len(call.buffers) - call.written
+    inputs = [_value(memory, values) for memory in call.buffers[:count]]
+    types: Any = [_flat_type(memory) for memory in call.buffers[count:]]
+    types = types[0] if len(types) == 1 else types
+    result = builder.emit(called(call, relax.Tuple(inputs), types))
+    for number, memory in enumerate(call.buffers[count:]):
+        part = result if call.written == 1 else builder.emit(relax.TupleGetItem(result, number))
+        values[id(memory)] = part
+
+
+def _value(memory: Memory, values: Mapping[int, Any]) -> Any:
+    if memory.contents is not None:
+        return relax.const(memory.contents.reshape(-1))
+    return values[id(memory)]
+
+
+def _flat_type(memory: Memory) -> relax.TensorType:
+    shape: list[Any] = [memory.elements]
+    return relax.TensorType(shape, storage_dtype(memory.dtype))
+
+
+def _view(value: Any, shape: Any, dtype: Any) -> Any:
+    """Return the same memory in another shape, or as another type of the same size."""
+    if str(value.ty.dtype) == dtype:
+        return relax.op.reshape(value, shape)
+    return relax.op.memory.view(value, shape, dtype)
+
+
+def kernel_function(kernel: Kernel, function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return packing, product and unpacking as one scheduled function with the parameters of the
+    function that was recognised; no parameter is constant."""
+    parameters = vars_of(function)
+    inputs: list[tuple[Memory, Any]] = [
+        (kernel.calls.given[name], parameters[number]) for name, number in kernel.arguments.items()
+    ]
+    output = kernel.calls.given[kernel.output]
+    fills = [filling(kernel.calls.given[name], value) for name, value in kernel.filled.items()]
+    calls = [*fills, *kernel.calls.prepare, *kernel.calls.run]
+    flat = _joined(calls, [memory for memory, _ in inputs], output)
+    outer = [parameter for _, parameter in inputs] + [parameters[-1]]
+    views = [
+        tirx.DeclBuffer(inner, data=parameter.data)
+        for inner, parameter in zip(vars_of(flat), outer, strict=True)
+    ]
+    body = flat.body
+    if functions := "".join({call.functions: None for call in calls}):
+        # Functions in LLVM's language that the body calls.
+        text = ir.StringImm(functions)
+        body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body)
+    root = s_tir.SBlock([], [], [], "root", tirx.SeqStmt([*views, body]))
+    realized = s_tir.SBlockRealize([], True, root)
+    joined: Any = tirx.PrimFunc(parameters, realized, attrs=function.attrs)
+    return joined.with_attrs({"tirx.noalias": True, "tirx.is_scheduled": True})
+
+
+def _joined(calls: Sequence[FunctionCall], inputs: Sequence[Memory], output: Memory) -> Any:
+    """Return one function of flat buffers, inputs first, that does what all calls do."""
+    builder = relax.BlockBuilder()
+    variables = [relax.Var(f"p{k}", _flat_type(memory)) for k, memory in enumerate(inputs)]
+    values: dict[int, Any] = dict(zip(map(id, inputs), variables, strict=True))
+    primitive: Any = {"Primitive": True}
+
+    def called(call: FunctionCall, arguments: relax.Tuple, types: Any) -> Any:
+        function = call.function().without_attr("global_symbol")
+        return relax.call_tir(builder.add_func(function, "part"), arguments, types)
+
+    with builder.function("joined", variables, attrs=primitive, private=True):
+        with builder.dataflow():
+            for call in calls:
+                _emit(builder, call, values, called)
+            result = builder.emit_output(values[id(output)])
+        builder.emit_func_output(result)
+    return fuse_calls(builder, variables, "joined")
+
+
+def fuse_calls(builder: relax.BlockBuilder, parameters: Sequence[Any], name: str) -> tirx.PrimFunc:
+    """Return a TensorIR function for a relax function that calls several.
+
+    Parameters
+    ----------
+    builder
+        Builder that holds the relax function.
+    parameters
+        Parameters of the relax function.
+    name
+        Name of the relax function.
+    """
+    variables: list[Any] = [relax.Var(f"a{k}", each.ty) for k, each in enumerate(parameters)]
+    primitive = builder.get().get_global_var(name)
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(ir.Call(primitive, variables))
+        builder.emit_func_output(result)
+    module: Any = FuseTIR()(builder.get())
+    call = module["main"].body.blocks[0].bindings[0].value
+    return module[call.args[0]]

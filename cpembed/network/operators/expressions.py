@@ -1,0 +1,255 @@
+"""Scalar expressions of :mod:`cpembed.graph.kinds.elementwise` as TVMScript.
+
+Types are numpy's: Booleans are conditions, a root of integers is float64, and so on. The
+compiler contracts a product and a sum into one operation with one rounding; where the definition
+rounds twice, the product is a :func:`~cpembed.network.operators.intrinsics.rounded_product`.
+
+Infinities, NaNs and signed zeros are numpy's: what TVM would simplify as if floats were numbers is
+written in LLVM's language (:func:`~cpembed.network.operators.intrinsics.float_function`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cpembed.errors import LoweringError, WorkloadError
+from cpembed.graph.kinds.elementwise import OPERATIONS, Apply, Number, Scalar
+from cpembed.network.operators.approximations import APPROXIMATIONS
+from cpembed.network.operators.emission import Kernel
+from cpembed.network.operators.values import (
+    Value,
+    cast,
+    condition,
+    float_function,
+    literal,
+    maximum,
+    minimum,
+    nearest,
+    power_function,
+    quotient_function,
+    whole,
+)
+
+_SQUARES = 64
+"""Whole powers up to this one are products."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes expressions into a kernel; ``computing`` is the type of numbers in them."""
+
+    kernel: Kernel
+    computing: str
+    _names: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """Names of the values of one element, by text and type: equal parts are computed once."""
+
+    @property
+    def let(self) -> Callable[[str], str]:
+        return self.kernel.let
+
+    def value(self, node: Scalar, inputs: Mapping[int, Value]) -> Value:
+        """The value of an expression, all but trivial parts of it named.
+
+        Raises :class:`WorkloadError` for a wrong number of arguments.
+        """
+        if isinstance(node, Number):
+            if isinstance(node.value, bool):
+                return Value(f"T.bool({node.value})", "bool")
+            text, is_number = literal(node.value, self.computing), not math.isnan(node.value)
+            return Value(text, self.computing, is_number=is_number)
+        if not isinstance(node, Apply):
+            return inputs[node.number]
+        count, _ = OPERATIONS[node.operation]
+        if len(node.arguments) != count:
+            raise WorkloadError(
+                f"{node.operation} takes {count} arguments, not {len(node.arguments)}"
+            )
+        if node.operation == "pow" and isinstance(node.arguments[1], Number):
+            base = self.value(node.arguments[0], inputs)
+            return self._named(self._power(base, node.arguments[1].value))
+        arguments = [self.value(argument, inputs) for argument in node.arguments]
+        return self._named(self._applied(node.operation, arguments))
+
+    def _named(self, value: Value) -> Value:
+        if value.dtype == "bool":
+            return value
+        key = value.text, value.dtype
+        if key not in self._names:
+            self._names[key] = self.kernel.kept(*key)
+        return replace(value, text=self._names[key])
+
+    def _applied(self, operation: str, given: list[Value]) -> Value:
+        if operation in _LOGICAL:
+            taken = [condition(value) for value in given]
+            return Value(_LOGICAL[operation].format(*taken), "bool")
+        if operation == "where":
+            dtype = _common(given[1], given[2])
+            first, second = (cast(value, dtype).text for value in given[1:])
+            if dtype == "bool":
+                test = condition(given[0])
+                return Value(f"(({test} and {first}) or (not {test} and {second}))", "bool")
+            return Value(f"T.Select({condition(given[0])}, {first}, {second})", dtype)
+        if operation in _BINARY or operation in ("max", "min", "rem"):
+            return self._binary(operation, given)
+        if operation == "fma":
+            a, b, c = (cast(value, "float32").text for value in given)
+            return Value(f"T.fma({a}, {b}, {c})", "float32")
+        return self._unary(operation, given[0])
+
+    def _binary(self, operation: str, given: list[Value]) -> Value:
+        dtype = _common(*given)
+        if dtype == "bool" and operation in _OF_BOOLEANS:
+            text = _OF_BOOLEANS[operation].format(*(value.text for value in given))
+            return Value(text, "bool")
+        if operation == "pow" and not dtype.startswith("float"):
+            return self._integer_power(*(cast(value, dtype) for value in given))
+        if dtype == "bool" and operation in ("equal", "less", "less_equal"):
+            dtype = "int32"
+        taken = [cast(value, dtype) for value in given]
+        if operation in ("div", "rem") and not dtype.startswith("float"):
+            return self._quotient(operation, *taken)
+        if operation in ("add", "sub"):
+            taken = [whole(value) for value in taken]
+        texts = [value.text for value in taken]
+        if operation in ("max", "min"):
+            return Value(_extremum(operation, taken, dtype), dtype)
+        if operation == "rem":
+            function = "fmodf" if dtype == "float32" else "fmod"
+            return Value(f'T.call_pure_extern("{dtype}", "{function}", {", ".join(texts)})', dtype)
+        compares = operation in ("equal", "less", "less_equal")
+        if dtype.startswith("float") and operation != "pow":
+            call = self._of_floats(operation, texts, dtype)
+            if compares:
+                return Value(f"({call} != T.int32(0))", "bool")
+            return Value(call, dtype, operation == "mul")
+        text = _BINARY[operation].format(*texts)
+        return Value(text, "bool" if compares else dtype)
+
+    def _of_floats(self, operation: str, texts: Sequence[str], dtype: str) -> str:
+        name, function = float_function(operation, dtype)
+        self.kernel.include(name, function)
+        result = "int32" if operation in ("equal", "less", "less_equal") else dtype
+        return f'T.call_pure_extern("{result}", "{name}", {", ".join(texts)})'
+
+    def _quotient(self, operation: str, value: Value, divisor: Value) -> Value:
+        """Of integers, towards zero, in LLVM's language: TVM would compute a quotient before it is
+        known whether there is one."""
+        if value.dtype == "bool":
+            raise LoweringError("Booleans are not divided: convert them to integers")
+        name, text = quotient_function(operation, value.dtype)
+        self.kernel.include(name, text)
+        call = f'T.call_pure_extern("{value.dtype}", "{name}", {value.text}, {divisor.text})'
+        return Value(call, value.dtype)
+
+    def _unary(self, operation: str, value: Value) -> Value:
+        if value.dtype == "bool":
+            value = cast(value, "int32")
+        if operation in ("neg", "abs"):
+            value = whole(value)
+            zero = literal(0, value.dtype)
+            if operation == "neg":
+                # A float's sign is turned, also that of 0.
+                text = f"{value.text} * {literal(-1, value.dtype)}"
+                return Value(text if value.is_float else f"({zero} - {value.text})", value.dtype)
+            return Value(f"T.abs({value.text})", value.dtype)
+        if operation in ("floor", "ceil") and not value.is_float:
+            return value
+        if not value.is_float:
+            value = cast(value, "float64")
+        if operation in APPROXIMATIONS and value.dtype == "float32":
+            return Value(APPROXIMATIONS[operation](self.let, whole(value).text), "float32")
+        if operation == "sigmoid":
+            return Value(f"T.float64(1) / (T.float64(1) + T.exp(-{value.text}))", "float64")
+        if operation == "round":
+            return Value(nearest(value.text, value.dtype), value.dtype)
+        return Value(f"T.{_UNARY[operation]}({value.text})", value.dtype)
+
+    def _power(self, base: Value, exponent: float | int) -> Value:
+        """A constant power: products where it is whole and small, a root where it is one."""
+        if base.dtype == "bool":
+            base = cast(base, "int32")
+        is_whole = math.isfinite(exponent) and exponent == int(exponent)
+        if not base.is_float and (exponent < 0 or not is_whole):
+            raise LoweringError(f"integers to the power of {exponent}: convert them to floats")
+        if base.is_float and abs(exponent) == 0.5:
+            # Unlike a root, a power of -infinity is infinite, and one of -0 is 0.
+            infinity, least = (literal(x, base.dtype) for x in (math.inf, -math.inf))
+            root = f"T.abs(T.sqrt({base.text}))"
+            root = self.let(f"T.Select({base.text} == {least}, {infinity}, {root})")
+            one = literal(1, base.dtype)
+            return Value(root if exponent > 0 else f"{one} / {root}", base.dtype)
+        if not base.is_float and exponent > _SQUARES:
+            return self._integer_power(base, Value(literal(exponent, base.dtype), base.dtype))
+        if is_whole and abs(exponent) <= _SQUARES:
+            text = self._whole_power(base, int(abs(exponent)))
+            if exponent < 0:
+                text = f"{literal(1, base.dtype)} / {text}"
+            return Value(text, base.dtype, base.is_float)
+        return Value(f"T.pow({base.text}, {literal(exponent, base.dtype)})", base.dtype)
+
+    def _whole_power(self, base: Value, exponent: int) -> str:
+        total, square = "", base.text
+        while exponent:
+            if exponent & 1:
+                total = self.let(f"{total} * {square}") if total else square
+            exponent >>= 1
+            if exponent:
+                square = self.let(f"{square} * {square}")
+        return total or literal(1, base.dtype)
+
+    def _integer_power(self, base: Value, exponent: Value) -> Value:
+        """By the bits of an exponent that is not negative, in LLVM's language: so many products in
+        each other are too much for TVM's analysis."""
+        name, text = power_function(base.dtype)
+        self.kernel.include(name, text)
+        call = f'T.call_pure_extern("{base.dtype}", "{name}", {base.text}, {exponent.text})'
+        return Value(call, base.dtype)
+
+
+def _extremum(operation: str, values: Sequence[Value], dtype: str) -> str:
+    first, second = values
+    if first.is_number or second.is_number:
+        # Of a NaN and another one, TVM takes the second: one comparison less.
+        first, second = (first, second) if first.is_number else (second, first)
+        return f"T.{operation}({first.text}, {second.text})"
+    function = maximum if operation == "max" else minimum
+    return function(first.text, second.text, dtype)
+
+
+def _common(*values: Value) -> str:
+    """The type in which numpy computes with both."""
+    return str(np.result_type(*(np.dtype(value.dtype) for value in values)))
+
+
+_LOGICAL = {"and": "({} and {})", "or": "({} or {})", "not": "(not {})"}
+_OF_BOOLEANS = {
+    "add": "({} or {})",
+    "max": "({} or {})",
+    "mul": "({} and {})",
+    "min": "({} and {})",
+}
+_BINARY = {
+    "add": "({} + {})",
+    "sub": "({} - {})",
+    "mul": "({} * {})",
+    "div": "({} / {})",
+    "pow": "T.pow({}, {})",
+    "equal": "({} == {})",
+    "less": "({} < {})",
+    "less_equal": "({} <= {})",
+}
+_UNARY = {
+    "exp": "exp",
+    "log": "log",
+    "sqrt": "sqrt",
+    "erf": "erf",
+    "tanh": "tanh",
+    "sin": "sin",
+    "cos": "cos",
+    "floor": "floor",
+    "ceil": "ceil",
+}

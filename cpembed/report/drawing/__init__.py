@@ -1,1 +1,0 @@
-"""A candidate as a picture: one SVG file, or an HTML page that needs nothing beside itself."""

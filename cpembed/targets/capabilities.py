@@ -1,0 +1,504 @@
+"""Optional abilities of targets: a protocol for each, and the one function that asks for it.
+
+A target has an ability if it defines the members of the protocol; it may name the protocol as a
+base class to inherit defaults. The functions return the default for all other targets, so that no
+caller tests for an ability itself. Tuning is in :mod:`cpembed.targets.tuner`, im2col and Winograd
+in :mod:`cpembed.targets.methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from cpembed.codegen.compiled import CompiledKernel, Processor
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.packing import packed_before
+from cpembed.codegen.recorded import FunctionCalls, function_calls
+from cpembed.cost.candidate import Candidate
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.constraint_set import Weights
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.measurement.verification import Expected, Verification
+from cpembed.targets.base import Array, Details, Target
+
+AnyTarget = Target[Any, Any, Any]
+
+OpenBaseline = Callable[[HardwareSpec, Epilogue | None], Any]
+"""Loads a library for a target and an output to store."""
+
+
+# ------------------------------------------------------------------- choosing among embeddings
+
+
+@runtime_checkable
+class HasVariants(Protocol):
+    """Executes some candidates faster in another form, which no search has proven."""
+
+    def variants(
+        self, candidates: Sequence[RankedCandidate], *, fuses: bool = True
+    ) -> Sequence[RankedCandidate]:
+        """Return the candidates and their other forms; ``fuses``: adjacent axes may be fused."""
+        ...
+
+    def require(self, candidate: Candidate) -> None:
+        """Prove a variant. Raises :class:`InvariantError` if that fails."""
+        ...
+
+
+@runtime_checkable
+class Weighing(Protocol):
+    """Ranks the embeddings of the relaxed presets by times of the machine."""
+
+    def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
+        """Return weights of the overheads, given the best candidates of the strict preset; None to
+        keep those of the constraint set."""
+        ...
+
+
+def with_variants(
+    target: AnyTarget, candidates: Sequence[RankedCandidate], *, fuses: bool = True
+) -> Sequence[RankedCandidate]:
+    """Return candidates with the variants that a target may execute faster."""
+    if isinstance(target, HasVariants):
+        return target.variants(candidates, fuses=fuses)
+    return candidates
+
+
+def require_candidate(target: AnyTarget, candidate: Candidate) -> None:
+    """Prove a candidate if it is a variant. Raises :class:`InvariantError` if that fails."""
+    if isinstance(target, HasVariants):
+        target.require(candidate)
+
+
+# ----------------------------------------------------------------------------- outputs of kernels
+
+
+@runtime_checkable
+class OwnOutputs(Protocol):
+    """Has epilogues of its own type, which it verifies itself."""
+
+    def stored_type(self, workload: Computation, epilogue: Any) -> str:
+        """Return the element type of the results."""
+        ...
+
+    def judge(self, expected: Expected, epilogue: Any, output: Array) -> Verification:
+        """Compare an output with the reference."""
+        ...
+
+
+@runtime_checkable
+class CompilerOutputs(Protocol):
+    """Stores the integers that an operator of another compiler stores."""
+
+    def exact(self, workload: Computation) -> Any:
+        """Return the epilogue that stores every bit in the type of the workload's output."""
+        ...
+
+    def requantized(self, shift: int, low: int, high: int, bias: tuple[int, ...]) -> Any:
+        """Return the epilogue that stores ``clip((sum + bias) >> shift, low, high)`` as int8.
+
+        Parameters
+        ----------
+        shift : int
+            Number of bits that are dropped.
+        low, high : int
+            Bounds of the result.
+        bias : tuple of int
+            Dimensions of the output that the bias varies over.
+
+        Returns
+        -------
+        Any or None
+            None if the target cannot store that.
+        """
+        ...
+
+
+def stored_type(target: AnyTarget, workload: Computation, epilogue: Any) -> str:
+    """Return the element type of a target's results."""
+    if isinstance(target, OwnOutputs):
+        return target.stored_type(workload, epilogue)
+    return workload.output.dtype if epilogue is None else epilogue.dtype
+
+
+def epilogue_vectors(
+    target: AnyTarget, expected: Expected, epilogue: Any, seed: int
+) -> dict[str, Array]:
+    """Return random vectors (bias, scales) that an epilogue takes besides the operands.
+
+    Parameters
+    ----------
+    target : Target
+        Target that the epilogue is for.
+    expected : Expected
+        Workload with its inputs.
+    epilogue : Any
+        Epilogue in the target's own form.
+    seed : int
+        Seed of the data.
+    """
+    return {} if isinstance(target, OwnOutputs) else expected.vectors(epilogue, seed)
+
+
+def judge(
+    target: AnyTarget,
+    expected: Expected,
+    epilogue: Any,
+    vectors: Mapping[str, Array],
+    output: Array,
+) -> Verification:
+    """Compare an output with the reference.
+
+    Parameters
+    ----------
+    target : Target
+        Target that computed the output.
+    expected : Expected
+        Workload with its inputs.
+    epilogue : Any
+        Epilogue in the target's own form.
+    vectors : mapping of str to ndarray
+        Vectors that the epilogue took.
+    output : ndarray
+        Result in its original layout.
+    """
+    if isinstance(target, OwnOutputs):
+        return target.judge(expected, epilogue, output)
+    return expected.judge_stored(output, epilogue, vectors)
+
+
+def exact_epilogue(target: AnyTarget, workload: Computation) -> Any:
+    """Return the epilogue that stores every bit in the type of the workload's output."""
+    return target.exact(workload) if isinstance(target, CompilerOutputs) else None
+
+
+def requantized_epilogue(
+    target: AnyTarget, shift: int, low: int, high: int, bias: tuple[int, ...]
+) -> Any:
+    """Return the epilogue of :meth:`CompilerOutputs.requantized`; None if the target has none.
+
+    Parameters
+    ----------
+    target : Target
+        Target of the operator.
+    shift : int
+        Number of bits that are dropped.
+    low, high : int
+        Bounds of the result.
+    bias : tuple of int
+        Dimensions of the output that the bias varies over.
+    """
+    if isinstance(target, CompilerOutputs):
+        return target.requantized(shift, low, high, bias)
+    return None
+
+
+# ------------------------------------------------------------------- files, libraries, compilers
+
+
+@runtime_checkable
+class Saveable(Protocol):
+    """Writes its artifacts to files (``run --save``)."""
+
+    instructions: str = ""
+    """How the files are used, for the README that ``build`` writes beside them."""
+
+    def save(self, artifact: Any, path: Path) -> None:
+        """Write an artifact to a file or folder. Raises :class:`LoweringError` if it has none."""
+        ...
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """Writes a timeline of a run (``run --trace``)."""
+
+    def save_trace(self, artifact: Any, path: Path) -> None:
+        """Write the timeline of an executed artifact."""
+        ...
+
+
+@runtime_checkable
+class Linkable(Protocol):
+    """Has kernels that a library can hold."""
+
+    triple: str | None = None
+    """LLVM's name of the machine that kernels are compiled for; None for this machine."""
+
+    def planned(
+        self, lowered: Any, schedule: Any, processor: Processor | None = None
+    ) -> CompiledKernel:
+        """Return a kernel of which nothing is compiled yet.
+
+        Parameters
+        ----------
+        lowered, schedule
+            As for :meth:`Target.build`.
+        processor : Processor, optional
+            Receiver of the plans, instead of a compiler.
+
+        Raises
+        ------
+        LoweringError
+            If the schedule has no program.
+        """
+        ...
+
+
+@runtime_checkable
+class TensorIREmitter(Protocol):
+    """Gives its programs as TensorIR functions for modules of TVM, which compiles them."""
+
+    def tvm_target(self) -> str:
+        """Return the kind of TVM target that the modules are compiled for."""
+        ...
+
+    def tensorir(
+        self, lowered: Any, schedule: Any, constants: Mapping[str, Array]
+    ) -> FunctionCalls:
+        """Return the program as functions; see :func:`tensorir`."""
+        ...
+
+
+@runtime_checkable
+class RelaxEmitter(Protocol):
+    """Gives its programs as relax expressions, instead of a call that executes the artifact."""
+
+    def emit_relax(
+        self, builder: Any, artifact: Any, arguments: Mapping[str, Any], result: Any
+    ) -> Any:
+        """Return an expression.
+
+        Parameters
+        ----------
+        builder : relax.BlockBuilder
+            Builder of the module.
+        artifact : Any
+            From :meth:`Target.build`.
+        arguments : mapping of str to relax.Expr or ndarray
+            Operands by name.
+        result : relax.StructInfo
+            Type of the expression.
+        """
+        ...
+
+
+def written_files(target: AnyTarget) -> tuple[str, ...]:
+    """Return the options of ``run`` for files that a target writes."""
+    abilities = {"--save": Saveable, "--trace": Traceable}
+    return tuple(option for option, ability in abilities.items() if isinstance(target, ability))
+
+
+def save(target: AnyTarget, artifact: Any, path: Path) -> None:
+    """Write an artifact. Raises :class:`LoweringError` if the target has nothing to be saved."""
+    if not isinstance(target, Saveable):
+        raise LoweringError(f"{target.spec.name} has nothing to be saved: leave the file out")
+    target.save(artifact, path)
+
+
+def save_trace(target: AnyTarget, artifact: Any, path: Path) -> None:
+    """Write a timeline. Raises :class:`LoweringError` if the target has none."""
+    if not isinstance(target, Traceable):
+        raise LoweringError(f"{target.spec.name} has no timeline: leave the trace out")
+    target.save_trace(artifact, path)
+
+
+def saved_file_instructions(target: AnyTarget) -> str:
+    """Return how the files that a target saves are used."""
+    return target.instructions if isinstance(target, Saveable) else ""
+
+
+def planned_kernel(
+    target: AnyTarget, lowered: Any, schedule: Any, processor: Processor | None = None
+) -> CompiledKernel | None:
+    """Return the kernel of :meth:`Linkable.planned`; None if no C compiler can link its programs.
+
+    Parameters
+    ----------
+    target : Target
+        Target of the program.
+    lowered, schedule
+        As for :meth:`Target.build`.
+    processor : Processor, optional
+        Receiver of the plans, instead of a compiler.
+    """
+    if isinstance(target, Linkable):
+        return target.planned(lowered, schedule, processor)
+    return None
+
+
+def cross_triple(target: AnyTarget) -> str | None:
+    """Return LLVM's name of the other machine that kernels are compiled for, if it is another."""
+    return target.triple if isinstance(target, Linkable) else None
+
+
+def links_here(target: AnyTarget) -> bool:
+    """True if a library of this machine can hold the target's kernels."""
+    return isinstance(target, Linkable) and target.triple is None
+
+
+def has_tensorir(target: AnyTarget) -> bool:
+    """True if :func:`tensorir` has functions of the target."""
+    return isinstance(target, TensorIREmitter | Linkable)
+
+
+def tensorir(
+    target: AnyTarget, lowered: Any, schedule: Any, constants: Mapping[str, Array]
+) -> FunctionCalls | None:
+    """Return a program as TensorIR functions; None if the target has none.
+
+    Parameters
+    ----------
+    target : Target
+        Target of the program.
+    lowered, schedule
+        As for :meth:`Target.build`, which raises the same errors.
+    constants : mapping of str to ndarray
+        Inputs that are packed now, by operand, of as many elements as the workload's; all other
+        weights, and vectors, are packed by functions that run before.
+    """
+    if isinstance(target, TensorIREmitter):
+        return target.tensorir(lowered, schedule, constants)
+    kernel = planned_kernel(target, lowered, schedule)
+    if kernel is None:
+        return None
+    return function_calls(kernel, packed_before(kernel.program.workload), constants)
+
+
+def tvm_target(target: AnyTarget) -> str:
+    """Return the kind of TVM target that modules with the target's programs are compiled for."""
+    return target.tvm_target() if isinstance(target, TensorIREmitter) else "llvm"
+
+
+# -------------------------------------------------------------------------- results and estimates
+
+
+@runtime_checkable
+class Described(Protocol):
+    """Adds rows of its own to the result of a run."""
+
+    def describe(self, artifact: Any, timing: Timing) -> Details:
+        """Return the target-specific part of a result."""
+        ...
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """Estimates by constants that were measured on a machine."""
+
+    def calibration_digest(self) -> str:
+        """Return a digest of all constants that estimates depend on besides the specification."""
+        ...
+
+    def copy_us(self, size: int, threads: int, *, reordered: bool) -> float:
+        """Estimate a copy between layouts by a kernel of the host; see :func:`copy_us`."""
+        ...
+
+    def doubts(self, *, noisy: bool) -> tuple[str, ...]:
+        """Return likely reasons for a time far from its estimate; ``noisy``: times varied."""
+        ...
+
+
+@runtime_checkable
+class HasPeak(Protocol):
+    """Has a known maximum throughput."""
+
+    def peak_gops(self) -> float | None:
+        """Return operations (two per multiply-accumulate) per nanosecond of the instruction on
+        operands in registers, on all threads; None if unknown."""
+        ...
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """Can be compared with other libraries in ``bench``."""
+
+    def baselines(self) -> Mapping[str, OpenBaseline]:
+        """Return functions that load a :class:`~cpembed.runtime.baselines.base.Baseline`, by
+        name."""
+        ...
+
+    def storing_kernel(self, artifact: Any, choice: Any, epilogue: Epilogue) -> Any:
+        """Build the kernel of the same choice that stores another output.
+
+        Parameters
+        ----------
+        artifact : Any
+            Kernel of the choice.
+        choice : Choice
+            Candidates that the model chose among.
+        epilogue : Epilogue
+            Output to store.
+        """
+        ...
+
+
+@runtime_checkable
+class HasSpeedProbe(Protocol):
+    """Can tell whether its instruction is throttled, by other guests of a core or by heat."""
+
+    def throttle_probe(self) -> Any:
+        """Return a :class:`~cpembed.runtime.measurement.interleaved.SpeedProbe` that tells whether
+        the instruction runs at full speed at the moment, if there is one."""
+        ...
+
+
+def details(target: AnyTarget, artifact: Any, timing: Timing) -> Details:
+    """Return the target-specific part of a result."""
+    return target.describe(artifact, timing) if isinstance(target, Described) else Details()
+
+
+def calibration_digest(target: AnyTarget) -> str:
+    """Return a digest of the measured constants that a target's estimates depend on."""
+    return target.calibration_digest() if isinstance(target, Calibrated) else ""
+
+
+def copy_us(target: AnyTarget, size: int, threads: int, *, reordered: bool) -> float | None:
+    """Estimate a copy between layouts by a kernel of the host.
+
+    Parameters
+    ----------
+    target : Target
+        Target whose calibration is used.
+    size : int
+        Bytes read and written.
+    threads : int
+        Number of threads.
+    reordered : bool
+        True if the order of the elements changes.
+
+    Returns
+    -------
+    float or None
+        Microseconds; None if the target is not calibrated.
+    """
+    return (
+        target.copy_us(size, threads, reordered=reordered)
+        if isinstance(target, Calibrated)
+        else None
+    )
+
+
+def doubts(target: AnyTarget, *, noisy: bool) -> tuple[str, ...]:
+    """Return likely reasons for a time far from its estimate, the likeliest first."""
+    specific = target.doubts(noisy=noisy) if isinstance(target, Calibrated) else ()
+    return (*specific, "the model does not know this case")
+
+
+def baselines(target: AnyTarget) -> Mapping[str, OpenBaseline]:
+    """Return the libraries that a target's kernels can be compared with, by name."""
+    return target.baselines() if isinstance(target, Comparable) else {}
+
+
+def throttle_probe(target: AnyTarget) -> Any:
+    """Return the probe of :meth:`HasSpeedProbe.throttle_probe`; None if there is none."""
+    return target.throttle_probe() if isinstance(target, HasSpeedProbe) else None
+
+
+def peak_gops(target: AnyTarget) -> float | None:
+    """Return operations (two per multiply-accumulate) per nanosecond at most; None if unknown."""
+    return target.peak_gops() if isinstance(target, HasPeak) else None
