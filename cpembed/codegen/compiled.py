@@ -188,6 +188,7 @@ class CompiledKernel:
         self, originals: Mapping[str, Any], packed: Mapping[str, Any], output: Any
     ) -> list[Callable[[], Any]]:
         """Return the calls of :meth:`bound_whole` in their order, bound in it."""
+        # Recorders record a call when it is bound, so calls are bound in the order of execution.
         first, *further = self.input_names
         inner = self._on_original if first in originals else None
         if inner is None:
@@ -246,6 +247,7 @@ class CompiledKernel:
         name, shape = self._output.name, self._output.original_shape
         place = self._placement(name)
         if place is not None:
+            # A copy, since the next call overwrites the larger buffer.
             buffer = self.processor.to_array(packed, (place.elements,))
             return place.view(buffer, shape).copy()
         original = packed
@@ -278,6 +280,7 @@ class CompiledKernel:
 
     def is_packed_in_place(self, name: str) -> bool:
         """Return True if the original memory is the packed one, so that nothing is copied."""
+        # Kernels read a residual, and store a placed output, in the original layout.
         placed = name == RESIDUAL or self._placement(name) is not None
         return placed or self.operand(name).is_identity
 

@@ -98,6 +98,7 @@ def emit(nest: Nest, text: InstructionText) -> str:
         with script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("chunk"):'):
             script.line(f"part = T.axis.spatial({chunks}, chunk)")
             script.lines(region_lines(nest, packs=True))
+            # In every chunk, because a tile configuration belongs to the thread that runs it.
             script.lines(text.setup)
             first, end = f"part * {total} // {chunks}", f"(part + 1) * {total} // {chunks}"
             if pipelined:
@@ -121,6 +122,7 @@ def emit(nest: Nest, text: InstructionText) -> str:
                         _write_results(script, nest, text, "now - 1", f"now > {first}")
                     _write_stores(script, part.nest, text)
             if pipelined:
+                # No task follows the last one.
                 _write_results(script, nest, text, f"{end} - 1")
             script.lines(text.teardown)
         if nest.split is not None:
@@ -168,6 +170,7 @@ def _each_index_set(script: Script, nest: Nest) -> Generator[IndexSet]:
                 continue
             with script.nested(f"if {part.condition}:"):
                 yield part
+            # Later sets go into the else branch, so they need not exclude this one.
             branches.enter_context(script.nested("else:"))
 
 
@@ -180,6 +183,7 @@ def _write_sums(script: Script, name: str, part: IndexSet, text: InstructionText
     vectorized = text.vectorized if text.vectorized_update else ()
     headers = _guarded_headers(nest, update, {*text.unrolled, *part.unrolled}, vectorized)
     with script.nested(*itertools.chain(*headers[: len(nest.reductions) + 1])):
+        # Between the reductions and the inner loops, so that requests are spread over the steps.
         write_prefetches(script, nest)
         with script.nested(*itertools.chain(*headers[len(nest.reductions) + 1 :])):
             write_block(script, name, update, update_statement(nest))

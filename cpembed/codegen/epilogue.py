@@ -41,14 +41,8 @@ PROCESSOR_RESULT_TYPES = RESULT_TYPES[:-1]
 class Placement:
     """Place of an output or a residual in a buffer that holds more than its elements.
 
-    Parameters
-    ----------
-    strides : tuple of int
-        Elements of the buffer from one index of each original dimension to the next.
-    offset : int
-        Position of the first element.
-    elements : int
-        Size of the buffer in elements.
+    ``strides`` are the distances in the buffer from one index of each original dimension to the
+    next, ``offset`` is the position of the first element and ``elements`` the size of the buffer.
 
     >>> Placement.inside((4, 4, 8), (1, 1, 0), (2, 2, 8))
     Placement(strides=(32, 8, 1), offset=40, elements=128)
@@ -88,7 +82,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Storing:
+class EpilogueRequest:
     """Epilogue that a command requests; None and False leave the choice to the target."""
 
     output: str | None = None
@@ -295,7 +289,7 @@ class Epilogue:
         return not (self.parameters or self.placement)
 
     def in_integers(self, sums: str) -> bool:
-        """True if no step involves floats."""
+        """Return True if no step involves floats."""
         return is_integer(sums) and is_integer(self.dtype) and not self.scale
 
     def expression(self, value: str, sums: str, channel: str, residual: str = "") -> str:

@@ -91,6 +91,7 @@ def index_sets(nest: Nest) -> list[IndexSet]:
     sets: list[IndexSet] = []
     for kind in itertools.product(*kinds):
         holds = reduce(np.logical_and, (place.holds(tasks) for place in kind), remaining)
+        # Combinations that no remaining task is in would be dead code.
         if holds.any():
             remaining &= ~holds
             condition = " and ".join(place.condition for place in kind if place.index is not None)
@@ -195,6 +196,7 @@ def reads_no_padding(nest: Nest) -> bool:
 
 def stepped_share(nest: Nest) -> float:
     """Return the fraction of steps in which some point of a register tile is computed."""
+    # Shorter tiles and peeled points leave out points of a step, never a step.
     tasks = tuple(replace(task, remainder=0) for task in nest.tasks)
     return executed_share(replace(nest, tasks=tasks, peeling=Peeling.STEPS))
 
@@ -216,7 +218,7 @@ def executed_share(nest: Nest) -> float:
         grid = _grid(places)
         at = np.asarray(IndexExpr.of(outer).evaluate(grid))
         executed = (at + high >= 0) & (at + low < coordinate.elements)
-        # The last points of shorter tiles are no products at all.
+        # The share above already counts shorter tiles, whose last points must not count twice.
         weights = np.ones(at.shape)
         for task in nest.tasks:
             if task.remainder and task.name in places:

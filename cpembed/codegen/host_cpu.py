@@ -116,6 +116,7 @@ def cpu_features() -> frozenset[str]:
     Features that depend on absent ones are left out too.
     """
     features, table = reported_features() - listed(HIDE_VARIABLE), x86_features()
+    # Features without their basis may be the basis of others.
     while absent := {name for name in features if not features.issuperset(table.basis(name))}:
         features -= absent
     return features
@@ -148,20 +149,10 @@ def listed(variable: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class HostCpu:
-    """Processor for the compiler.
+    """Processor for the compiler: ``name`` is LLVM's ``mcpu``, ``attributes`` are its ``mattr``.
 
-    Parameters
-    ----------
-    name : str
-        LLVM's ``mcpu``.
-    recognised : str
-        LLVM's own guess.
-    lacking : tuple of str
-        LLVM names of reported features that the guess does not have.
-    absent : tuple of str
-        Features of ``name`` that the processor does not report.
-    attributes : tuple of str
-        LLVM's ``mattr``: features added to and removed from ``name``.
+    ``recognised`` is LLVM's own guess of the name. The guess does not have the reported features
+    ``lacking``; the processor does not report the features ``absent`` of ``name``.
     """
 
     name: str

@@ -111,29 +111,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbours in the original that are copied to the packed layout.
+    """Neighbours in the original, ``length`` of them, that are copied by a loop over ``name``.
 
-    Parameters
-    ----------
-    name : str
-        Variable of the loop.
-    length : int
-        Number of elements.
-    room : int
-        Elements of the packed layout, from ``base``, that belong to the same window, which holds
-        its runs in their order.
-    source : Source
-        Beginning of the full run; the elements begin ``skipped`` after it.
-    along : tuple of Digit
-        Digits along a run, outermost first; only the first may lead out of the original.
-    skipped : int
-        Elements of the full run before the first one.
-    packed : Place
-        Element of the packed layout.
-    base : IndexExpr
-        Index of the first element there.
-    zero : str
-        Value of padding.
+    They begin ``skipped`` elements after a full run at ``source``, and in the packed layout at
+    ``base``. ``along`` are the digits along a full run, outermost first, of which only the first
+    may lead out of the original. From ``base`` on, ``room`` packed elements belong to the same
+    window, which holds its runs in their order.
     """
 
     name: str
@@ -181,8 +164,8 @@ class Run:
     @property
     def _around(self) -> list[Bound]:
         """Conditions on the dimensions that the run does not walk."""
-        walked = {digit.dimension for digit in self.along}
-        fixed = (n for n in range(len(self.source.shape)) if n not in walked)
+        along = {digit.dimension for digit in self.along}
+        fixed = (n for n in range(len(self.source.shape)) if n not in along)
         return [b for n in fixed for b in self.source.bounds(n, 0, self.source.shape[n] - 1)]
 
     @property
@@ -235,20 +218,9 @@ class Run:
 class Im2colPacking:
     """Packed dimensions that number the elements of a window, and the runs of neighbours in it.
 
-    Parameters
-    ----------
-    numbering : tuple of str
-        Packed dimensions, outermost first, whose points are numbered 0 to ``size - 1``.
-    size, run : int
-        Number of elements of a window, and of neighbours in the original.
-    along, digits : tuple of Digit
-        Digits of the number along a run (outermost first), and the others.
-    rest : tuple of IndexExpr
-        Original index without the digits.
-    shape : tuple of int
-        Shape of the original.
-    extents : mapping of str to int
-        Extents of the packed dimensions.
+    ``numbering`` are the dimensions, outermost first, whose points are numbered 0 to ``size - 1``;
+    ``run`` elements are neighbours in the original. ``along`` are the digits of the number along a
+    run, outermost first, ``digits`` the others, and ``rest`` is the original index without digits.
     """
 
     numbering: tuple[str, ...]

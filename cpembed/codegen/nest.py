@@ -31,27 +31,13 @@ from cpembed.transform.program import Loop
 
 @dataclass(frozen=True)
 class TileLoop:
-    """Spatial loop around the tasks.
+    """Spatial loop around the tasks, with ``tile`` points of ``extent`` in a task.
 
-    Where the tile does not divide the extent, the last tile is shifted back to end at the extent:
-    it computes some points twice, with the same result, and needs no code of its own. Alternatively
-    the last ``remainder`` tiles have a point less.
-
-    Parameters
-    ----------
-    name : str
-        Identifier in the kernel.
-    extent : int
-        Number of points. For a loop over overlapping tiles of the output
-        (:class:`~cpembed.transform.program.Overlap`) these are points of the axis.
-    tile : int
-        Points in a task.
-    origin : str
-        Name of the loop in the program.
-    unit : int
-        Points in a tile of the instruction; 1 unless tiles overlap.
-    remainder : int
-        Number of tiles, at the end, that have a point less.
+    If the tile does not divide the extent, the last tile is shifted back to end at the extent: it
+    computes some points twice, with the same result, and needs no separate code. Alternatively, the
+    last ``remainder`` tiles have a point less. ``origin`` is the loop's name in the program. In a
+    loop over overlapping tiles of the output (:class:`~cpembed.transform.program.Overlap`), points
+    are those of the axis, and ``unit`` of them are a tile of the instruction.
     """
 
     name: str

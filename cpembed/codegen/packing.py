@@ -48,24 +48,10 @@ class Direction(Enum):
 class LayoutTransform:
     """Order in which an operand is packed or unpacked.
 
-    Parameters
-    ----------
-    operand : PackedOperand
-        Operand with both layouts.
-    names : tuple of str
-        Identifiers of the packed dimensions.
-    source : tuple of IndexExpr
-        Original index over these.
-    rows : int
-        Number of leading dimensions that are walked as one row number.
-    order : tuple of str
-        Loops over the other dimensions, outermost first.
-    base : IndexExpr
-        Index at which the packed operand begins in its buffer.
-    packed : str
-        Name of the packed buffer.
-    windows : Im2colPacking, optional
-        Runs of a row whose elements are digits of one number.
+    ``names`` identify the packed dimensions, and ``source`` is the original index over them. The
+    first ``rows`` dimensions are walked as one row number, the others by loops in ``order``,
+    outermost first. The operand begins at ``base`` in the buffer ``packed``. ``windows`` are the
+    runs of a row whose elements are digits of one number.
     """
 
     operand: PackedOperand
@@ -185,6 +171,7 @@ def blocks_of(transform: LayoutTransform, direction: Direction) -> Blocks | None
     """
     sides = transform.sides()
     _, ranges, of_element = transform.bounds()
+    # Conditions on single elements cannot be tested for a vector.
     if sides is None or of_element:
         return None
     packed, original = (transform.range_of(ranges, name) for name in sides)
@@ -208,10 +195,12 @@ def plan_transform(operand: PackedOperand) -> LayoutTransform:
     if windows is not None and windows.numbering[0] != names[0]:
         first = names.index(windows.numbering[0])
         return LayoutTransform(operand, names, source, first, names[first:], windows=windows)
+    # Finding a row takes divisions, so a row has some elements at least.
     rows = len(names)
     while rows > 1 and math.prod(operand.shape[rows:]) < _INNER_ELEMENTS:
         rows -= 1
     rows = min(rows, len(names) - 1)
+    # Plain copies profit from longer rows as long as they need no condition on an element.
     while rows > 1 and math.prod(operand.shape[rows - 1 :]) <= _COPIED_ELEMENTS:
         longer = LayoutTransform(operand, names, source, rows - 1, names[rows - 1 :])
         if not longer.copies or longer.bounds()[2]:

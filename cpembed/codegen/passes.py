@@ -93,6 +93,7 @@ def cache_tile(nest: Nest, tiles: Mapping[str, int]) -> Nest:
         place = next(number for number, task in enumerate(tasks) if task.name == name)
         task = tasks[place]
         points = size * task.unit
+        # A single tile changes nothing.
         if points >= task.extent:
             continue
         if size < 1 or not can_tile(nest, task):
@@ -144,6 +145,7 @@ def split_axes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> N
     for loop in nest.inner:
         fixed = [weight for weight in (keep or {}).get(loop.name, ()) if weight < loop.extent]
         weights = _weights(nest, loop, fixed)
+        # Fewer loops are better for pattern matching, so digits are merged wherever possible.
         weights = [w for w in weights if w in fixed or not _is_seam(nest, loop, weights, w)]
         loops: list[Loop] = []
         for low, high in itertools.pairwise(weights):

@@ -38,24 +38,11 @@ task and the end of its tasks."""
 class RowAccess:
     """Rows of the packed operand that tasks read.
 
-    Parameters
-    ----------
-    loops : tuple of TileLoop
-        Outermost task loops, each of which moves one of the operand's outermost dimensions.
-    steps : tuple of int
-        Rows that a point of each loop moves.
-    low : int
-        First row that a task reads, relative to those that its points move.
-    span : int
-        Number of rows that a task reads.
-    row_count : int
-        Number of rows of the operand.
-    each : int
-        Rows of :func:`~cpembed.codegen.packing.packed_rows` in a row.
-    inside : int
-        Number of tasks in an iteration of the last loop.
-    task_count : int
-        Number of all tasks.
+    ``loops`` are the outermost task loops, each of which moves one of the operand's outermost
+    dimensions, a point by ``steps`` rows; an iteration of the last loop has ``inside`` of all
+    ``task_count`` tasks. A task reads ``span`` rows, beginning ``low`` after those that its points
+    move. The operand has ``row_count`` rows, each of them ``each`` rows of
+    :func:`~cpembed.codegen.packing.packed_rows`.
     """
 
     loops: tuple[TileLoop, ...]
@@ -119,6 +106,7 @@ class PackingBlocks:
         if access.span > rows:
             return None
         most = min(access.count, 1 + (rows - access.span) // access.step)
+        # Nothing is packed twice however short blocks are, and short ones stay near.
         if access.span == access.step:
             most = 1
         # As many blocks as necessary, of about the same length.
@@ -190,20 +178,10 @@ class PackingBlocks:
 
 @dataclass(frozen=True)
 class PerThreadPacking:
-    """Copies of the first factor that chunks of tasks pack for themselves.
+    """Copies of the first factor that ``chunks`` of ``tasks`` tasks pack for themselves.
 
-    Parameters
-    ----------
-    operand : PackedOperand
-        First factor.
-    parameter : str
-        Its buffer in the text.
-    tasks, chunks : int
-        Number of all tasks and of chunks.
-    blocks : PackingBlocks, optional
-        Packing blocks; by default each chunk packs the whole factor.
-    line_bytes : int
-        Cache line, at a multiple of which copies begin.
+    Chunks pack and compute by ``blocks``, or else pack the entire factor. ``parameter`` is its
+    buffer in the text; copies begin at lines of ``line_bytes``.
     """
 
     operand: PackedOperand

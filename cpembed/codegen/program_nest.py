@@ -1,4 +1,4 @@
-"""From a derived program to a nest: its loops, its operands flat, one point of the loops a task."""
+"""Nest of a derived program: flat operands, and one point of the spatial loops a task."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ def kernel_nest(
         return Loop(names[loop.name], loop.extent, loop.kind)
 
     first, second, output = in_order(program)
+    # Accumulators keep the workload's type; only what is stored changes.
     sums = output.dtype
     if epilogue is not None:
         output = replace(output, dtype=epilogue.dtype)

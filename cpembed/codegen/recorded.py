@@ -92,18 +92,12 @@ class Recorder:
 
 @dataclass(frozen=True)
 class RecordedCalls:
-    """Calls of a kernel.
+    """Calls of a kernel: those that ``prepare``, once, and those of each ``run``.
 
-    Parameters
-    ----------
-    prepare, run : tuple of RecordedCall
-        Calls that are made once, and those of each execution.
-    given : mapping of str to Memory
-        Inputs that are not constant, and the output, in their original layouts.
-    packed : mapping of str to Memory
-        The same in the layouts of the contraction; the same memory for operands in place. Vectors
-        and a residual have the names of :mod:`~cpembed.codegen.epilogue`. All other memory is
-        constant or workspace.
+    ``given`` are the inputs that are not constant, and the output, in their original layouts, and
+    ``packed`` the same in the layouts of the contraction; both are one memory for operands in
+    place. Vectors and a residual have the names of :mod:`~cpembed.codegen.epilogue`. All other
+    memory is constant or workspace.
     """
 
     prepare: tuple[RecordedCall, ...]
@@ -149,6 +143,7 @@ def recorded_calls(
             continue
         originals[name] = kernel.original(name)
         packed[name] = originals[name] if in_place else kernel.empty(name)
+        # Recorded now, before the kernel's own calls, this packing becomes the preparation.
         if name in before:
             kernel.pack_into(name, originals[name], packed[name])
     prepare = recorder.taken()
@@ -162,6 +157,7 @@ def recorded_calls(
     kernel.bound_calls(moved, packed, packed[output])
     run = recorder.taken()
     in_place = kernel.is_packed_in_place(output)
+    # Otherwise the last call unpacks the output into its original layout.
     originals[output] = packed[output] if in_place else run[-1].buffers[-1]
     return RecordedCalls(prepare, run, originals, packed)
 
@@ -171,24 +167,11 @@ def recorded_calls(
 
 @dataclass(frozen=True, eq=False)
 class FunctionCall:
-    """Call of a TensorIR function on flat buffers.
+    """Call of a TensorIR function, which ``function`` makes when it is needed, on flat ``buffers``.
 
-    Parameters
-    ----------
-    name : str
-        Name for reports.
-    function : callable
-        Makes the ``tirx.PrimFunc`` when it is needed.
-    buffers : tuple of Memory
-        Arguments; the last ``written`` ones are written.
-    written : int
-        Number of written buffers.
-    target : tvm.target.Target, optional
-        Target to compile for; by default that of the calling module.
-    options : mapping of str
-        Settings of TVM's passes.
-    functions : str
-        Functions in LLVM's language that it calls.
+    The last ``written`` buffers are written. The function is compiled for ``target``, a
+    ``tvm.target.Target``, by default that of the calling module, with ``options`` of TVM's passes;
+    ``functions`` are those in LLVM's language that it calls.
     """
 
     name: str

@@ -30,19 +30,13 @@ class Reuse:
     """Footprints of the part of a nest that one of ``threads`` threads executes.
 
     Threads share the iterations of the outermost loops; fractions of an iteration count as such.
-
-    Parameters
-    ----------
-    nest : Nest
-        Nest with register tiles.
-    threads : int
-        Number of threads.
     """
 
     def __init__(self, nest: Nest, threads: int = 1) -> None:
         steps = {task.name: task.tile for task in nest.tasks}
         trips: list[float] = []
         remaining = threads
+        # Outer loops are divided among the threads first, as parallel chunks are.
         for task in nest.tasks:
             share = min(remaining, task.count)
             remaining = -(-remaining // share)
@@ -101,8 +95,10 @@ class Reuse:
         return sum(n for number, n in enumerate(self.footprints[around]) if number != bypassing)
 
     def _moved(self, number: int, around: int) -> float:
-        """Return the lines of an operand that enter; ``around`` is the innermost loop whose data do
-        not fit, 0 being the task itself."""
+        """Return the lines of an operand that enter a cache.
+
+        ``around`` is the innermost loop whose data do not fit, 0 for the task itself.
+        """
         if around == 0:
             return self.footprints[0][number] * self.tasks
         moves = self._moves[number]

@@ -119,17 +119,7 @@ class _Joint:
 
 
 class SpaceBounds:
-    """Bounds for embeddings that choose one map from each of the components.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Workload and instruction with paired operands.
-    components : sequence of Maps
-        Maps of each component, or one list of embeddings.
-    weights : Weights
-        Weights of the score.
-    """
+    """Bounds for embeddings that choose one map from each of the components."""
 
     def __init__(
         self, problem: EmbeddingProblem, components: Sequence[Maps], weights: Weights
@@ -264,6 +254,7 @@ class SpaceBounds:
         executed = calls * float(self._calls * self.macs_per_call)
         sizes = [e * constant for e, constant in zip(elements, self._elements, strict=True)]
         packed = sum(functools.reduce(np.minimum, [sizes[n] for n in g]) for g in self._tensors)
+        # Rounding must not lift a bound above the costs that it bounds.
         below = 1 - SLACK
         mac = self.weights.mac * np.maximum(0.0, executed * below - self.macs)
         data = self.weights.data * np.maximum(0.0, packed * below - self._data)
@@ -291,6 +282,7 @@ class _Tables:
             sizes = sizes * self._elements[component][at]
         elements = [sizes[:, port] for port in range(sizes.shape[1])]
         for number, joint in enumerate(self._joint):
+            # Components that are still open contribute at least the smallest size.
             later = tuple(k for k, c in enumerate(joint.components) if c > depth)
             table = joint.sizes.min(axis=later) if later else joint.sizes
             place: list[Any] = []
@@ -401,6 +393,7 @@ def best_first(
     numbers = itertools.count()
     heap: list[tuple[Lower, int, _Branch | _Leaf]] = []
 
+    # The running number breaks ties, since nodes cannot be compared.
     def push(lower: Lower, node: _Branch | _Leaf) -> None:
         heapq.heappush(heap, (lower, next(numbers), node))
 
@@ -412,6 +405,7 @@ def best_first(
         if len(prefix) == len(bounds[space].classes):
             push(bounds[space].lower(prefix), _Leaf(space, prefix))
             return
+        # Only the best extension enters the heap; the next one follows once it is taken out.
         scores = bounds[space].extend(prefix)
         order = np.argsort(scores, kind="stable")
         advance(_Branch(space, prefix, scores[order].tolist(), order.tolist()))

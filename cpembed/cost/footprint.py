@@ -71,25 +71,12 @@ State = Tile | Fused | None
 
 @dataclass(frozen=True)
 class Dimension:
-    """Dimension of an operand.
+    """Dimension of an operand: its index over the workload's ``axes``, whose extents these are.
 
-    Parameters
-    ----------
-    index : IndexExpr
-        Index over workload axes.
-    extent : int
-        Size of the dimension.
-    memory : OperandMemory
-        Memory from which the instruction reads the operand.
-    element_bytes : int
-        Size of an element.
-    axes : mapping of str to int
-        Extents of the workload's axes.
-    smallest : mapping of str to int
-        Smallest extents of the instruction's axes.
-    joined : mapping of tuple to Dimension
-        Dimensions joined with the neighbours, by the members of the fused axis that walks them in
-        memory (:mod:`cpembed.ir.joining`).
+    ``memory`` is the one from which the instruction reads the operand, ``smallest`` are the
+    smallest extents of the instruction's axes. ``joined`` has dimensions that this one makes with
+    its neighbours, by the members of the fused axis that walks them in memory
+    (:mod:`cpembed.ir.joining`).
     """
 
     index: IndexExpr
@@ -161,6 +148,8 @@ class Dimension:
         return tile.padded(self.axes[axis]) if isinstance(tile, Tile) else self.axes[axis]
 
     def _treatments(self, step: int, tile: Tile) -> list[str]:
+        # A digit, or its entire axis, can become a dimension; in place, the layout must suit the
+        # instruction as it is.
         memory, axis = self.memory, tile.instruction_axis
         in_place = memory.stride_rule(axis) is StrideRule.ANY or (
             step == 1 and memory.reads_contiguously(axis, self.element_bytes, self.smallest)
@@ -253,8 +242,7 @@ def fused_name(members: Sequence[str]) -> str:
 
 
 def _span(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the distance from the first to the last element in steps between neighbours, and the
-    step."""
+    """Return the steps between neighbours from the first to the last element, and their size."""
     moving = [(step, count) for step, count in steps if count > 1]
     unit = math.gcd(*(step for step, _ in moving)) or 1
     return sum(step * (count - 1) for step, count in moving) // unit, unit

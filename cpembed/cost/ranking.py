@@ -29,7 +29,7 @@ from cpembed.transform.program import DerivedProgram
 class RankedCandidate:
     """Candidate with its overheads, its score (lower is better) and its rank (1 is best).
 
-    ``constraints`` is the name of the constraint set under which it was ranked.
+    ``constraints`` is the name of the constraint set of the search, if there was one.
     """
 
     rank: int
@@ -81,7 +81,6 @@ def rank(
     top: int | None = None,
     report: Callable[[int], None] = lambda count: None,
     layouts: LayoutCache | None = None,
-    constraints: str = "",
     seconds: float | None = None,
 ) -> Ranking:
     """Rank embeddings by score.
@@ -103,8 +102,6 @@ def rank(
         Called with the number of programs derived so far.
     layouts : LayoutCache, optional
         Layouts shared with other rankings of the same problem.
-    constraints : str
-        Name of the constraint set.
     seconds : float, optional
         Time limit, after which the best of the derived candidates are returned.
     """
@@ -121,8 +118,10 @@ def rank(
             check_time()
             if top is not None and len(best) >= top:
                 last = best[-1][0]
+                # Bounds ascend, so no later embedding can be better either.
                 if item.lower > last.cost:
                     break
+                # Equal costs are ordered by the canonical form, which is known without a program.
                 if _Key(item.lower, repr(item.embedding.digits), item.space) > last:
                     continue
             derived += 1
@@ -142,11 +141,12 @@ def rank(
     try:
         within(seconds, derive_all)
     except OutOfTime:
+        # The limit that passed is the caller's.
         if seconds is None:
             raise
         cut = True
     ranked = (
-        RankedCandidate(n, candidate, cost, key.cost.score, constraints)
+        RankedCandidate(n, candidate, cost, key.cost.score)
         for n, (key, candidate, cost) in enumerate(best[:top], 1)
     )
     return Ranking(tuple(ranked), derived, tuple(refused), cut)

@@ -81,7 +81,7 @@ def find_best(
     progress: Progress,
     formulation: Formulation = Formulation.AUTO,
 ) -> RankedSearch:
-    """Search, and rank the best embeddings: :func:`find_best_of` of a workload and an instruction.
+    """Search for all embeddings and rank the best, best first under a time limit.
 
     Parameters
     ----------
@@ -89,27 +89,6 @@ def find_best(
         Operator at fixed sizes.
     instruction : Instruction
         Hardware instruction to embed.
-    constraints, top, limits, progress, formulation
-        As in :func:`find_best_of`.
-    """
-    pairing = Pairing(workload, instruction)
-    return find_best_of(pairing, constraints, top, limits, progress, formulation)
-
-
-def find_best_of(
-    pairing: Pairing,
-    constraints: ConstraintSet,
-    top: int | None,
-    limits: SearchLimits,
-    progress: Progress,
-    formulation: Formulation = Formulation.AUTO,
-) -> RankedSearch:
-    """Search for all embeddings and rank the best, best first under a time limit.
-
-    Parameters
-    ----------
-    pairing : Pairing
-        Workload and instruction with their operands paired.
     constraints : ConstraintSet
         Conditions on the embeddings, and the weights of the score.
     top : int or None
@@ -126,6 +105,7 @@ def find_best_of(
     SpecError, WorkloadError
         As :func:`~cpembed.embedding.search.search_pairing` does.
     """
+    pairing = Pairing(workload, instruction)
     ranker = Ranker(pairing, constraints, top, progress)
     if limits.seconds is None:
         return ranker.rank(search_pairing(pairing, constraints, limits, progress, formulation))
@@ -143,6 +123,7 @@ def _search_limited(
         if limited.applies:
             limited.run()
             return
+    # Other models have no ceilings: enumerate what the time allows.
     best.results.append(
         search_pairing(ranker.pairing, ranker.constraints, limits, ranker.progress, formulation)
     )
@@ -203,9 +184,11 @@ class Ranker:
             top=self.top,
             report=lambda count: self.progress("derive", count),
             layouts=self.layouts,
-            constraints=self.constraints.name,
             seconds=seconds,
         )
+        name = self.constraints.name
+        candidates = tuple(replace(c, constraints=name) for c in ranking.candidates)
+        ranking = replace(ranking, candidates=candidates)
         if ranking.cut:
             return RankedSearch(result.cut(len(ranking.candidates)), ranking, proven=False)
         proven, best = result.complete, ranking.candidates
@@ -256,6 +239,7 @@ class LimitedSearch:
 
     def run(self) -> None:
         """Search until time is over; results are stored in ``best`` as soon as they exist."""
+        # Most problems are enumerated completely in a fraction of the limit.
         quick = self._enumerate_all(self.limits.share(_QUICK))
         self.best.results.append(quick)
         if quick.complete or not self._left().seconds:
@@ -291,6 +275,7 @@ class LimitedSearch:
         floor = min(item.objective.floor(item.least) for item in bounded)
         step = max([floor, *(item.objective.scale for item in bounded)]) * _FIRST_STEP
         best: RankedSearch | None = None
+        # A low ceiling admits few embeddings and is searched fast, so it starts close to the bound.
         for _ in range(_STEPS):
             ceiling = floor + step
             left = limits.after(time.perf_counter() - started)
@@ -395,6 +380,7 @@ class Objective:
     def floor(self, least: Sequence[Least]) -> float:
         """Return a lower bound on the score of all embeddings."""
         logarithm = sum(bound.executions for bound in least) / _UNIT
+        # Floating-point rounding must not lift the floor above a score.
         calls = 2.0**logarithm * self.macs * (1 - 1e-9)
         mac = self.weights.mac * max(0.0, calls * self.macs_per_call - self.macs)
         data = self.weights.data * max(0, self._extra(least))

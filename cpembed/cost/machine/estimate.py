@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cpembed.cost.machine.nest import ExecutionNest, execution_nest
@@ -26,8 +27,7 @@ _SAMPLE = 2048
 all."""
 
 
-@dataclass(frozen=True)
-class LevelEstimate:
+class LevelEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Cycles of one unit of a memory with everything below it.
 
     ``computing`` happens while data are read from the memory and written to it; ``cycles`` is the
@@ -35,9 +35,9 @@ class LevelEstimate:
     """
 
     memory: str
-    computing: float
-    reading: float
-    writing: float
+    computing: float = msgspec.field(name="computing_cycles")
+    reading: float = msgspec.field(name="reading_cycles")
+    writing: float = msgspec.field(name="writing_cycles")
     cycles: float
     read_bytes: float
     written_bytes: float
@@ -105,18 +105,7 @@ class Estimate:
             "packing_us": dict(self.packing_us),
             "total_us": self.total_us,
             "bound": self.bound,
-            "levels": [
-                {
-                    "memory": level.memory,
-                    "computing_cycles": level.computing,
-                    "reading_cycles": level.reading,
-                    "writing_cycles": level.writing,
-                    "cycles": level.cycles,
-                    "read_bytes": level.read_bytes,
-                    "written_bytes": level.written_bytes,
-                }
-                for level in self.levels
-            ],
+            "levels": [msgspec.to_builtins(level) for level in self.levels],
             "tiling": [
                 {
                     "memories": list(level.memories),

@@ -33,22 +33,10 @@ Sizes = Mapping[str, Floats]
 
 @dataclass(frozen=True)
 class TileOperand:
-    """Operand of the nest.
+    """Operand of the nest: an index and an extent for each dimension, row-major.
 
-    Parameters
-    ----------
-    name : str
-        Name in the workload.
-    scope : str
-        Memory from which the instruction reads it.
-    element_bytes, held_bytes : int
-        Size of an element elsewhere and in ``scope``.
-    dimensions : tuple of (IndexExpr, int)
-        Index and extent of each dimension, row-major.
-    loops : frozenset of str
-        Loops that move it.
-    is_output : bool
-        Executions write it.
+    ``scope`` is the memory from which the instruction reads it, where an element has
+    ``held_bytes``; elsewhere it has ``element_bytes``. ``loops`` are those that move it.
     """
 
     name: str
@@ -76,6 +64,7 @@ class TileOperand:
         """
         pieces, piece = np.ones(1), np.full(1, float(self.element_bytes))
         contiguous = np.ones(1, bool)
+        # From the innermost dimension outwards, pieces join while dimensions are touched in full.
         for index, extent in reversed(self.dimensions):
             count, span = _touched(index, extent, sizes)
             gap = piece * (span - count) / np.maximum(count - 1, 1.0)

@@ -180,9 +180,9 @@ def _best(
     # Rows with equal prospects are neighbours: take more of them, then drop duplicates.
     ranked = [_in_turn(m, np.arange(len(row)), rough=rough) for m in measures]
     first = _mixed(ranked)[: beam * _EQUALS]
-    chosen_of = [first[number[first] == n] for n in range(len(candidates))]
-    places = np.concatenate(chosen_of)
-    parts = [t.taken(row[at]) for t, at in zip(candidates, chosen_of, strict=True)]
+    selected = [first[number[first] == n] for n in range(len(candidates))]
+    places = np.concatenate(selected)
+    parts = [t.taken(row[at]) for t, at in zip(candidates, selected, strict=True)]
     tilings = joined([part for part in parts if part.rows])
     distinct = _distinct(tilings)
     measured = [_measures(tilings, nest, machine) for machine in machines]

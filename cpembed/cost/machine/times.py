@@ -84,6 +84,7 @@ def compute_time(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> C
             loads = loads + traffic.read_transfers + traffic.write_transfers
     issuing = (calls + loads) / unit.issues_per_cycle
     executing = unit.cycles * calls
+    # The last result arrives a latency after its execution began.
     longest = np.maximum(np.maximum(executing, waiting), issuing) + unit.latency_cycles
     return ComputeTime(executing, waiting, issuing, longest)
 

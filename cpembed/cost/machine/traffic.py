@@ -60,22 +60,12 @@ class Traffic:
 class Tilings:
     """Tilings from main memory down to some level, one a row.
 
-    Parameters
-    ----------
-    sizes : mapping of str to array
-        Tiles of that level, in iterations by loop.
-    stages : tuple of Stage
-        Cuts so far, the outermost first.
-    share : array
-        Fraction of all executions that the first unit does.
-    busy : tuple of array
-        Number of units of each level that have work, the innermost level first.
-    waits : array
-        Executions of the first unit that follow each other because they add to the same outputs.
-    traffic : mapping of str to Traffic
-        Traffic of each memory.
-    first : mapping of str to Traffic
-        Traffic of the first tiles, for memories that are filled while another tile is computed.
+    ``sizes`` are the tiles of that level, in iterations by loop, and ``stages`` the cuts so far,
+    the outermost first. ``share`` is the fraction of all executions that the first unit does,
+    ``waits`` the number of these that follow each other because they add to the same outputs, and
+    ``busy`` the number of units of each level that have work, the innermost first. ``traffic`` is
+    that of each memory; ``first`` that of the first tiles, for memories that are filled while
+    another tile is computed.
     """
 
     sizes: Mapping[str, Floats]
@@ -199,6 +189,7 @@ def orders(nest: ExecutionNest) -> tuple[list[tuple[str, ...]], bool]:
 
     Orders in which each operand stays in place through as many loops are equivalent.
     """
+    # Only the sets of loops that leave an operand in place tell orders apart.
     names = [loop.name for loop in nest.loops]
     staying = dict.fromkeys(frozenset(names) - operand.loops for operand in nest.operands)
     sets = [loops for loops in staying if loops]

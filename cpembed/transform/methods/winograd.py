@@ -84,8 +84,7 @@ class Tiling:
         return cls(window, form, pieces=-(-window.taps // taps), count=-(-window.outputs // m))
 
     def first(self, tile: int, piece: int) -> int:
-        """Return the image's element that is a tile's first input, outside the image for
-        padding."""
+        """Return the index in the image of a tile's first input, which may be padding."""
         window = self.window
         return window.first + window.stride * self.form.outputs * tile + self.form.taps * piece
 
@@ -186,6 +185,7 @@ class Winograd(Rewritten):
         """
         if array.dtype == object:
             return array
+        # int64 for every integer type, since sums on the way may exceed the operand's.
         dtype = np.dtype(np.int64 if self.is_exact else self.product.operand(operand).dtype)
         return array.astype(np.promote_types(dtype, array.dtype))
 
@@ -362,12 +362,12 @@ def _applied(matrix: Matrix, array: Array, axis: int) -> Array:
 
 
 def _cut(image: Array, axis: int, tiling: Tiling) -> Array:
-    """Return the image with an axis split in three: piece of the filter, tile, place in the
-    tile."""
+    """Split an axis of the image in three: piece of the filter, tile, place in the tile."""
     form, window = tiling.form, tiling.window
     step = window.stride * form.outputs
     last = tiling.first(tiling.count - 1, tiling.pieces - 1) + form.multiplications
     padded = with_zeros(image, axis, -window.first, last - window.first)
+    # Neighbouring tiles share elements, which are repeated here.
     pieces = np.arange(tiling.pieces)[:, None, None] * form.taps
     places = np.arange(tiling.count)[:, None] * step + np.arange(form.multiplications)
     return np.take(padded, pieces + places, axis)
