@@ -125,7 +125,7 @@ def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     from cpembed.driver.pipeline import choose
     from cpembed.driver.plan import Request
     from cpembed.ir.reference import random_inputs
-    from cpembed.runtime.baselines.base import NotCovered, Subject
+    from cpembed.runtime.baselines import NotCovered, Subject
 
     workload = layer.workload(("float32", "float32"), layout)
     plan = choose(Request(workload, target, KernelOptions(untuned=True))).plan

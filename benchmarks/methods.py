@@ -92,7 +92,7 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     from cpembed.driver.plan import Request, Selection
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
-    from cpembed.runtime.baselines.base import NotCovered, Subject
+    from cpembed.runtime.baselines import NotCovered, Subject
     from cpembed.runtime.measurement.interleaved import OUR_POOL, Work, time_interleaved
     from cpembed.runtime.measurement.runner import wall_clock
     from cpembed.targets.capabilities import baselines

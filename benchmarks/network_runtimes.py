@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cpembed.runtime.measurement.load import Elsewhere, wait_for_idle_threads
+from cpembed.runtime.measurement.interleaved import Elsewhere, wait_for_idle_threads
 
 Arrays = Mapping[str, NDArray[Any]]
 Run = Callable[[], Arrays]

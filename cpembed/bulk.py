@@ -1,4 +1,4 @@
-"""Creating very many values: what keeps the garbage collector from looking at all of them."""
+"""Creation of millions of values without the garbage collector's search for cycles."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Generator[None]:
-    """Leave out Python's search for cycles inside; also a decorator of functions.
+    """Suspend Python's search for cycles in the body; also a decorator of functions.
 
     Embeddings, layouts and lemmas are values without cycles, of which a complete enumeration makes
     millions that live to its end. Searching them again and again for garbage took up to two fifths
-    of its time; what reference counting frees is freed all the same.
+    of its time. Reference counting still frees values.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Every error the package raises on purpose: what is wrong, where, and the remedy, in one line.
+"""Errors that the package raises on purpose: one line with the problem, its place and the remedy.
 
 Results are not errors: a workload that cannot be embedded, a search stopped by a limit and a
 measurement that failed are values that the library returns.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from signal import Signals
 
 _LONGEST_WORD, _LONGEST_MESSAGE = 200, 600
-"""Characters, beyond any path or list of choices; what is longer is an echo of the input."""
+"""Maximum numbers of characters, beyond any path or list of choices: longer text is an echo."""
 
 
 def readable(message: str) -> str:
-    """A message as one line that a person can read, whatever input it quotes: words that are too
-    long, and then the line, lose their middle; what is not printable is escaped.
+    """Return a message as one readable line, whatever input it quotes: words that are too long, and
+    then the line, lose their middle; characters that cannot be printed are escaped.
 
     >>> readable("k=" + "1" * 5000 + "\\n is no size")
     'k=111111111111111111 … (5,002 characters) … 11111111111111111111 is no size'
@@ -48,7 +48,7 @@ class WorkloadError(CpembedError):
 
 
 class ModelError(CpembedError):
-    """A model's file is wrong, or holds what the package does not take (file, operator, remedy)."""
+    """A model's file is wrong, or has something unsupported (file, operator, remedy)."""
 
 
 class ProgramError(CpembedError):
@@ -56,17 +56,17 @@ class ProgramError(CpembedError):
 
 
 class ExecutionFault(CpembedError):
-    """A kernel did what its machine does not define: a data race, an access out of bounds."""
+    """A kernel's behaviour is undefined on its machine: a data race, an access out of bounds."""
 
     exit_code = 1
 
 
 class TransformError(CpembedError):
-    """A rewrite was asked for where it does not apply."""
+    """A rewrite does not apply."""
 
 
 class LoweringError(CpembedError):
-    """A proven program cannot be expressed by the back end that was asked for."""
+    """A back end cannot express a proven program."""
 
     exit_code = 5
 
@@ -78,13 +78,13 @@ class BackendUnavailable(CpembedError):
 
 
 class MeasurementError(CpembedError):
-    """A measurement gave no usable figure before its limit."""
+    """A measurement gave no usable number before its limit."""
 
     exit_code = 4
 
 
 class DamagedStore(UserWarning):
-    """A kept file, or rows of one, that cannot be read: they are left out, and nothing fails."""
+    """A stored file, or rows of it, cannot be read: they are left out, and nothing fails."""
 
 
 class InvariantError(CpembedError):
@@ -96,8 +96,8 @@ class InvariantError(CpembedError):
 class CrashError(CpembedError):
     """Compiling or running generated code ended its process, or had to be ended with it.
 
-    ``doing`` is what was being done, in words; None before any step. ``killed``: by SIGKILL, which
-    may be somebody else's doing.
+    ``doing`` is the step in words; None before any step. ``killed`` is True for SIGKILL, which
+    somebody else may have sent.
     """
 
     exit_code = 1
@@ -106,17 +106,26 @@ class CrashError(CpembedError):
 
     @classmethod
     def of(cls, doing: str | None, code: int | None, reason: str) -> CrashError:
-        """Of a process that ended by itself: ``code`` as of ``Popen.returncode``, ``reason`` what
-        it said last, empty where it said nothing."""
+        """Return the error of a process that ended by itself.
+
+        Parameters
+        ----------
+        doing
+            The step in words.
+        code
+            The exit code as in ``Popen.returncode``.
+        reason
+            The last line of its output; empty if there is none.
+        """
         name = f"exit code {code}"
         if code is not None and code < 0:
             name = {signal.value: signal.name for signal in Signals}.get(-code, f"signal {-code}")
-        means = {
+        explanation = {
             "SIGILL": "the processor lacks an instruction; `cpembed targets` prints what it is "
             "taken for",
             "SIGKILL": "out of memory, or killed by somebody",
         }.get(name, "a bug of the compiler, the kernel or the target")
-        error = cls._while(doing, f"ended in {name}: {reason or means}")
+        error = cls._while(doing, f"ended in {name}: {reason or explanation}")
         if name == "SIGILL":
             error.exit_code = BackendUnavailable.exit_code
         error.killed = name == "SIGKILL"
@@ -124,16 +133,17 @@ class CrashError(CpembedError):
 
     @classmethod
     def too_long(cls, doing: str | None, variable: str) -> CrashError:
-        """Of a step that had to be ended; the environment's ``variable`` sets the limit."""
-        words = f"took too long and was ended; {variable}=SECONDS in the environment allows more"
-        return cls._while(doing, words)
+        """Return the error of a step that was ended; an environment ``variable`` sets its limit."""
+        text = f"took too long and was ended; {variable}=SECONDS in the environment allows more"
+        return cls._while(doing, text)
 
     @classmethod
     def no_memory(cls, doing: str | None) -> CrashError:
+        """Return the error of a step that ran out of memory."""
         return cls._while(doing, "ran out of memory; take a smaller workload")
 
     @classmethod
-    def _while(cls, doing: str | None, what: str) -> CrashError:
-        error = cls(f"{doing or 'working on a kernel'} {what}")
+    def _while(cls, doing: str | None, event: str) -> CrashError:
+        error = cls(f"{doing or 'working on a kernel'} {event}")
         error.doing = doing
         return error

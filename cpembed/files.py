@@ -1,4 +1,4 @@
-"""Writing a file as a whole, and reading one whose size and kind are checked first."""
+"""Files that are written in one step, or read after a check of their size and kind."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ from cpembed.errors import CpembedError, SpecError
 FOLDER_GONE = "the current folder has been removed: change to another one"
 
 LARGEST_TOML = 2**20
-"""Bytes; a specification or a constraint set has a few thousand."""
+"""Maximum size in bytes of a TOML file; specifications and constraint sets have a few thousand."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file in one step: whoever reads it sees the old contents or the new, never a part.
 
-    Raises :class:`CpembedError` where it cannot be written.
+    Raises
+    ------
+    CpembedError
+        If it cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not path.is_file():
-            # A device or a pipe is written to; to put a file in its place would destroy it.
+            # Replacing a device or a pipe by a file would destroy it.
             _write_through(path, data)
             return
-        # Of no name that is longer than the file's own can be.
+        # A fixed short prefix: the file's own name may be as long as names can be.
         handle, draft = tempfile.mkstemp(prefix=".draft.", dir=path.resolve().parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
             Path(draft).chmod(0o666 & ~_umask())
-            # A link keeps pointing where it points.
+            # The target of a link is replaced, not the link.
             Path(draft).replace(path.resolve())
         except BaseException:
             with contextlib.suppress(OSError):
@@ -53,9 +56,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where they are not there.
+    """Create a folder and those above it, as far as they are missing.
 
-    Raises :class:`CpembedError` where they cannot be made.
+    Raises
+    ------
+    CpembedError
+        If they cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -66,8 +72,8 @@ def make_folder(path: Path) -> None:
 
 
 def _write_through(path: Path, data: bytes) -> None:
-    """Write into a device, or into a pipe that somebody reads; else :class:`OSError`."""
-    # Opening a pipe waits for a reader unless it is told not to; writing to one may wait.
+    """Write to a device, or to a pipe that somebody reads; else raise :class:`OSError`."""
+    # Opening a pipe must not wait for a reader; writing to it may.
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "wb") as file:
@@ -75,7 +81,7 @@ def _write_through(path: Path, data: bytes) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a file for reading, which is no folder, pipe or device.
+    """Open a regular file for reading.
 
     Parameters
     ----------
@@ -85,12 +91,12 @@ def open_regular(path: Path) -> int:
     Returns
     -------
     int
-        A descriptor, which is the caller's to close.
+        A descriptor, which the caller closes.
 
     Raises
     ------
     OSError
-        For anything else, without waiting for the other end of a pipe.
+        If it is a folder, a pipe or a device, without waiting for the other end of a pipe.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -106,9 +112,12 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, largest: int) -> bytes:
-    """The contents of a file that is no pipe and no device, of ``largest`` bytes at most.
+    """Return the contents of a regular file of at most ``largest`` bytes.
 
-    Raises :class:`OSError`.
+    Raises
+    ------
+    OSError
+        If it is larger, not regular, or cannot be read.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -119,12 +128,12 @@ def read_regular(path: Path, largest: int) -> bytes:
 
 
 def shortened(name: str, longest: int) -> str:
-    """The beginning of a name, of so many bytes at most."""
+    """Return the beginning of a name, of at most ``longest`` bytes."""
     return name.encode()[:longest].decode(errors="ignore")
 
 
 def is_folder_gone() -> bool:
-    """Whether the process's current folder has been removed, so that no relative path is right."""
+    """True if the process's current folder was removed, so that no relative path is valid."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -133,19 +142,25 @@ def is_folder_gone() -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """The system's words without the path."""
+    """Return the system's message without the path."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def _umask() -> int:
-    """The process's mask for new files, which can only be read by setting it."""
+    # The mask can only be read by setting it.
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; every fault is a one-line :class:`SpecError` with the path."""
+    """Return the tables of a TOML file.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read or is no TOML; one line with the path.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_TOML + 1)

@@ -1,4 +1,4 @@
-"""Which compiler of this machine is called: what a variable names, or the first one there is."""
+"""The compiler of this machine: the one that a variable names, or the first on the path."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ from cpembed.errors import BackendUnavailable
 
 
 def compiler_command(variable: str, names: Sequence[str], purpose: str) -> list[str]:
-    """The words of the command: those in the environment's ``variable``, with options, or the first
-    of ``names`` on the path. ``purpose`` says in a message what it is needed for.
+    """Return the command of a compiler, split into words.
 
-    Raises :class:`BackendUnavailable` where there is none.
+    Parameters
+    ----------
+    variable
+        Environment variable that names the compiler, with options.
+    names
+        Names of compilers to look for if the variable is not set.
+    purpose
+        Reason why it is needed, for the message.
+
+    Raises
+    ------
+    BackendUnavailable
+        If there is none.
     """
-    told = shlex.split(os.environ.get(variable, ""))
-    for words in [told] if told else [[name] for name in names]:
+    configured = shlex.split(os.environ.get(variable, ""))
+    for words in [configured] if configured else [[name] for name in names]:
         if shutil.which(words[0]):
             return words
-    named = f"{variable}={told[0]}" if told else " or ".join(names)
+    named = f"{variable}={configured[0]}" if configured else " or ".join(names)
     raise BackendUnavailable(
         f"{purpose}, and there is no {named} on the path: install one of {', '.join(names)}, or "
         f"set {variable}"

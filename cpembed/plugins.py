@@ -1,7 +1,7 @@
-"""What other distributions add through entry points: constraints, operators, data files.
+"""Constraints, operators, targets and data files of other distributions, by entry points.
 
 Looking through the installed distributions takes tens of milliseconds and loading runs their code,
-so both happen only for a name that does not ship, or to list what there is.
+so both happen only for a name that does not ship, or to list all names.
 """
 
 from __future__ import annotations
@@ -24,63 +24,70 @@ Group = Literal[
     "cpembed.hw_specs",
     "cpembed.constraint_sets",
 ]
-"""The entry point groups. The first four name objects; the others name packages, or objects that
-are paths of folders, with TOML files."""
+"""Groups of entry points. The first four name objects; the others name packages, or paths of
+folders, with TOML files."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """What an entry point names, and the words for where it comes from."""
+    """The object of an entry point, and its origin in words."""
 
     name: str
     value: Any
     source: str
 
     def error(self, problem: str) -> SpecError:
+        """Return an error that begins with the origin."""
         return SpecError(f"{self.source} {problem}")
 
 
 def plugin_names(group: Group) -> tuple[str, ...]:
-    """Names in a group, sorted; nothing is loaded."""
+    """Return the names in a group, sorted; nothing is loaded."""
     return tuple(sorted({entry.name for entry in _entries(group)}))
 
 
 def load_plugin(group: Group, name: str) -> Plugin | None:
-    """What a name stands for, None where no distribution adds it.
+    """Return the plug-in of a name; None if no distribution adds it.
 
-    Raises :class:`SpecError` naming the distribution where it cannot be loaded or is not alone.
+    Raises
+    ------
+    SpecError
+        If it cannot be loaded, or several distributions add the name.
     """
     entries = [entry for entry in _entries(group) if entry.name == name]
     if not entries:
         return None
-    _check_alone(group, name, [_distribution(entry) for entry in entries])
+    _check_unique(group, name, [_distribution(entry) for entry in entries])
     return _load(group, entries[0])
 
 
 def load_plugins(group: Group, shipped: Collection[str]) -> list[Plugin]:
-    """Everything in a group, by name; raises :class:`SpecError` for the first fault there is."""
+    """Return all plug-ins of a group by name; raise :class:`SpecError` for the first fault."""
     _check_shipped(group, {e.name: _distribution(e) for e in _entries(group)}, shipped)
-    found = (load_plugin(group, name) for name in plugin_names(group))
-    return [plugin for plugin in found if plugin is not None]
+    plugins = (load_plugin(group, name) for name in plugin_names(group))
+    return [plugin for plugin in plugins if plugin is not None]
 
 
 def plugin_file(group: Group, name: str) -> Path | None:
-    """The file of a name (the file name without ``.toml``) in a group's folders.
+    """Return the file of a name (without ``.toml``) in a group's folders, or None.
 
-    Raises :class:`SpecError` where several distributions have one, or a folder cannot be found.
+    Raises
+    ------
+    SpecError
+        If several distributions have such a file, or a folder is missing.
     """
-    found = _files(group).get(name, [])
-    _check_alone(group, name, [source for source, _ in found])
-    return found[0][1] if found else None
+    files = _files(group).get(name, [])
+    _check_unique(group, name, [source for source, _ in files])
+    return files[0][1] if files else None
 
 
 def plugin_files(group: Group, shipped: Collection[str]) -> dict[str, Path]:
-    """All files of a group by name; raises :class:`SpecError` for the first fault there is."""
-    found = _files(group)
-    for name, files in found.items():
-        _check_alone(group, name, [source for source, _ in files])
-    _check_shipped(group, {name: files[0][0] for name, files in found.items()}, shipped)
-    return {name: files[0][1] for name, files in sorted(found.items())}
+    """Return all files of a group by name; raise :class:`SpecError` for the first fault."""
+    by_name = _files(group)
+    for name, files in by_name.items():
+        _check_unique(group, name, [source for source, _ in files])
+    _check_shipped(group, {name: files[0][0] for name, files in by_name.items()}, shipped)
+    return {name: files[0][1] for name, files in sorted(by_name.items())}
 
 
 def _entries(group: Group) -> list[EntryPoint]:
@@ -98,7 +105,7 @@ def _load(group: Group, entry: EntryPoint) -> Plugin:
     try:
         value = entry.load()
     except Exception as error:
-        # Whatever the distribution's own code raises, and what is wrong with the entry itself.
+        # Anything: loading runs the distribution's own code.
         raise SpecError(
             f"{source} cannot be loaded ({type(error).__name__}: {error}); "
             "repair or uninstall the distribution"
@@ -107,17 +114,17 @@ def _load(group: Group, entry: EntryPoint) -> Plugin:
 
 
 def _files(group: Group) -> dict[str, list[tuple[str, Path]]]:
-    """Name -> the distributions that have such a file, with its path."""
-    found: dict[str, list[tuple[str, Path]]] = {}
+    """Return, by name, the distributions that have such a file, with its path."""
+    files: dict[str, list[tuple[str, Path]]] = {}
     for entry in _entries(group):
         for folder in _folders(_load(group, entry)):
             for path in sorted(folder.glob("*.toml")):
-                found.setdefault(path.stem, []).append((_distribution(entry), path))
-    return found
+                files.setdefault(path.stem, []).append((_distribution(entry), path))
+    return files
 
 
 def _folders(plugin: Plugin) -> list[Path]:
-    """The folders of a package, or the one that a path names."""
+    """Return the folders of a package, or the one that a path names."""
     value = plugin.value
     if isinstance(value, str | Path):
         folders = [Path(value)]
@@ -131,7 +138,7 @@ def _folders(plugin: Plugin) -> list[Path]:
     return folders
 
 
-def _check_alone(group: Group, name: str, distributions: Sequence[str]) -> None:
+def _check_unique(group: Group, name: str, distributions: Sequence[str]) -> None:
     if len(distributions) > 1:
         raise SpecError(
             f"{' and '.join(sorted(distributions))} both add {name!r} to {group}; "

@@ -1,4 +1,4 @@
-"""How a figure came about: a value that every time carries, printed and stored."""
+"""The origin of a time, which is printed and stored with it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import StrEnum
 
 
 class Provenance(StrEnum):
-    """Of a time: who took it."""
+    """The origin of a time."""
 
     MEASURED = "measured"
-    """This machine ran it."""
+    """Measured on this machine."""
     SIMULATED = "simulated"
-    """A cycle-level model ran it."""
+    """Counted by a cycle-level model."""
     EMULATED = "emulated"
-    """Something else executed its instructions: the numbers are right, there is no time."""
+    """The instructions were executed by something else: the numbers are right, there is no time."""
     ESTIMATED = "estimated"
-    """A formula."""
+    """Computed by a formula."""

@@ -18,10 +18,12 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_directory(kind: DataKind) -> Path:
-    """The folder that holds the shipped files of one kind.
+    """Return the folder of the shipped files of one kind.
 
-    Raises :class:`InvariantError` when it is neither in the package nor beside it, which only a
-    broken installation can cause.
+    Raises
+    ------
+    InvariantError
+        If it is neither in the package nor next to it: the installation is broken.
     """
     candidates = (_PACKAGE / "_data" / kind, _PACKAGE.parent / kind)
     for directory in candidates:
@@ -34,16 +36,16 @@ def data_directory(kind: DataKind) -> Path:
 
 
 def constraint_files() -> dict[str, Path]:
-    """Shipped constraint sets: name (the file name without ``.toml``) to path, by name."""
+    """Return the paths of the shipped constraint sets by name (the file name without ``.toml``)."""
     return dict(_toml_files(data_directory("constraints")))
 
 
 def hardware_spec_files() -> dict[str, Path]:
-    """Shipped hardware specifications: target name to path, by name."""
+    """Return the paths of the shipped hardware specifications by the target's name."""
     return dict(_toml_files(data_directory("hw_specs")))
 
 
-# What ships with the package stays as it is while a process runs; one command asks several times.
+# Shipped files do not change while a process runs, and one command looks several times.
 @cache
 def _toml_files(directory: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(directory.glob("*.toml"))}

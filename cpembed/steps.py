@@ -1,44 +1,84 @@
-"""Steps: what a worker process does, announced to its parent, which ends steps that take too
-long."""
+"""Steps of long work: announced by a worker to its parent, which ends those that take too long, and
+by commands to whoever shows progress."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 LIMIT_VARIABLE = "CPEMBED_STEP_LIMIT"
-"""Seconds that compiling a kernel may take; running one may take as many and what its work asks
-for."""
+"""Environment variable with the maximum number of seconds of compiling a kernel; running one may
+take as many more as its work needs."""
 
 DEFAULT_LIMIT = 120.0
 """Seconds. The largest shipped layers compile in a few."""
 
 SLOWEST = 2e6
-"""Multiply-accumulates a second below which a kernel is believed to hang. Portable code of types
-that a processor has to emulate does some 30 million (measured on Zen 5), and is timed by a few
-calls."""
-
-Told = Callable[[str | None, float | None], None]
-
-_told: list[Told] = []
-"""Who is told of a step: the parent's connection, in a worker; nobody elsewhere."""
+"""Multiply-accumulates a second below which a kernel is taken to hang. Portable code of types that
+a processor has to emulate does some 30 million (measured on Zen 5), and is timed by a few calls."""
 
 
-def listen(told: Told) -> None:
-    """In a worker: tell of every step, with its limit in seconds, and with None of its end."""
-    _told[:] = [told]
+class Progress(Protocol):
+    """Function that is called as work proceeds: ``progress("layer 3", 2, 10)``."""
+
+    def __call__(self, step: str, done: int, total: int, /) -> None:
+        """Show that ``done`` of ``total`` parts are complete.
+
+        Parameters
+        ----------
+        step
+            The part that begins or has just ended, for a person.
+        done
+            Number of parts that are complete.
+        total
+            Number of all parts.
+        """
+        ...
+
+
+class PhaseProgress(Protocol):
+    """Function that is called as a search proceeds, whose length nobody knows beforehand."""
+
+    def __call__(self, phase: str, count: int, /) -> None:
+        """Show a phase (``model``, ``search``, ``derive``, ``prove`` …) with a running count.
+
+        Parameters
+        ----------
+        phase
+            The phase.
+        count
+            Number of solutions, or of other results of the phase, so far.
+        """
+        ...
+
+
+def silent(*_: object) -> None:
+    """Show nothing: the :class:`Progress`, or :class:`PhaseProgress`, of a quiet caller."""
+
+
+Listener = Callable[[str | None, float | None], None]
+"""Function that is called with each step and its limit in seconds, and with None at its end."""
+
+_listeners: list[Listener] = []
+"""The parent's connection in a worker; empty elsewhere."""
+
+
+def listen(listener: Listener) -> None:
+    """Announce every step of this process, a worker, to ``listener``."""
+    _listeners[:] = [listener]
 
 
 def in_worker() -> bool:
-    return bool(_told)
+    """True in a worker process."""
+    return bool(_listeners)
 
 
 def time_limit(macs: float = 0) -> float:
-    """Seconds that a step with so many multiply-accumulates may take."""
-    told = os.environ.get(LIMIT_VARIABLE, "")
+    """Return the limit in seconds of a step with so many multiply-accumulates."""
     try:
-        base = float(told)
+        base = float(os.environ.get(LIMIT_VARIABLE, ""))
     except ValueError:
         base = DEFAULT_LIMIT
     return base + macs / SLOWEST
@@ -46,18 +86,24 @@ def time_limit(macs: float = 0) -> float:
 
 @contextmanager
 def step(doing: str, macs: float = 0) -> Generator[None]:
-    """What the body does, for the line about a crash (``compiling a kernel of x86.amx``), and how
-    much work it is; a body longer than :func:`time_limit` ends with its process.
+    """Announce the body as a step, whose process ends if it takes longer than :func:`time_limit`.
 
-    Outside a worker nothing is told and nothing ends. Steps within a step are the outer one.
+    Outside a worker nothing is announced and nothing ends. Steps within a step belong to it.
+
+    Parameters
+    ----------
+    doing
+        The step in words, for messages about crashes: ``compiling a kernel of x86.amx``.
+    macs
+        Number of multiply-accumulates that are executed.
     """
-    if not _told:
+    if not _listeners:
         yield
         return
-    tell = _told.pop()
+    listener = _listeners.pop()
     try:
-        tell(doing, time_limit(macs))
+        listener(doing, time_limit(macs))
         yield
     finally:
-        _told[:] = [tell]
-    tell(None, None)
+        _listeners[:] = [listener]
+    listener(None, None)

@@ -1,9 +1,9 @@
-"""Time limits that are kept by asking: long loops call :func:`check_time`.
+"""Cooperative time limits: long loops call :func:`check_time`.
 
-A search is bounded by the solver itself. What surrounds it (building a model, deriving and proving
-programs, looking for a reason) are loops in many places: each asks, once per step, whether the time
-of :func:`within` is over. Nothing is raised in a thread by another one: under a profiler or a
-debugger that never arrives, and a callback may swallow it.
+The solver bounds a search itself. The work around it (building a model, deriving and proving
+programs, explaining infeasibility) consists of loops in many places: each checks, once per step,
+whether the time of :func:`within` is over. No other thread raises an exception in this one: under a
+profiler or a debugger it would never arrive, and a callback may swallow it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
-"""When the work at hand has to end, by ``time.perf_counter``: of nested limits the first. A thread
-begins without one, unless it runs in a copy of the context of the thread that started it."""
+"""End of the current work by ``time.perf_counter``: the earliest of nested limits. A thread begins
+without one, unless it runs in a copy of the context of the thread that started it."""
 
 
 class OutOfTime(BaseException):
-    """The time of :func:`within` is over: as an interrupt, no error that is handled on the way."""
+    """The time of :func:`within` is over; like an interrupt, no error to handle on the way."""
 
 
 def within(seconds: float | None, work: Callable[[], T]) -> T:
-    """What ``work`` returns; without a limit of its own where ``seconds`` is None.
+    """Return the result of ``work``, with no limit of its own if ``seconds`` is None.
 
-    Raises :class:`OutOfTime` at the first :func:`check_time` of ``work`` after its time. What
-    ``work`` had changed by then stays changed. Calls may be nested: the shortest limit counts.
+    Calls may be nested: the shortest limit counts.
+
+    Raises
+    ------
+    OutOfTime
+        At the first :func:`check_time` of ``work`` after its time. Its side effects remain.
     """
     if seconds is None:
         return work()
@@ -42,27 +46,32 @@ def within(seconds: float | None, work: Callable[[], T]) -> T:
 
 
 def check_time() -> None:
-    """Raise :class:`OutOfTime` where the time of the surrounding :func:`within` is over."""
+    """Raise :class:`OutOfTime` if the time of the surrounding :func:`within` is over."""
     if time.perf_counter() >= _deadline.get():
         raise OutOfTime
 
 
 def seconds_left() -> float:
-    """Seconds until the surrounding :func:`within` ends; infinite without one."""
+    """Return the seconds until the surrounding :func:`within` ends; infinite without one."""
     return max(0.0, _deadline.get() - time.perf_counter())
 
 
 class Clock:
-    """A limit in seconds, if there is one, and when it began."""
+    """The time since its creation, with a limit in seconds or None."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds, self._started = seconds, time.perf_counter()
 
     @property
     def passed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the creation."""
         return time.perf_counter() - self._started
 
     def left(self, after: float = 0.0) -> float | None:
-        """Seconds until ``after`` the limit; None without one."""
+        """Return the seconds until ``after`` seconds past the limit; None without a limit."""
         return None if self._seconds is None else self._seconds + after - self.passed
+
+    @property
+    def is_over(self) -> bool:
+        """True if there is a limit, and it has passed."""
+        return self._seconds is not None and self.passed >= self._seconds

@@ -6,17 +6,27 @@ from collections.abc import Iterable, Mapping
 
 
 def sizes(extents: Mapping[str, int]) -> str:
-    """``n 1  k 64``."""
+    """Return the extents of axes: ``n 1  k 64``."""
     return "  ".join(f"{axis} {extent}" for axis, extent in extents.items())
 
 
 def shape(numbers: Iterable[int]) -> str:
-    """``1x64x56x56``; a scalar is ``1``."""
+    """Return a shape: ``1x64x56x56``; a scalar is ``1``."""
     return "x".join(str(number) for number in numbers) or "1"
 
 
 def scaled(number: float, units: tuple[str, ...], step: int) -> str:
-    """A number with the largest unit that keeps it at 1 or more."""
+    """Return a number with the largest unit in which it is 1 or more.
+
+    Parameters
+    ----------
+    number
+        The number in the first unit.
+    units
+        Names of the units, ascending.
+    step
+        Ratio of a unit to the one before.
+    """
     position = 0
     while number >= step and position < len(units) - 1:
         number /= step
@@ -26,16 +36,17 @@ def scaled(number: float, units: tuple[str, ...], step: int) -> str:
 
 
 def count(number: float) -> str:
-    """``115.6 M``."""
+    """Return a number with a metric prefix: ``115.6 M``."""
     return scaled(number, ("", "k", "M", "G", "T"), 1000)
 
 
 def data_size(number: float) -> str:
+    """Return a number of bytes: ``12.3 KiB``."""
     return scaled(number, ("B", "KiB", "MiB", "GiB"), 1024)
 
 
 def duration(microseconds: float) -> str:
-    """Three digits, and a unit that suits them."""
+    """Return a time in three digits and a suitable unit."""
     if microseconds >= 1e6:
         return f"{microseconds / 1e6:.3g} s"
     if microseconds >= 1e3:
@@ -44,7 +55,7 @@ def duration(microseconds: float) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """Time or cycles.
+    """Return a time or a number of cycles.
 
     >>> amount(1546, "cycles"), amount(1546, "us")
     ('1,546 cycles', '1.55 ms')
@@ -53,14 +64,25 @@ def amount(value: float, unit: str) -> str:
 
 
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    """Return a number with its noun.
+
+    Parameters
+    ----------
+    number
+        The number.
+    noun
+        The noun in the singular.
+    nouns
+        The noun in the plural, if it does not just end in s.
+    """
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def verb(number: int, plural: str) -> str:
-    """``stays`` of one, ``stay`` of several."""
+    """Return the verb of a number of things: ``stays`` for one, ``stay`` for several."""
     return plural + "s" if number == 1 else plural
 
 
 def ratio(value: float) -> str:
-    """An overhead: two decimals, more where they would hide that something is wasted."""
+    """Return an overhead in two decimals, or more where these would hide a small waste."""
     return f"{value:.2f}" if value == 1 or value >= 1.005 else f"{value:.4g}"

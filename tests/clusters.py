@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cpembed.runtime.cluster.library import require_distributed
+from cpembed.runtime.cluster.connection import require_distributed
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 
 

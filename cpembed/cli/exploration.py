@@ -25,10 +25,9 @@ from cpembed.cli.outcome import INFEASIBLE, STOPPED
 from cpembed.cli.output import Bar, message, print_json, print_text
 
 if TYPE_CHECKING:
-    from cpembed.exploration.explore import Exploration
+    from cpembed.exploration.costing import Method
+    from cpembed.exploration.explore import Exploration, ExploreResult
     from cpembed.exploration.points import EvaluatedPoint
-    from cpembed.exploration.result import ExploreResult
-    from cpembed.exploration.store import Method
 
 
 def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> list[str] | None:
@@ -331,7 +330,7 @@ def shape_command(
     cpembed shape model.onnx --macs 4096 --powers --save best.toml
     cpembed shape model.onnx --macs 256 --packing 64 --layouts
     """
-    from cpembed.exploration.shapes.saving import check_file
+    from cpembed.exploration.shapes.shape import check_file
 
     if save is not None:
         check_file(save)
@@ -365,7 +364,7 @@ def shape_command(
             model = Model(suite, inputs=shapes or None)
             result = find_shapes(model, question, executing, progress)
     if save is not None and result.shapes:
-        from cpembed.exploration.shapes.saving import save as save_targets
+        from cpembed.exploration.shapes.shape import save as save_targets
 
         for file in save_targets(save, result.shapes, question.constraints.name):
             message(f"target {file}")

@@ -344,8 +344,7 @@ def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
     workers, cluster, tls = _kept("workers"), _kept("cluster"), certificates()
     require_one(workers=workers is not None, cluster=cluster is not None)
     from cpembed.runtime.cluster import open_workers
-    from cpembed.runtime.cluster.address import scheduler_address
-    from cpembed.runtime.cluster.connection import exposed
+    from cpembed.runtime.cluster.connection import exposed, scheduler_address
 
     if cluster is not None:
         warning = exposed(scheduler_address(cluster, "tls" if tls.is_given else "tcp"))

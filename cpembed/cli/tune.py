@@ -122,7 +122,7 @@ def _show(
     """Print the tuning records of a workload, or all; return the exit code."""
     from cpembed.driver.named import hardware_spec
     from cpembed.report import tune as report
-    from cpembed.runtime.tuning.database import default_directory, workload_key
+    from cpembed.runtime.tuning.database import tuning_folder, workload_key
     from cpembed.runtime.tuning.records import WIDEST
     from cpembed.targets.registry import stored_tunings
 
@@ -143,7 +143,7 @@ def _show(
     elif files:
         print_text(*report.records_report(files))
     else:
-        message(f"no results in {database or default_directory()}")
+        message(f"no results in {database or tuning_folder()}")
     return 0
 
 

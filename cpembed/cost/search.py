@@ -27,16 +27,15 @@ from cpembed.embedding.domains import digit_model_obstacle
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.result import (
     Formulation,
-    Progress,
     SearchResult,
     Seconds,
     merged,
     nothing_found,
 )
 from cpembed.embedding.search import search_pairing
-from cpembed.hw.instruction import Instruction
-from cpembed.ir.computation import Computation, Operand
+from cpembed.ir.computation import Operand
 from cpembed.ir.index import IndexExpr
+from cpembed.steps import PhaseProgress as Progress
 from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.derive import LayoutCache
 
@@ -73,8 +72,7 @@ class RankedSearch:
 
 
 def find_best(
-    workload: Computation,
-    instruction: Instruction,
+    pairing: Pairing,
     constraints: ConstraintSet,
     top: int | None,
     limits: SearchLimits,
@@ -85,10 +83,8 @@ def find_best(
 
     Parameters
     ----------
-    workload : Computation
-        Operator at fixed sizes.
-    instruction : Instruction
-        Hardware instruction to embed.
+    pairing : Pairing
+        Workload and instruction with their operands paired.
     constraints : ConstraintSet
         Conditions on the embeddings, and the weights of the score.
     top : int or None
@@ -105,7 +101,6 @@ def find_best(
     SpecError, WorkloadError
         As :func:`~cpembed.embedding.search.search_pairing` does.
     """
-    pairing = Pairing(workload, instruction)
     ranker = Ranker(pairing, constraints, top, progress)
     if limits.seconds is None:
         return ranker.rank(search_pairing(pairing, constraints, limits, progress, formulation))

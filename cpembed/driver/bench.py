@@ -43,8 +43,8 @@ from cpembed.runtime import worker
 from cpembed.runtime.cluster import Workers
 from cpembed.runtime.cluster.base import ThisProcess
 from cpembed.runtime.measurement.environment import machine, provenance, source_digest, versions
-from cpembed.runtime.measurement.results import ResultStore, default_directory
 from cpembed.runtime.measurement.runner import ATTEMPTS, NOISE
+from cpembed.stores import ResultStore, store_folder
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import Layer
@@ -358,7 +358,7 @@ def open_bench(
     )
     names = (named_layers.name, spec.name, maker.constraints.name)
     key, flaw = _key(named_layers, maker), _row_flaw(named_layers.layers)
-    store = ResultStore(options.results or default_directory(), names, key, BenchRow, flaw)
+    store = ResultStore(options.results or store_folder("bench"), names, key, BenchRow, flaw)
     store.open(fresh=options.fresh)
     rows = _usable(store.load(), layers, maker)
     return Bench(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,8 @@ from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
 from cpembed.embedding.cpsat import Status
 from cpembed.provenance import Provenance
+from cpembed.steps import Progress
 from cpembed.workloads.suites import Layer
-
-Progress = Callable[[str, int, int], None]
-"""Called with the layer and target that come next, the number completed, and the total number."""
 
 
 @dataclass(frozen=True)

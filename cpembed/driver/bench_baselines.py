@@ -15,8 +15,13 @@ from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs
 from cpembed.provenance import Provenance
-from cpembed.runtime.baselines.base import Baseline, NotCovered, Subject
-from cpembed.runtime.baselines.comparison import Comparison, compare_interleaved
+from cpembed.runtime.baselines import (
+    Baseline,
+    Comparison,
+    NotCovered,
+    Subject,
+    compare_interleaved,
+)
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.stores import Natural, Time
 from cpembed.targets.capabilities import Comparable, baselines, throttle_probe

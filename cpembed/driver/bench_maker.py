@@ -39,7 +39,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime import worker
-from cpembed.runtime.baselines.base import Baseline, Subject
+from cpembed.runtime.baselines import Baseline, Subject
 from cpembed.runtime.cluster import Task, Workers
 from cpembed.runtime.tuning.records import Lookup, Record
 from cpembed.targets.capabilities import calibration_digest

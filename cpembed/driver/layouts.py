@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.estimate import described_estimate
@@ -23,6 +23,7 @@ from cpembed.driver.run import run
 from cpembed.errors import CpembedError, CrashError, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime import worker
+from cpembed.steps import Progress
 from cpembed.workloads.convolutions import block_of
 from cpembed.workloads.family import OperatorFamily
 from cpembed.workloads.operators import find_operator, operator_names
@@ -31,9 +32,6 @@ from cpembed.workloads.suites import layer
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 64
 """Range of channels in a block: fewer leave vectors and cache lines unfilled; with more, one block
 holds most of the image."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with the layout that comes next, the number completed, and the total number."""
 
 
 def compare_layouts(

@@ -15,7 +15,7 @@ from typing import Any
 
 from cpembed.bulk import without_collection
 from cpembed.cost.ranking import RankedCandidate, front, objectives
-from cpembed.cost.search import find_best_of
+from cpembed.cost.search import find_best
 from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
@@ -31,6 +31,7 @@ from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.polyhedral import require_written
+from cpembed.steps import PhaseProgress as Progress
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.proof import require
 
@@ -39,9 +40,6 @@ _EXPLANATION_SECONDS = 0.5
 
 _PROOF_SECONDS = 1.0
 """Time after the limit in which proofs, or the explanation, may still end."""
-
-Progress = Callable[[str, int], None]
-"""Called with a stage (``model``, ``search``, ``derive``, ``prove`` …) and a running count."""
 
 Filter = Callable[[tuple[RankedCandidate, ...]], tuple[RankedCandidate, ...]]
 """Selects some of the ranked candidates."""
@@ -184,13 +182,13 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     top, formulation = problem.returned.count, problem.formulation
     clock = Clock(limits.seconds)
     require_written(pairing.workload)
-    best = find_best_of(pairing, constraints, top, limits, report, formulation)
+    best = find_best(pairing, constraints, top, limits, report, formulation)
     commuted = False
     infeasible = best.found.status is Status.INFEASIBLE and best.found.mismatch is None
     if infeasible and constraints.get("dataflow") and not constraints.commutes:
         with_commuted = constraints.with_commuted_operands()
         remaining = limits.after(clock.passed)
-        retry = find_best_of(pairing, with_commuted, top, remaining, report, formulation)
+        retry = find_best(pairing, with_commuted, top, remaining, report, formulation)
         if retry.found.status is not Status.INFEASIBLE:
             best, commuted = retry, True
     search, ranking, top_proven = best.found, best.ranking, best.proven

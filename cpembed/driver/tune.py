@@ -36,9 +36,15 @@ from cpembed.runtime import worker
 from cpembed.runtime.cluster import Task as WorkerTask
 from cpembed.runtime.cluster import Workers
 from cpembed.runtime.cluster.base import ThisProcess
-from cpembed.runtime.tuning.database import Trial, default_directory
+from cpembed.runtime.tuning.database import Trial, tuning_folder
 from cpembed.runtime.tuning.records import WIDEST
-from cpembed.runtime.tuning.session import SEARCH_SHARE, CandidatePool, Task, Together, Tuning
+from cpembed.runtime.tuning.session import (
+    SEARCH_SHARE,
+    BatchMeasurement,
+    CandidatePool,
+    Task,
+    Tuning,
+)
 from cpembed.runtime.tuning.space import Design, Proposal, distinct
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.capabilities import require_candidate, with_variants
@@ -337,7 +343,7 @@ def open_tuning(
         started=started,
         deadline=deadline,
     )
-    folder = options.database or default_directory()
+    folder = options.database or tuning_folder()
     executing = workers or ThisProcess()
     call = worker.call
     if measures(machine) and not isinstance(executing, ThisProcess):
@@ -414,7 +420,7 @@ def measures(target: AnyTarget) -> bool:
 
 def trials_by_workers(
     workers: Workers, target: AnyTarget, epilogue: Any, stop: Callable[[], bool]
-) -> Together[Any, Any]:
+) -> BatchMeasurement[Any, Any]:
     """Return a function that makes the trials of several proposals at a time.
 
     Parameters

@@ -32,11 +32,11 @@ from cpembed.embedding.result import (
     Component,
     EmbeddingSpace,
     Formulation,
-    Progress,
     SearchEffort,
     SearchResult,
     Seconds,
 )
+from cpembed.steps import PhaseProgress as Progress
 
 _OUTPUTS_FIRST = "outputs_first"
 """Name of the digit model's only decision order."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
@@ -173,10 +173,6 @@ def _family(mapping: AxisMaps | Embedding, axes: Sequence[str]) -> Family:
             for axis in axes
         )
     )
-
-
-Progress = Callable[[str, int], None]
-"""Called with the phase ("model", "search") and the number of solutions so far."""
 
 
 def silent(phase: str, count: int) -> None:

@@ -13,7 +13,6 @@ from cpembed.embedding.portfolio import make_assets, own_order, solve_portfolio
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.result import (
     Formulation,
-    Progress,
     SearchEffort,
     SearchResult,
     Seconds,
@@ -23,6 +22,7 @@ from cpembed.embedding.result import (
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
+from cpembed.steps import PhaseProgress as Progress
 
 
 def find_embeddings(

@@ -9,26 +9,263 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 from cpembed.driver.bench import select_layers
 from cpembed.driver.bench_layers import NamedSuite, prepared_suite
 from cpembed.errors import WorkloadError
-from cpembed.exploration.costing import Costing, LayerWork
-from cpembed.exploration.exact import ExactSearch
-from cpembed.exploration.objectives import Limit, read_limits, read_objectives
-from cpembed.exploration.points import EvaluatedPoint, Step
-from cpembed.exploration.result import ExploreResult
-from cpembed.exploration.sampled import POPULATION, SampledSearch, SamplingOptions
+from cpembed.exploration.costing import Costing, LayerWork, Method, Row, store_for
+from cpembed.exploration.exact import ExactSearch, Verdict
+from cpembed.exploration.objectives import Limit, Objective, read_limits, read_objectives
+from cpembed.exploration.points import (
+    EvaluatedPoint,
+    Step,
+    Vector,
+    can_measure,
+    front_of,
+    hypervolume,
+    keyed,
+    worst,
+)
+from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Space, read_space
-from cpembed.exploration.store import Method, Row, store_for
 from cpembed.graph.passes import prepare
 from cpembed.runtime.cluster import Workers
-from cpembed.runtime.measurement.results import ResultStore
+from cpembed.runtime.measurement.environment import provenance
 from cpembed.runtime.tuning.database import digest, workload_key
+from cpembed.stores import ResultStore
 from cpembed.targets.family import Family
+
+Status = Literal["proven", "unproven", "sampled", "infeasible", "unknown"]
+
+COUNTED = {
+    "cycles": "of all layers one after the other, each as often as the network has it",
+    "time_us": "cycles at the machine's clock",
+    "energy_mj": "of all layers, leakage included",
+    "area_mm2": "of the machine, as its family counts it",
+    "power_w": "energy over time",
+    "edp_mj_ms": "energy times time",
+    "hypervolume": "what the front dominates of the box between the origin and the reference "
+    "point, as a share of that box; each objective is divided by the reference's, which is the "
+    "largest value among the evaluated points within the limits, and the bounds of those that were "
+    "discarded by such points",
+    "hypervolume.optimistic": "the same of the front and the lower bounds of all points that are "
+    "neither evaluated nor discarded",
+    "hypervolume.over_trials": "after each trial, by the reference of all of them",
+    "certificate.discarded": "bound: lower bounds of the objectives when the point was discarded, "
+    "of power its leakage; by: the number of a point that is at least as good in all of them",
+}
+
+
+@dataclass(frozen=True)
+class ExploreResult:
+    """An exploration of a space, which may have been stopped before its end.
+
+    The points are ``evaluated`` in this order. ``stopped``: the time limit ended the search, after
+    ``seconds``; ``seed`` is that of a method that samples, ``store`` the file of the costs.
+    """
+
+    space: Space
+    suite: str
+    search: ExactSearch | SampledSearch
+    method: Method
+    seed: int
+    evaluated: tuple[EvaluatedPoint, ...]
+    stopped: bool
+    seconds: float
+    store: Path
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self.search.objectives
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        return self.search.limits
+
+    @cached_property
+    def front(self) -> list[EvaluatedPoint]:
+        """The front, ordered by the first objective."""
+        return front_of(self.evaluated, self.objectives)
+
+    @property
+    def status(self) -> Status:
+        """``proven``: the front is that of the space; ``infeasible``: no point of the space is
+        within the limits; ``unknown``: no point that was evaluated is."""
+        if isinstance(self.search, ExactSearch):
+            if self.search.is_proven:
+                return "proven" if self.front else "infeasible"
+            return "unproven" if self.front else "unknown"
+        return "sampled" if self.front else "unknown"
+
+    @property
+    def failures(self) -> list[str]:
+        """The errors of evaluations that failed."""
+        return [str(error) for error in self.search.costing.failed.values()]
+
+    def exit_code(self) -> int:
+        """Return the exit code of ``cpembed explore``."""
+        if self.failures:
+            return 1
+        return {"infeasible": 3, "unknown": 4}.get(self.status, 0)
+
+    def vector(self, point: EvaluatedPoint) -> Vector:
+        return point.vector(self.objectives)
+
+    def picked(self, number: int) -> EvaluatedPoint | None:
+        """Return the evaluated point with a number."""
+        return next((point for point in self.evaluated if point.number == number), None)
+
+    # -- hypervolumes -----------------------------------------------------------------------------
+
+    @cached_property
+    def reference(self) -> Vector | None:
+        """The largest value of each objective within the limits; None where no point is.
+
+        The bounds of points that others within the limits discarded take part too, because bounds
+        leave only the better points to be evaluated.
+        """
+        vectors = [self.vector(point) for point in self.evaluated if point.beyond is None]
+        if vectors and isinstance(self.search, ExactSearch):
+            verdicts = self.search.verdicts.values()
+            vectors += [v.bound for v in verdicts if v.fate == "dominated" and v.bound is not None]
+        return worst(vectors) if vectors else None
+
+    def hypervolume(self) -> dict[str, Any] | None:
+        """Return the document of hypervolumes; None where they cannot be computed."""
+        if self.reference is None or not can_measure():
+            return None
+        document: dict[str, Any] = {
+            "reference": keyed(self.objectives, self.reference),
+            "value": hypervolume([self.vector(point) for point in self.front], self.reference),
+        }
+        if isinstance(self.search, SampledSearch):
+            document["over_trials"] = self._over_trials(self.search, self.reference)
+        else:
+            bounds = [bound for _, bound in self.search.open] if self.search.bounded else []
+            vectors = [*map(self.vector, self.front), *bounds]
+            document["optimistic"] = hypervolume(vectors, self.reference)
+        return document
+
+    def _over_trials(self, search: SampledSearch, reference: Vector) -> list[float]:
+        vectors: list[Vector] = []
+        volumes: list[float] = []
+        for trial in search.trials:
+            if trial.point is not None and trial.point.beyond is None and not trial.repeated:
+                vectors.append(self.vector(trial.point))
+            elif volumes:
+                volumes.append(volumes[-1])
+                continue
+            volumes.append(hypervolume(vectors, reference))
+        return volumes
+
+    # -- documents --------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``explore --json``."""
+        space, search = self.space, self.search
+        document: dict[str, Any] = {
+            "space": {
+                "name": space.name,
+                "description": space.description,
+                "source": space.source,
+                "family": space.family.name,
+                "combinations": space.combinations,
+                "parameters": {name: list(values) for name, values in space.parameters.items()},
+                "fixed": dict(space.fixed),
+                "where": [relation.text for relation in space.relations],
+            },
+            "suite": self.suite,
+            "layers": [
+                {"index": layer.index, "layer": layer.label, "count": layer.count}
+                for layer in search.costing.layers
+            ],
+            "method": self.method,
+            "objectives": [objective.key for objective in self.objectives],
+            "limits": {limit.objective.key: limit.value for limit in self.limits},
+            "status": self.status,
+            "front": [point.number for point in self.front],
+            "rows": [self._row(point) for point in self.evaluated],
+            "hypervolume": self.hypervolume(),
+        }
+        if isinstance(search, ExactSearch):
+            document["certificate"] = self.certificate()
+        else:
+            document |= {"seed": self.seed, "trials": self._trials(search)}
+        return {
+            **document,
+            "failures": self.failures,
+            "stopped": self.stopped,
+            "seconds": self.seconds,
+            "counted": COUNTED,
+            **provenance(),
+            "taken_from_store": search.costing.stored_answers,
+            "store": str(self.store),
+        }
+
+    def certificate(self) -> dict[str, Any]:
+        """Return the fate of each point of the space, by counts and one by one."""
+        assert isinstance(self.search, ExactSearch)
+        search = self.search
+        verdicts = [search.verdicts[number] for number in sorted(search.verdicts)]
+        return {
+            "points": search.points,
+            "machines": search.machines,
+            "fates": dict(Counter(verdict.fate for verdict in verdicts)),
+            "open": len(search.open),
+            "discarded": [self._verdict(v) for v in verdicts if v.fate != "evaluated"],
+        }
+
+    def _verdict(self, verdict: Verdict) -> dict[str, Any]:
+        bound = None if verdict.bound is None else keyed(self.objectives, verdict.bound)
+        return {
+            "number": verdict.number,
+            "fate": verdict.fate,
+            "by": verdict.cause,
+            "bound": bound,
+            "layers_evaluated": verdict.layers,
+        }
+
+    def _trials(self, search: SampledSearch) -> list[dict[str, Any]]:
+        return [
+            {
+                "number": trial.number,
+                "repeated": trial.repeated,
+                "nearest": trial.nearest,
+                "reason": trial.reason,
+            }
+            for trial in search.trials
+        ]
+
+    def _row(self, point: EvaluatedPoint) -> dict[str, Any]:
+        return {
+            "number": point.number,
+            "parameters": self.space.varied(point.point),
+            "objectives": keyed(self.objectives, self.vector(point)),
+            "cycles": point.costs.cycles,
+            "energy_pj": point.costs.energy_pj,
+            "clock_mhz": point.machine.clock_mhz,
+            "area_um2": point.machine.area_um2,
+            "leakage_w": point.machine.leakage_w,
+            "beyond": None if point.beyond is None else point.beyond.text,
+            "provenance": list(point.provenances),
+            "layers": [
+                {
+                    "index": item.layer.index,
+                    "cycles": item.costs.cycles,
+                    "energy_pj": item.costs.energy_pj,
+                    "provenance": item.activity.provenance.value,
+                    "choice": item.choice.key,
+                    "software": item.choice.words,
+                }
+                for item in point.layers
+            ],
+        }
 
 
 @dataclass
@@ -87,23 +324,47 @@ class Exploration:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExploreOptions(SamplingOptions):
+    """Options of an exploration; those of sampling are for methods other than ``exact``.
+
+    Attributes
+    ----------
+    method
+        ``exact`` for the proven front, or a method that samples.
+    objectives
+        Names of objectives; None for those of the space. Objectives are of the selected layers,
+        each as often as the network has it.
+    limits
+        Limits such as ``power=2W``, which replace those of the space on the same objectives.
+    layers
+        Numbers of layers, such as ``0,3,10-20``; None for all.
+    shapes
+        Shapes of a model's inputs.
+    bounds
+        False makes ``exact`` evaluate every machine.
+    timeout
+        Time limit in seconds.
+    results
+        Folder of the store; None for the default.
+    fresh
+        True to remove the stored answers for the family and the suite.
+    """
+
+    method: Method = "exact"
+    trials: int = 40
+    objectives: Sequence[str] | None = None
+    limits: Sequence[str] = ()
+    layers: str | None = None
+    shapes: Mapping[str, Sequence[int]] | None = None
+    bounds: bool = True
+    timeout: float | None = None
+    results: Path | None = None
+    fresh: bool = False
+
+
 def open_exploration(
-    space: Space | Path,
-    suite: str,
-    *,
-    method: Method = "exact",
-    trials: int = 40,
-    objectives: Sequence[str] | None = None,
-    limits: Sequence[str] = (),
-    layers: str | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    population: int = POPULATION,
-    distinct: bool = True,
-    bounds: bool = True,
-    seed: int = 0,
-    timeout: float | None = None,
-    results: Path | None = None,
-    fresh: bool = False,
+    space: Space | Path, suite: str, options: ExploreOptions | None = None, **keywords: Any
 ) -> Exploration:
     """Return an exploration, with the costs that earlier ones have stored for the same layers.
 
@@ -113,26 +374,10 @@ def open_exploration(
         The space or its file.
     suite
         The name of a shipped suite, a table of layers as CSV, or a model.
-    method
-        ``exact`` for the proven front, or a method that samples.
-    trials, population, distinct
-        Number of trials, population of ``nsga2``, and whether trials are distinct points, of a
-        method that samples.
-    objectives, limits
-        Objectives by their names, and limits such as ``power=2W``; those of the space where None or
-        not named. Objectives are of the selected layers, each as often as the network has it.
-    layers
-        Numbers of layers, such as ``0,3,10-20``; None for all.
-    shapes
-        Shapes of a model's inputs.
-    bounds
-        False makes ``exact`` evaluate every machine.
-    seed
-        Seed of a method that samples.
-    timeout
-        Time limit in seconds.
-    results, fresh
-        The folder of the store, and whether it forgets the answers for the family and the suite.
+    options
+        The options; the defaults if None.
+    keywords
+        Options by name, which take precedence.
 
     Raises
     ------
@@ -144,33 +389,32 @@ def open_exploration(
         If the method's packages are not installed.
     """
     started = time.perf_counter()
+    options = replace(options or ExploreOptions(), **keywords)
     space = space if isinstance(space, Space) else read_space(space)
-    minimized = space.objectives if objectives is None else read_objectives(objectives)
-    all_limits = _limits(space, read_limits(limits))
+    names = options.objectives
+    objectives = space.objectives if names is None else read_objectives(names)
+    limits = _limits(space, read_limits(options.limits))
     first, second = space.family.inputs
     layer_suite = prepared_suite(
-        suite, lambda graph: prepare(graph, first=first, second=second), shapes
+        suite, lambda graph: prepare(graph, first=first, second=second), options.shapes
     )
-    works = layer_works(space.family, layer_suite, layers)
-    store = store_for(space.family, layer_suite.name, layer_suite.digest, results)
-    store.open(fresh=fresh)
+    works = layer_works(space.family, layer_suite, options.layers)
+    store = store_for(space.family, layer_suite.name, layer_suite.digest, options.results)
+    store.open(fresh=options.fresh)
     costing = Costing(space.family, works, store)
-    if method == "exact":
-        search = ExactSearch(space, costing, minimized, all_limits, bounds=bounds)
+    if options.method == "exact":
+        search = ExactSearch(space, costing, objectives, limits, bounds=options.bounds)
     else:
-        options = SamplingOptions(
-            method=method, trials=trials, seed=seed, population=population, distinct=distinct
-        )
-        search = SampledSearch(space, costing, minimized, all_limits, options)
+        search = SampledSearch(space, costing, objectives, limits, options)
     return Exploration(
         space=space,
         suite=layer_suite.name,
         search=search,
         store=store,
-        method=method,
-        seed=seed,
+        method=options.method,
+        seed=options.seed,
         started=started,
-        timeout=timeout,
+        timeout=options.timeout,
     )
 
 

@@ -27,7 +27,7 @@ class Step:
 
     doing: str
     done: int
-    of: int
+    total: int
 
 
 @dataclass(frozen=True)

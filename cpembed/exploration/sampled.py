@@ -17,11 +17,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
-from cpembed.exploration.costing import Costing, LayerWork, Request
+from cpembed.exploration.costing import Costing, LayerWork, Method, Request
 from cpembed.exploration.objectives import Limit, Objective
 from cpembed.exploration.points import EvaluatedPoint, Step, evaluated
 from cpembed.exploration.space import Place, Space
-from cpembed.exploration.store import Method
 from cpembed.runtime.cluster import Workers
 from cpembed.targets.family import Point
 
@@ -75,10 +74,20 @@ def require_method(method: Method) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """The method of a search that samples, its number of ``trials`` and its ``seed``.
+    """Options of a search that samples.
 
-    ``population`` is that of ``nsga2``; ``distinct`` False counts every proposal of a machine as a
-    trial.
+    Attributes
+    ----------
+    method
+        One of optuna's methods.
+    trials
+        Number of trials.
+    seed
+        Seed of the method.
+    population
+        Population of ``nsga2``.
+    distinct
+        False counts every proposal of a machine as a trial, as some publications do.
     """
 
     method: Method

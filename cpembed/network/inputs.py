@@ -16,7 +16,7 @@ from cpembed.errors import WorkloadError
 from cpembed.files import make_folder, open_regular, write_whole
 from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.graph.kinds import Gather
-from cpembed.runtime.measurement.special import with_special_values
+from cpembed.runtime.measurement.verification import with_special_values
 
 LARGEST_FILE = 1 << 32
 """Bytes of a file of inputs."""
@@ -127,8 +127,8 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
 
 def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
     """The inputs with special values among them
-    (:func:`~cpembed.runtime.measurement.special.with_special_values`). Booleans, single elements,
-    and integers by which a gather finds elements are the same arrays."""
+    (:func:`~cpembed.runtime.measurement.verification.with_special_values`). Booleans, single
+    elements, and integers by which a gather finds elements are the same arrays."""
     generator = np.random.default_rng(seed)
     indices = _read_as_indices(graph)
     return {

@@ -15,15 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import platformdirs
-
 from cpembed.codegen.host_cpu import needed_features
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object, compiled_for
 from cpembed.export.program import CompiledObject
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import versions
-from cpembed.sealing import SealedFolder
+from cpembed.stores import SealedFolder, store_folder
 
 T = TypeVar("T")
 
@@ -38,7 +36,7 @@ def default_folder() -> Path | None:
     told = os.environ.get(FOLDER_VARIABLE)
     if told is not None:
         return Path(told) if told else None
-    return platformdirs.user_cache_path("cpembed") / "network"
+    return store_folder("network")
 
 
 @cache

@@ -26,7 +26,7 @@ Each product is matched like a workload by itself; products that compute the sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -41,14 +41,12 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.steps import Progress
 
 TIMEOUT = 10.0
 """Seconds of each search, where nobody says otherwise: most take a tenth of one."""
 
 NO_PRODUCT = "no product"
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is matched next, how many computations are done, and of how many."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cpembed.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from cpembed.driver.bench_rows import BenchRow
-    from cpembed.exploration.result import ExploreResult
+    from cpembed.exploration.explore import ExploreResult
 
 _LAYER_INCHES, _MINIMUM_INCHES, _BASELINE_HEIGHT = 0.32, 5.0, 3.2
 _BAR = 0.4

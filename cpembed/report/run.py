@@ -16,8 +16,8 @@ from cpembed.provenance import Provenance
 from cpembed.report import messages
 from cpembed.report.solve import Row, request_rows, search_text, solver_rows
 from cpembed.runtime.measurement.runner import NOISE, Quantiles, Timing
-from cpembed.runtime.tuning.plain import figure
 from cpembed.targets.choice import Choice, ModelChoice
+from cpembed.wording import amount
 
 _EXACT = "bit for bit equal to the reference"
 
@@ -104,7 +104,7 @@ def substitution_rows(substitution: Substitution | None) -> list[Row]:
         used = f"of which {search.embeddings[0].overheads.utilisation:.1%} would be useful"
         reason = f"{used}, and which does not execute here"
         if substitution.requested_cost is not None:
-            slower = f"{figure(substitution.requested_cost, substitution.unit)} by estimate"
+            slower = f"{amount(substitution.requested_cost, substitution.unit)} by estimate"
             reason = f"{used}: {slower}, packing and unpacking included"
     return [("instead of", f"{search.target.name}, {reason}")]
 
@@ -136,7 +136,7 @@ def schedule_rows(
         included = ", packing and unpacking included" if target.unit == "us" else ""
         if is_product:
             included = " for a product, without the parts around it"
-        time = f"{figure(choice.scored.cost, target.unit)} by estimate{included}"
+        time = f"{amount(choice.scored.cost, target.unit)} by estimate{included}"
         rows.append(("chosen", time + _comparison(target, choice.model, choice.scored.cost, first)))
     return rows
 
@@ -160,7 +160,7 @@ def _comparison(
     if model.considered == 1:
         return ""
     estimated = f"the {wording.plural(len(model.estimates), 'candidate')} that were estimated"
-    least = figure(model.least, target.unit)
+    least = amount(model.least, target.unit)
     if cost <= model.least:
         among = f": the fastest of {estimated}"
     elif cost <= target.policy.tie_ratio * model.least:
@@ -175,7 +175,7 @@ def _comparison(
     estimate = model.of(first)
     if estimate is None or estimate == model.estimates[0]:
         return among
-    return f"{among} (rank 1: {figure(estimate.cost, target.unit)})"
+    return f"{among} (rank 1: {amount(estimate.cost, target.unit)})"
 
 
 def _verification_text(result: RunResult) -> str:
@@ -243,7 +243,7 @@ def _expectation_rows(result: RunResult) -> list[Row]:
     if expected is None or not expected.is_off:
         return []
     measured, estimated = (
-        figure(value, expected.unit) for value in (expected.measured, expected.estimated)
+        amount(value, expected.unit) for value in (expected.measured, expected.estimated)
     )
     ratio = expected.ratio
     off = f"{ratio:.1f} times as long as" if ratio > 1 else f"1/{1 / ratio:.1f} of"

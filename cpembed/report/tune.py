@@ -11,7 +11,7 @@ from cpembed.driver.tune import TuneResult
 from cpembed.embedding.embedding import Embedding
 from cpembed.report import messages
 from cpembed.report.solve import Row, workload_rows
-from cpembed.runtime.tuning.database import Stored, Trial
+from cpembed.runtime.tuning.database import Trial, TrialFile
 from cpembed.targets.tuner import require_tuner
 
 
@@ -38,7 +38,7 @@ def progress_text(best: Trial | None) -> str:
     return "no program yet" if best is None else best.standing()
 
 
-def records_report(files: Sequence[Stored[Any]]) -> Iterator[Block]:
+def records_report(files: Sequence[TrialFile[Any]]) -> Iterator[Block]:
     """Yield a row for each file of the database."""
     columns = ("workload", "target", "constraints", "trials>", "best", "embedding")
     yield Table(columns, map(_row, files))
@@ -46,7 +46,7 @@ def records_report(files: Sequence[Stored[Any]]) -> Iterator[Block]:
         yield "old: measured by another version of the package, or on another machine; not used"
 
 
-def records_json(files: Sequence[Stored[Any]]) -> dict[str, Any]:
+def records_json(files: Sequence[TrialFile[Any]]) -> dict[str, Any]:
     """Return the document of ``tune --show --json``."""
     return {
         "files": [
@@ -62,7 +62,7 @@ def records_json(files: Sequence[Stored[Any]]) -> dict[str, Any]:
     }
 
 
-def _row(file: Stored[Any]) -> list[str]:
+def _row(file: TrialFile[Any]) -> list[str]:
     key, best = file.key, file.best
     workload = f"{key['workload']['expression']}  {wording.sizes(key['workload']['extents'])}"
     cells = [workload, key["target"], key["constraints"], f"{file.count:,}"]

@@ -418,7 +418,7 @@ class Comparable(Protocol):
     """Can be compared with other libraries in ``bench``."""
 
     def baselines(self) -> Mapping[str, OpenBaseline]:
-        """Return functions that load a :class:`~cpembed.runtime.baselines.base.Baseline`, by
+        """Return functions that load a :class:`~cpembed.runtime.baselines.Baseline`, by
         name."""
         ...
 

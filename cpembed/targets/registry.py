@@ -9,7 +9,7 @@ from typing import Any, cast
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.plugins import load_plugin, plugin_names
-from cpembed.runtime.tuning.database import Stored, default_directory, stored
+from cpembed.runtime.tuning.database import TrialFile, trial_files, tuning_folder
 from cpembed.targets.base import Target
 from cpembed.targets.known import BUILT_IN, GROUP
 from cpembed.targets.tuner import tuner_class
@@ -66,18 +66,18 @@ def all_targets() -> dict[str, type[Target[Any, Any, Any]]]:
     return found
 
 
-def stored_tunings(folder: Path | None = None) -> list[Stored[Any]]:
+def stored_tunings(folder: Path | None = None) -> list[TrialFile[Any]]:
     """Return what a tuning database holds of every target, sorted by the name of the file.
 
     Parameters
     ----------
     folder : Path, optional
         Folder of the database; by default the user's. What ``run`` uses of a file is
-        :attr:`~cpembed.runtime.tuning.database.Stored.is_current`.
+        :attr:`~cpembed.runtime.tuning.database.TrialFile.is_current`.
     """
     trials = (tuner_class(target).trial for target in all_targets().values())
     kinds = {trial.kind: trial for trial in trials}
     files = [
-        file for kind in kinds.values() for file in stored(folder or default_directory(), kind)
+        file for kind in kinds.values() for file in trial_files(folder or tuning_folder(), kind)
     ]
     return sorted(files, key=lambda file: file.path)

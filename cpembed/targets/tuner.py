@@ -21,9 +21,14 @@ from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import versions
-from cpembed.runtime.tuning.database import Trial, module_digest, problem_key, store_of
-from cpembed.runtime.tuning.plain import PlainTrial
-from cpembed.runtime.tuning.records import Lookup, Record, TunedChoice, best_record, tuned
+from cpembed.runtime.tuning.database import (
+    PlainTrial,
+    Trial,
+    module_digest,
+    problem_key,
+    trial_store,
+)
+from cpembed.runtime.tuning.records import Lookup, Record, TunedChoice, best_record, tuned_choice
 from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
 from cpembed.runtime.tuning.space import Proposal, S
 from cpembed.steps import step
@@ -150,7 +155,7 @@ class Tuner(Generic[S]):
         key = self.trial_key(
             task.workload, task.constraints, epilogue, next(iter(self.objectives), None)
         )
-        store = store_of(folder, key, self.trial)
+        store = trial_store(folder, key, self.trial)
 
         def measure(proposal: Proposal[S]) -> Any:
             return self.run_trial(proposal, epilogue, call)
@@ -264,7 +269,7 @@ class TuningRecord:
 def tuning_record(target: AnyTarget, lookup: Lookup) -> TuningRecord | None:
     """Return the best stored choice of a target, derived and proven again; None without trials."""
     tuner = tuner_of(target)
-    if tuner is None or (choice := tuned(tuner, lookup)) is None:
+    if tuner is None or (choice := tuned_choice(tuner, lookup)) is None:
         return None
     return TuningRecord(choice, tuner.target.schedule_of(choice.trial))
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.reference import random_inputs
-from cpembed.runtime.measurement.special import with_special_values
-from cpembed.runtime.measurement.verification import Expected, Verification
+from cpembed.runtime.measurement.verification import Expected, Verification, with_special_values
 from cpembed.steps import step
 from cpembed.targets.base import Target
 from cpembed.targets.capabilities import epilogue_vectors, judge
@@ -84,7 +83,7 @@ def special_data(
     workload: Computation, inputs: Mapping[str, NDArray[Any]], seed: int, *, finite: bool = False
 ) -> dict[str, NDArray[Any]]:
     """Data of a workload with special values of its element types among them
-    (:func:`~cpembed.runtime.measurement.special.with_special_values`).
+    (:func:`~cpembed.runtime.measurement.verification.with_special_values`).
 
     Where an operand is padded, the others stay finite: products with padding may be left out, so
     that an infinite factor makes no NaN there. ``finite``: all do, as where floats are stored as

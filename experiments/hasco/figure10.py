@@ -31,11 +31,11 @@ from typing import Any
 # Threads of the packages that gp uses disturb each other; read when they are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from cpembed.exploration.costing import Method
 from cpembed.exploration.explore import Exploration, open_exploration
 from cpembed.exploration.points import EvaluatedPoint, Vector, front, hypervolume, worst
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Place
-from cpembed.exploration.store import Method
 from cpembed.runtime.cluster import open_workers
 from cpembed.runtime.cluster.base import ThisProcess
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
@@ -76,7 +76,9 @@ def evaluate(
     with open_workers(workers, compiles=False) as crew:
         for step in exploration.run(crew):
             print(
-                f"\r{space.stem}: {step.doing} {step.done}/{step.of}    ", end="", file=sys.stderr
+                f"\r{space.stem}: {step.doing} {step.done}/{step.total}    ",
+                end="",
+                file=sys.stderr,
             )
     print(file=sys.stderr)
     return exploration

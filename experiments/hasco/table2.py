@@ -30,9 +30,9 @@ from typing import Any
 # Threads of the packages that gp uses disturb each other; read when they are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from cpembed.exploration.costing import Method
 from cpembed.exploration.explore import open_exploration
 from cpembed.exploration.points import EvaluatedPoint
-from cpembed.exploration.store import Method
 from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
@@ -97,7 +97,9 @@ def limits_of(network: Network, layers: str | None, crew: Workers, results: Path
         results=results,
     )
     for step in whole.run(crew):
-        print(f"\rall GEMM cores: {step.doing} {step.done}/{step.of}    ", end="", file=sys.stderr)
+        print(
+            f"\rall GEMM cores: {step.doing} {step.done}/{step.total}    ", end="", file=sys.stderr
+        )
     print(file=sys.stderr)
     latency, power = (
         min(point.value(objective) for point in whole.evaluated)

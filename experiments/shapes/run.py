@@ -22,11 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.exploration.shapes.choice import Costs, SetChoice, best_one, best_two, undominated
-from cpembed.exploration.shapes.executions import Scope
-from cpembed.exploration.shapes.median import best_sets
+from cpembed.exploration.shapes.choice import (
+    Costs,
+    SetChoice,
+    best_one,
+    best_sets,
+    best_two,
+    undominated,
+)
 from cpembed.exploration.shapes.question import Model, Question, read_layers, tabulate, weighted
-from cpembed.exploration.shapes.shape import Extents, Shape
+from cpembed.exploration.shapes.shape import Extents, Scope, Shape
 from cpembed.runtime.cluster import open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 

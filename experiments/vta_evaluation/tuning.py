@@ -12,7 +12,7 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.runtime.tuning.search import Search
+from cpembed.runtime.tuning.session import Search
 from cpembed.runtime.tuning.space import Design
 from cpembed.targets.vta.bounds import bounds
 from cpembed.targets.vta.lower import LoweredVta, lower

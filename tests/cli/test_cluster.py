@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cpembed.runtime.cluster import library
+from cpembed.runtime.cluster import connection
 from tests.cli.calling import Caller
 from tests.clusters import Scheduler, scheduling, surroundings
 
@@ -157,7 +157,7 @@ def test_no_workers_is_said(cpembed: Caller, scheduler: Scheduler) -> None:
 
 
 def test_without_the_extra(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "find_spec", lambda _: None)
+    monkeypatch.setattr(connection, "find_spec", lambda _: None)
     for command in (("worker",), ("bench", "deepbench", *NO_RUN, "--cluster")):
         cpembed(*command, "head:8786").is_one_line_error(5, "pip install 'cpembed[cluster]'")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import CpembedError
-from cpembed.runtime.cluster.address import scheduler_address
+from cpembed.runtime.cluster.connection import scheduler_address
 from tests.fuzz import mutants
 from tests.fuzz.commands import run_all
 from tests.fuzz.test_specs import mutant

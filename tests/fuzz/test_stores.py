@@ -16,16 +16,15 @@ from rich.console import Console
 
 from cpembed.driver.bench import Bench, open_bench
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.options import DEFAULT_CONSTRAINTS
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.report import bench as bench_report
 from cpembed.report import tune as tune_report
-from cpembed.runtime.measurement.results import ResultStore
-from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE, store_of
-from cpembed.runtime.tuning.records import Lookup, tuned
-from cpembed.runtime.tuning.search import screened
-from cpembed.runtime.tuning.session import CandidatePool, Task
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE, trial_store
+from cpembed.runtime.tuning.records import Lookup, tuned_choice
+from cpembed.runtime.tuning.session import CandidatePool, Task, screened
+from cpembed.stores import ResultStore
 from cpembed.targets.choice import compared
 from cpembed.targets.cpu import calibration as calibrations
 from cpembed.targets.cpu.calibration import (
@@ -37,8 +36,6 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.registry import open_target, stored_tunings
-from cpembed.targets.tuner import require_tuner
-from cpembed.targets.vta.target import VtaTuner
 from cpembed.targets.vta.tuning import VtaTrial, key_of
 from cpembed.targets.x86 import commands as calibrate_report
 from cpembed.targets.x86.calibrate import CalibrateResult
@@ -96,7 +93,7 @@ def appends(store: ResultStore[Any], row: Any, damaged: bytes, original: bytes) 
 def keep_vta(folder: Path) -> ResultStore[VtaTrial]:
     machine = vta_tuning.machine()
     spec, chosen = hardware_spec(vta_tuning.TARGET), load_constraint_set("relaxed")
-    store = store_of(folder, key_of(vta_tuning.layer(), spec, machine.tail, chosen), VtaTrial)
+    store = trial_store(folder, key_of(vta_tuning.layer(), spec, machine.tail, chosen), VtaTrial)
     store.open()
     for proposal in screened(vta_tuning.designs(), 6)[:6]:
         store.append(vta_tuning.measure(proposal))
@@ -106,7 +103,15 @@ def keep_vta(folder: Path) -> ResultStore[VtaTrial]:
 def keep_cpu(folder: Path) -> ResultStore[Any]:
     every = cpu_tuning.designs()
     spec, chosen = hardware_spec(cpu_tuning.TARGET), load_constraint_set("complete")
-    task = Task(cpu_tuning.layer(), spec, chosen, 8, 0, 0.0, float("inf"))
+    task = Task(
+        workload=cpu_tuning.layer(),
+        target=spec,
+        constraints=chosen,
+        trials=8,
+        seed=0,
+        started=0.0,
+        deadline=float("inf"),
+    )
     measurer = cpu_tuning.FakeMeasurer(lambda proposal: proposal.estimate)
     field = CandidatePool(tuple(every), cpu_tuning.kernels(every[0])[0], ())
     tuning = CpuTuning(task, field, measurer, "total", folder)
@@ -117,12 +122,12 @@ def keep_cpu(folder: Path) -> ResultStore[Any]:
 def tuned_vta(folder: Path) -> Any:
     tail, chosen = vta_tuning.machine().tail, load_constraint_set("relaxed")
     asked = Lookup(vta_tuning.layer(), tail, chosen, directory=folder)
-    return tuned(VtaTuner(vta_tuning.target()), asked)
+    return tuned_choice(vta_tuning.target(), asked)
 
 
 def tuned_cpu(folder: Path) -> Any:
     target = open_target(hardware_spec(cpu_tuning.TARGET))
-    return tuned(require_tuner(target), Lookup(cpu_tuning.layer(), directory=folder))
+    return tuned_choice(target, Lookup(cpu_tuning.layer(), directory=folder))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +152,7 @@ def test_trials(
 
         def shown() -> None:
             found = stored_tunings(tmp_path)
-            render(tune_report.records_report(found))
+            render(tune_report.stored_report(found))
             json.dumps(tune_report.stored_json(found), allow_nan=False)
 
         _, said = reading(shown, store.path)

@@ -26,6 +26,7 @@ from cpembed.cost.machine.search import best_tilings, tilings_for
 from cpembed.cost.machine.times import compute_time, memory_times
 from cpembed.cost.machine.traffic import Tilings, joined, orders
 from cpembed.cost.search import find_best
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.result import silent
@@ -257,8 +258,7 @@ def _programs(embedded: _Embedded, workload: Computation) -> tuple[int, tuple[_P
 
 def _distinct(core: Core, workload: Computation, top: int | None) -> tuple[int, list[_Program]]:
     best = find_best(
-        workload,
-        target(core).instruction,
+        Pairing(workload, target(core).instruction),
         load_constraint_set(core.constraints),
         top,
         SearchLimits(),

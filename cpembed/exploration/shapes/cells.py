@@ -64,11 +64,31 @@ _BATCH = 4
 Key = TypeVar("Key")
 
 
-def keyed_results(workers: Workers, tasks: Mapping[Key, Task]) -> Iterator[tuple[Key, Any]]:
-    """Yield the results of tasks in the order in which they end, each with the key of its task."""
-    keys = {task.key: key for key, task in tasks.items()}
-    for task, result in workers.results(list(tasks.values())):
-        yield keys[task.key], result
+Call = tuple[tuple[Any, ...], str]
+"""The arguments of a task, and its description for messages."""
+
+
+def keyed_results(
+    workers: Workers, function: Callable[..., Any], calls: Mapping[Key, Call]
+) -> Iterator[tuple[Key, Any]]:
+    """Yield the results of calls of a function in the order in which they end, each with its key.
+
+    Parameters
+    ----------
+    workers
+        The workers that execute the calls.
+    function
+        A module's function.
+    calls
+        The calls by key.
+    """
+    keys = list(calls)
+    tasks = [
+        Task(str(number), function, arguments, doing)
+        for number, (arguments, doing) in enumerate(calls.values())
+    ]
+    for task, result in workers.results(tasks):
+        yield keys[int(task.key)], result
 
 
 @dataclass(frozen=True)
@@ -423,7 +443,7 @@ class CellTable:
                 places = places or self._open_places(columns)
             if not places and all(map(self._is_settled, choice.sets)):
                 return choice
-            if not places or self._is_late():
+            if not places or self._search.clock.is_over:
                 break
             self._run(places)
         by_costs = choose(self.weighted_costs)
@@ -440,7 +460,7 @@ class CellTable:
             places = list(dict.fromkeys(place for s in sets for place in self._open_places(s)))
             if not places and all(map(self._is_settled, sets)):
                 return near
-            if not places or self._is_late():
+            if not places or self._search.clock.is_over:
                 return replace(choose(self.weighted_costs), complete=False)
             self._run(places)
 
@@ -456,22 +476,16 @@ class CellTable:
         least = self._bounds[:, columns].min(axis=1)
         return bool((self._costs[:, columns].min(axis=1) <= least).all())
 
-    def _is_late(self) -> bool:
-        left = self._search.clock.left()
-        return left is not None and left <= 0
-
     def _run(self, places: Sequence[tuple[int, int]]) -> None:
         """Search a batch of the first cells, which may make the rest unnecessary."""
         search = self._search
         left = search.clock.left()
         seconds = None if left is None else max(left, MIN_SECONDS)
-        tasks: dict[tuple[int, int], Task] = {}
+        calls: dict[tuple[int, int], Call] = {}
         for row, column in places[: _BATCH * search.workers.count]:
             cell = Cell(search.workloads[row], search.constraints, search.shape(column))
-            arguments = cell, search.cost, seconds
-            key = f"cell {row} {column}"
-            tasks[row, column] = Task(key, search_cell, arguments, f"embedding {cell}")
-        for place, result in keyed_results(search.workers, tasks):
+            calls[row, column] = (cell, search.cost, seconds), f"embedding {cell}"
+        for place, result in keyed_results(search.workers, search_cell, calls):
             self.results[place] = result
             self._bounds[place] = max(self._bounds[place], result.bound)
             self._costs[place] = result.cost(search.cost)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.exploration.shapes.cells import (
+    Call,
     Cell,
     CellSearch,
     CellTable,
@@ -32,7 +33,6 @@ from cpembed.exploration.shapes.network import network_of
 from cpembed.exploration.shapes.question import (
     Model,
     Question,
-    Report,
     read_layers,
     tabulate,
     weighted,
@@ -46,11 +46,14 @@ from cpembed.exploration.shapes.result import (
     ShapeResult,
 )
 from cpembed.exploration.shapes.shape import Shape
-from cpembed.runtime.cluster import Task, Workers
+from cpembed.runtime.cluster import Workers
+from cpembed.steps import Progress
 from cpembed.time_limit import Clock
 
 
-def find_shapes(model: Model, question: Question, workers: Workers, report: Report) -> ShapeResult:
+def find_shapes(
+    model: Model, question: Question, workers: Workers, report: Progress
+) -> ShapeResult:
     """Return the best shapes, proven, or the best that were found in the time, with the gap.
 
     Parameters
@@ -172,7 +175,9 @@ class _Answer:
 class _Finder:
     """The suite's layers with their tables, from which the best shapes are chosen."""
 
-    def __init__(self, model: Model, question: Question, workers: Workers, report: Report) -> None:
+    def __init__(
+        self, model: Model, question: Question, workers: Workers, report: Progress
+    ) -> None:
         self.question, self.workers, self.report = question, workers, report
         self.clock, self._started = Clock(question.timeout), time.perf_counter()
         self.layers = read_layers(model)
@@ -285,16 +290,16 @@ class _Finder:
 
     def _embed(self, columns: dict[int, int]) -> dict[int, ProvenEmbedding]:
         """Return the embeddings of the shape of a column in each computation."""
-        tasks: dict[int, Task] = {}
+        calls: dict[int, Call] = {}
         for computation, column in columns.items():
             table, workload = self.tables[computation], self.layers.workloads[computation]
             cell = Cell(workload, self.question.constraints, self.shape(column))
             fewest = FewestExecutions(int(table.executions[column]), bool(table.commuted[column]))
-            tasks[computation] = Task(str(computation), embed, (cell, fewest), f"embedding {cell}")
+            calls[computation] = (cell, fewest), f"embedding {cell}"
         embedded: dict[int, ProvenEmbedding] = {}
-        for computation, result in keyed_results(self.workers, tasks):
+        for computation, result in keyed_results(self.workers, embed, calls):
             embedded[computation] = result
-            self.report("embedding the best shapes", len(embedded), len(tasks))
+            self.report("embedding the best shapes", len(embedded), len(calls))
         return embedded
 
     def result(self, sets: Sets, rows: Sequence[LayerRow], counts: Counts) -> ShapeResult:

@@ -19,22 +19,23 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.exploration.shapes.cells import MIN_SECONDS, Cell, ProvenEmbedding, keyed_results
-from cpembed.exploration.shapes.choice import Columns, NearSets, cost_limit
-from cpembed.exploration.shapes.layout_model import LayoutChoice, Option, choose_layouts
-from cpembed.exploration.shapes.mappings import (
+from cpembed.exploration.shapes.cells import MIN_SECONDS, Call, Cell, ProvenEmbedding, keyed_results
+from cpembed.exploration.shapes.choice import Columns, NearSets, SetLimits, cost_limit
+from cpembed.exploration.shapes.layout_model import (
     LayerMapping,
     LayerMappings,
+    LayoutChoice,
+    Option,
+    choose_layouts,
     mappings_of,
     prove_mapping,
 )
-from cpembed.exploration.shapes.median import SetLimits
-from cpembed.exploration.shapes.network import Network
-from cpembed.exploration.shapes.question import LayerSet, Question, Report
+from cpembed.exploration.shapes.network import Network, TensorLayout
+from cpembed.exploration.shapes.question import LayerSet, Question
 from cpembed.exploration.shapes.result import LayerRow
 from cpembed.exploration.shapes.shape import Shape
-from cpembed.exploration.shapes.tensor_layout import TensorLayout
-from cpembed.runtime.cluster import Task, Workers
+from cpembed.runtime.cluster import Workers
+from cpembed.steps import Progress
 from cpembed.time_limit import Clock
 
 _FINAL_SECONDS = 2.0
@@ -104,7 +105,7 @@ class LayoutSearch:
         self._searched: dict[tuple[int, int], LayerMappings] = {}
         self._macs = [shape.macs for shape in shapes]
 
-    def run(self, workers: Workers, report: Report) -> LayoutAnswer:
+    def run(self, workers: Workers, report: Progress) -> LayoutAnswer:
         """Return the best choice, proven, or the best that was found in the time."""
         self._workers, self._report = workers, report
         if not self._uses or not self._shapes:
@@ -142,7 +143,7 @@ class LayoutSearch:
                 limit = cost_limit(ranked[0].cost, percent)
             if len(ranked) > 1 and totals[column] >= ranked[1].cost and totals[column] > limit:
                 break
-            if self._is_late():
+            if self._clock.is_over:
                 unsettled = min(unsettled, float(totals[column]))
                 break
             # Each worker searches a shape, though later ones may turn out to be unnecessary.
@@ -202,7 +203,7 @@ class LayoutSearch:
             unsearched = self._rests_on_unsearched(choice)
             if best.cost - least < _TOLERANCE or not (unsearched or choice.options):
                 return replace(best, bound=min(least, best.cost))
-            if self._is_late() or not unsearched:
+            if self._clock.is_over or not unsearched:
                 return replace(self._best_known(best, excluded), bound=least)
             best = self._improved(best, choice.columns, limits)
 
@@ -309,25 +310,19 @@ class LayoutSearch:
             for node, option in pairs
         )
 
-    def _is_late(self) -> bool:
-        left = self._clock.left()
-        return left is not None and left <= 0
-
     def _search(self, columns: Iterable[int]) -> None:
         """Find all mappings of shapes in all layers."""
         left = self._clock.left()
         seconds = None if left is None else max(left, MIN_SECONDS)
-        tasks: dict[tuple[int, int], Task] = {}
+        calls: dict[tuple[int, int], Call] = {}
         for column in columns:
             for use in self._uses:
                 if (use, column) in self._searched or math.isinf(self._bounds[use, column]):
                     continue
                 shape, layer = self._shapes[column], self._network.uses[use]
                 arguments = layer, self._question.constraints, shape, self._unit, seconds
-                doing = f"embedding {shape} in {layer.workload.name}"
-                key = f"mappings {use} {column}"
-                tasks[use, column] = Task(key, mappings_of, arguments, doing)
-        for place, mappings in keyed_results(self._workers, tasks):
+                calls[use, column] = arguments, f"embedding {shape} in {layer.workload.name}"
+        for place, mappings in keyed_results(self._workers, mappings_of, calls):
             self._searched[place] = mappings
             if not mappings.mappings and math.isinf(mappings.bound):
                 self._bounds[place] = math.inf
@@ -345,12 +340,13 @@ class LayoutSearch:
                 key = network.computations[node.use], option.column, option.mapping.layouts
                 mappings[key] = option.mapping
                 counts[key] += 1
-        tasks: dict[_RowKey, Task] = {}
-        for place, (key, mapping) in enumerate(mappings.items()):
-            constraints = self._question.constraints
-            cell = Cell(layers.workloads[key[0]], constraints, shapes[key[1]])
-            tasks[key] = Task(str(place), prove_mapping, (cell, mapping), f"proving {cell}")
-        embedded: dict[_RowKey, ProvenEmbedding] = dict(keyed_results(self._workers, tasks))
+        calls: dict[_RowKey, Call] = {}
+        for key, mapping in mappings.items():
+            cell = Cell(layers.workloads[key[0]], self._question.constraints, shapes[key[1]])
+            calls[key] = (cell, mapping), f"proving {cell}"
+        embedded: dict[_RowKey, ProvenEmbedding] = dict(
+            keyed_results(self._workers, prove_mapping, calls)
+        )
         rows: list[LayerRow] = []
         for (computation, column, layouts), count in counts.items():
             layer = next(item for item in layers.layers if item.computation == computation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,25 +19,23 @@ from cpembed.exploration.shapes.choice import (
     NearSets,
     SetChoice,
     best_one,
+    best_sets,
     best_two,
     cost_limit,
     sets_within,
 )
-from cpembed.exploration.shapes.executions import LayerExecutions, Scope, layer_executions
-from cpembed.exploration.shapes.median import best_sets
-from cpembed.exploration.shapes.shape import template, tile_bytes
+from cpembed.exploration.shapes.executions import LayerExecutions, layer_executions
+from cpembed.exploration.shapes.shape import Scope, template, tile_bytes
 from cpembed.graph.graph import Graph
 from cpembed.ir.computation import Computation
-from cpembed.runtime.cluster import Task, Workers
+from cpembed.runtime.cluster import Workers
+from cpembed.steps import Progress
 from cpembed.time_limit import Clock
 from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
 
 DEFAULT_SET = "in_place_padded"
 """Name of the constraint set where none is named."""
-
-Report = Callable[[str, int, int], None]
-"""Called with an activity, the number of its steps that are done, and the number of all."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def _typed(layer: Layer, layout: str) -> Computation:
 
 
 def tabulate(
-    layers: LayerSet, question: Question, workers: Workers, report: Report
+    layers: LayerSet, question: Question, workers: Workers, report: Progress
 ) -> list[LayerExecutions]:
     """Return the executions of all shapes in each distinct computation.
 
@@ -207,20 +205,15 @@ def tabulate(
     report
         Called after each table.
     """
-    tasks = {
-        number: Task(
-            f"computation {number}",
-            layer_executions,
-            (workload, question.constraints, question.scope),
-            f"executions of {workload.name}",
-        )
-        for number, workload in enumerate(layers.workloads)
+    calls = {
+        n: ((workload, question.constraints, question.scope), f"executions of {workload.name}")
+        for n, workload in enumerate(layers.workloads)
     }
     tables: dict[int, LayerExecutions] = {}
-    for number, table in keyed_results(workers, tasks):
+    for number, table in keyed_results(workers, layer_executions, calls):
         tables[number] = table
-        report("tables", len(tables), len(tasks))
-    return [tables[number] for number in tasks]
+        report("tables", len(tables), len(calls))
+    return [tables[number] for number in calls]
 
 
 def weighted(

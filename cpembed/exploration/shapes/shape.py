@@ -1,19 +1,23 @@
-"""Shapes of a matrix-product instruction, and the targets that have them."""
+"""Shapes of a matrix-product instruction, and the targets that have them, as values and files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.errors import WorkloadError
+from cpembed.errors import CpembedError, WorkloadError
+from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec, Instruction, InstructionAxis
 from cpembed.hw.loader import MAX_OPERATIONS, load_hardware_spec
 from cpembed.ir.dtypes import size_bytes
+from cpembed.resources import constraint_files
 
 AXES = ("x", "y", "z")
 """Names of the rows, columns and steps of ``C[x,y] += A[x,z] * B[z,y]``."""
@@ -103,6 +107,31 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
     return shapes
 
 
+@dataclass(frozen=True)
+class Scope:
+    """The shapes that are compared: those of at most ``macs`` multiply-accumulates, with extents of
+    at least ``smallest``, and of powers of two only where ``powers`` is set."""
+
+    macs: int
+    powers: bool = False
+    smallest: int = 1
+
+    @property
+    def shapes(self) -> Extents:
+        """All shapes, ascending; their row numbers are the columns of cost tables."""
+        return _shapes(self)
+
+    @property
+    def largest(self) -> int:
+        """The largest extent of any shape."""
+        return int(self.shapes.max())
+
+
+@lru_cache(maxsize=2)
+def _shapes(scope: Scope) -> Extents:
+    return shapes_within(scope.macs, powers=scope.powers, smallest=scope.smallest)
+
+
 @cache
 def template() -> HardwareSpec:
     """Return the specification with the element types and memories that every shape has."""
@@ -159,3 +188,72 @@ def tile_bytes(shapes: Extents) -> NDArray[np.int64]:
             elements = elements * columns[axis]
         total += elements * size_bytes(operand.dtype)
     return total
+
+
+def check_file(path: Path) -> None:
+    """Raise :class:`CpembedError` if targets cannot be saved at a path, before any search."""
+    if path.suffix != ".toml":
+        raise CpembedError(f"--save {path}: a target is a TOML file: end its name in .toml")
+    if not Path(os.path.realpath(path)).parent.is_dir():
+        raise CpembedError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
+def files_of(path: Path, shapes: Sequence[Shape]) -> list[Path]:
+    """Return the file of each shape: the path itself for one, else with the shapes in the names."""
+    if len(shapes) == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}_{shape}{path.suffix}") for shape in shapes]
+
+
+def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
+    """Write all of the targets, or none, and return their files.
+
+    Parameters
+    ----------
+    path
+        The file of a single target, or the pattern of several names.
+    shapes
+        The shapes.
+    constraints
+        The name of the constraint set under which they were found.
+    """
+    texts = [target_text(shape, constraints) for shape in shapes]
+    written: list[Path] = []
+    try:
+        for file, text in zip(files_of(path, shapes), texts, strict=True):
+            write_whole(file, text)
+            written.append(file)
+    except BaseException:
+        for file in written:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        raise
+    return written
+
+
+def target_text(shape: Shape, constraints: str) -> str:
+    """Return the text of a target. It names shipped constraint sets only: a path is the user's."""
+    instruction = template().instruction
+    lines = [
+        "# The matrix product of BLAS level 3 in a shape that `cpembed shape` found: no hardware",
+        "# executes it.",
+        "",
+        f'name = "gemm_{shape}"',
+        f'description = "virtual matrix product, {shape}, int8 x int8 -> int32"',
+        f'source = "found by cpembed shape; {template().source}"',
+    ]
+    if constraints in constraint_files():
+        lines.append(f'constraints = "{constraints}"')
+    lines += ["", "[instruction]", 'expression = "C[x,y] += A[x,z] * B[z,y]"', ""]
+    lines.append("[instruction.axes]")
+    lines += [f"{axis} = {extent}" for axis, extent in shape.extents.items()]
+    for operand in instruction.computation.operands:
+        memory = instruction.memory[operand.name]
+        tile = ", ".join(f'"{part}"' for part in memory.tile)
+        rules = ", ".join(f'{axis} = "{rule}"' for axis, rule in memory.strides.items())
+        dtypes = instruction.dtypes[operand.name]
+        listed = f'"{dtypes[0]}"' if len(dtypes) == 1 else str(list(dtypes)).replace("'", '"')
+        lines += ["", f"[operands.{operand.name}]", f"dtype = {listed}"]
+        lines += [f'scope = "{memory.scope}"', f"tile = [{tile}]", f"stride = {{ {rules} }}"]
+    lines += ["", *(f'[memories."{scope}"]' for scope in template().memories)]
+    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Independent tasks and who executes them; the client alone keeps what comes of them."""
+"""Independent tasks and their executors; only the client keeps results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cpembed.errors import CpembedError
 
 @dataclass(frozen=True)
 class Task:
-    """A call that depends on no other: a function of a module with arguments that can be pickled.
+    """A call that depends on no other: a module's function with arguments that can be pickled.
 
     ``key`` tells the tasks of a run apart; ``doing`` is for messages (``enumerating layer 12``).
-    ``measures``: its result is a time of the processor that executes it.
+    ``measures`` is True if the result is a time of the processor that executes the task.
     """
 
     key: str
@@ -28,7 +28,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: its result, or the error that it raised or that its worker's end is.
+    """The result of a task, or the error that it raised or that ended its worker.
 
     An error that is no :class:`CpembedError` is a bug, and is raised where outcomes are read.
     """
@@ -39,18 +39,18 @@ class Outcome:
 
 
 class Workers(ABC):
-    """Who executes tasks. A context manager: leaving it ends what it has started."""
+    """Executors of tasks. Leaving the context ends the processes that it has started."""
 
     @abstractmethod
     def outcomes(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
-        """An outcome for each task, in the order in which they complete.
+        """Yield an outcome for each task, in the order of completion.
 
         Tasks are taken from the iterable as there is room for them, not all at once. Closing the
         generator abandons those that are not complete.
         """
 
     def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with its result, for those who need all of them: the first error is raised."""
+        """Yield each task with its result; raise the first error."""
         for outcome in self.outcomes(tasks):
             if outcome.error is not None:
                 raise outcome.error
@@ -58,14 +58,14 @@ class Workers(ABC):
 
     @property
     def count(self) -> int:
-        """How many tasks are executed at the same time, as far as is known."""
+        """Number of tasks that are executed at the same time, as far as is known."""
         return 1
 
     def require_measuring(self) -> None:  # noqa: B027 - most can
-        """Raises :class:`CpembedError` where there is nobody for tasks that measure."""
+        """Raise :class:`CpembedError` if no executor may run tasks that measure."""
 
     def close(self) -> None:  # noqa: B027 - most start nothing
-        """End what was started."""
+        """End the processes that were started."""
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +80,7 @@ class Workers(ABC):
 
 
 class ThisProcess(Workers):
-    """Tasks one after the other, in their order."""
+    """Execution in this process, one task after the other."""
 
     def outcomes(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
         for task in tasks:

@@ -1,47 +1,58 @@
-"""A Dask cluster that others have started, seen from the process that keeps the results."""
+"""A running Dask cluster, seen from the process that keeps the results."""
 
 from __future__ import annotations
 
 import pickle
+import queue
 import time
+import uuid
 import warnings
-from collections.abc import Generator, Iterable
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError
-from cpembed.runtime.cluster.address import scheduler_address
 from cpembed.runtime.cluster.base import Outcome, Task, Workers
 from cpembed.runtime.cluster.connection import (
     CONFIGURED,
     CONNECT_SECONDS,
     Tls,
+    first_line,
+    require_distributed,
+    scheduler_address,
     security,
     unanswered,
 )
-from cpembed.runtime.cluster.execution import OtherVersion, execute
-from cpembed.runtime.cluster.identity import identity, measuring_tag
-from cpembed.runtime.cluster.library import require_distributed
-from cpembed.runtime.cluster.members import Members
-from cpembed.runtime.cluster.window import Run, Submitted
+from cpembed.runtime.cluster.execution import (
+    OtherVersion,
+    execute,
+    identity,
+    measured_cpu,
+    measuring_tag,
+)
 
 LOOK_SECONDS = 1.0
-"""Between two looks at which workers there are, where nothing completes."""
+"""Seconds between two looks at the workers while nothing completes."""
 
 SHORT_SECONDS = 0.5
-"""Tasks that take less, in the mean of the last few, wait at the workers, one for each: the next is
-there when one is done."""
+"""Mean time of recent tasks in seconds below which each worker has one more task waiting, so that
+it need not wait for the client."""
 
 PATIENCE_SECONDS = 300.0
-"""For a worker to come back where the last one that can do what waits is lost."""
+"""Seconds to wait for a worker to come back after the last one that can do the tasks is lost."""
 
 
 def open_cluster(address: str, tls: Tls = CONFIGURED) -> Cluster:
     """Connect to a scheduler that has workers.
 
-    Raises :class:`BackendUnavailable` within a few seconds where there is none.
+    Raises
+    ------
+    BackendUnavailable
+        Within a few seconds if there is none.
     """
     at = scheduler_address(address, "tls" if tls.is_given else "tcp")
     require_distributed()
@@ -55,28 +66,155 @@ def open_cluster(address: str, tls: Tls = CONFIGURED) -> Cluster:
 
 
 def connected(address: str, protection: Any) -> Any:
-    """A client of the scheduler at an address, protected as :func:`security` says; raises
-    :class:`BackendUnavailable`."""
+    """Return a Dask client, protected as :func:`security` says; raise :class:`BackendUnavailable`
+    if no scheduler answers."""
     from distributed import Client
 
     try:
         with warnings.catch_warnings():
-            # Versions are compared in our own words.
+            # `Identity.difference` compares versions, and says so in one line.
             warnings.simplefilter("ignore")
             return Client(
                 address, timeout=CONNECT_SECONDS, set_as_default=False, security=protection
             )
     except Exception as error:
-        # Of what is no scheduler: Dask takes the first bytes of a banner for sizes of memory.
+        # Anything: Dask takes the first bytes of another server's banner for sizes of memory.
         raise unanswered(address, error) from None
+
+
+# ------------------------------------------------------------------------------ workers
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker process: its number of concurrent tasks, and the CPU model on which it may measure,
+    None if it may not."""
+
+    host: str
+    slots: int
+    measures_on: str | None
+
+
+@dataclass(frozen=True)
+class Members:
+    """The workers of a cluster at one moment, as its scheduler knows them."""
+
+    all: tuple[Member, ...]
+
+    @classmethod
+    def from_scheduler(cls, workers: Mapping[str, Mapping[str, Any]]) -> Members:
+        """Return the running workers of a scheduler's description, which has them by address."""
+        members: list[Member] = []
+        for worker in workers.values():
+            if worker["status"] == "running":
+                cpus = filter(None, map(measured_cpu, worker["resources"]))
+                members.append(Member(worker["host"], worker["nthreads"], next(cpus, None)))
+        return cls(tuple(members))
+
+    @property
+    def slots(self) -> int:
+        """Number of concurrent tasks of all workers."""
+        return sum(member.slots for member in self.all)
+
+    def measuring(self, cpu: str) -> int:
+        """Return the number of workers that may measure on a CPU model, alone on their hosts."""
+        hosts = Counter(member.host for member in self.all)
+        return sum(hosts[member.host] == 1 for member in self.all if member.measures_on == cpu)
+
+    def cannot_measure(self, cpu: str) -> str:
+        """Return why no worker can measure on a CPU model, in words."""
+        models = sorted({m.measures_on for m in self.all if m.measures_on is not None})
+        if cpu in models:
+            return f"those on {cpu} share their host with other workers"
+        if models:
+            return f"its measuring workers have {'; '.join(models)}"
+        return f"of its {len(self.all)} workers none measures"
+
+
+# ------------------------------------------------------------------------------ tasks
+
+
+@dataclass
+class Submitted:
+    """A task with its future. ``beside_others`` is True if other tasks were ever submitted at the
+    same time: Dask may then blame it for the end of a worker that another one caused."""
+
+    task: Task
+    future: Any
+    beside_others: bool = False
+    started: float = field(default_factory=time.monotonic)
+
+
+class Run:
+    """The tasks of a call of :meth:`Cluster.outcomes`.
+
+    ``held`` is the next task, which waits for room. ``suspects`` are tasks to be retried alone.
+    ``seconds`` is the moving mean of the time from submission to completion.
+    """
+
+    def __init__(self, tasks: Iterator[Task]) -> None:
+        self._tasks = tasks
+        self._name = uuid.uuid4().hex
+        self._number = 0
+        self._completed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.submitted: dict[str, Submitted] = {}
+        self.suspects: list[Task] = []
+        self.held: Task | None = None
+        self.seconds = float("inf")
+
+    @property
+    def measuring(self) -> int:
+        """Number of submitted tasks that measure."""
+        return sum(item.task.measures for item in self.submitted.values())
+
+    def next(self) -> Task | None:
+        """Return the held task, or hold the next one; None after the last."""
+        if self.held is None:
+            self.held = next(self._tasks, None)
+        return self.held
+
+    def new_key(self) -> str:
+        """Return a key for a future that no other run uses."""
+        self._number += 1
+        return f"cpembed-{self._name}-{self._number}"
+
+    def add(self, key: str, submitted: Submitted) -> None:
+        """Add a task that was just submitted."""
+        self.submitted[key] = submitted
+        if len(self.submitted) > 1:
+            for item in self.submitted.values():
+                item.beside_others = True
+
+        def on_completion(_: Any) -> None:
+            self._completed.put(key)
+
+        submitted.future.add_done_callback(on_completion)
+
+    def completed(self, seconds: float) -> Submitted | None:
+        """Return a complete task; None if none completes within so many seconds."""
+        try:
+            key = self._completed.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        item = self.submitted.pop(key)
+        duration = time.monotonic() - item.started
+        first = self.seconds == float("inf")
+        self.seconds = duration if first else (3 * self.seconds + duration) / 4
+        return item
+
+    def abandon(self, client: Any) -> None:
+        """Cancel the submitted tasks."""
+        if self.submitted:
+            with suppress(Exception):
+                client.cancel([item.future for item in self.submitted.values()])
 
 
 class Cluster(Workers):
     """A client of a scheduler.
 
-    No more tasks are submitted than are executed at a time, and of short ones twice as many: a
-    worker that joins late gets the next one. Dask blames the end of a worker on every task that it
-    had; those that are blamed too often are tried once more at the end, each alone.
+    No more tasks are submitted than are executed at a time, and of short ones twice as many, so
+    that a worker that joins late gets the next one. Dask blames the end of a worker on every task
+    that it had: those that are blamed too often are retried at the end, each alone.
     """
 
     def __init__(self, client: Any, address: str) -> None:
@@ -91,6 +229,7 @@ class Cluster(Workers):
         return max(1, self._members.slots)
 
     def require_workers(self) -> None:
+        """Raise :class:`BackendUnavailable` if the cluster has no workers."""
         self._look()
         if not self._members.all:
             raise BackendUnavailable(
@@ -115,6 +254,7 @@ class Cluster(Workers):
                 if time.monotonic() - self._looked > LOOK_SECONDS:
                     self._look()
                 self._fill(run)
+                # Suspects come last and one at a time: whoever ends a worker then is to blame.
                 if not run.submitted and run.held is None:
                     if not run.suspects:
                         return
@@ -123,11 +263,11 @@ class Cluster(Workers):
                     alive = time.monotonic()
                 elif time.monotonic() - alive > PATIENCE_SECONDS:
                     raise self._lost("has lost the workers that can do what is left")
-                if (done := run.completed(LOOK_SECONDS)) is not None:
-                    if (outcome := self._outcome(done)) is not None:
+                if (item := run.completed(LOOK_SECONDS)) is not None:
+                    if (outcome := self._outcome(item)) is not None:
                         yield outcome
                     else:
-                        run.suspects.append(done.task)
+                        run.suspects.append(item.task)
         finally:
             run.abandon(self._client)
 
@@ -136,15 +276,17 @@ class Cluster(Workers):
             self._client.close(timeout=CONNECT_SECONDS)
 
     def _look(self) -> None:
-        """At which workers there are."""
+        """Update the list of workers."""
         with self._answering():
             if self._client.status != "running":
                 raise OSError("the connection is lost")
-            self._members = Members.told(self._client.scheduler_info(n_workers=-1)["workers"])
+            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+            self._members = Members.from_scheduler(workers)
         self._looked = time.monotonic()
 
     def _fill(self, run: Run) -> None:
         """Submit tasks while there is room for them."""
+        # Even without a slot the next task is held: its kind says which workers it waits for.
         while self._has_slot(run) or not run.submitted:
             task = run.next()
             if task is None or not self._has_room(run, task):
@@ -157,11 +299,11 @@ class Cluster(Workers):
         return free and self._has_slot(run)
 
     def _has_slot(self, run: Run) -> bool:
-        ahead = 2 if run.seconds < SHORT_SECONDS else 1
-        return len(run.submitted) < ahead * self._members.slots
+        per_slot = 2 if run.seconds < SHORT_SECONDS else 1
+        return len(run.submitted) < per_slot * self._members.slots
 
     def _can_progress(self, run: Run) -> bool:
-        """Whether there are workers for what was submitted, or for the task that waits."""
+        """True if there are workers for the submitted tasks, or for the held one."""
         measures = run.measuring or (run.held is not None and run.held.measures)
         return bool(self._members.measuring(self._cpu) if measures else self._members.slots)
 
@@ -171,17 +313,20 @@ class Cluster(Workers):
         packed = pickle.dumps(task)
         with self._answering():
             key = run.new_key()
+            # `pure=False`: two tasks of equal arguments, such as two timings, are both executed.
             future = self._client.submit(
                 execute, identity(), packed, threads, key=key, pure=False, resources=tag
             )
         run.add(key, Submitted(task, future))
 
-    def _outcome(self, done: Submitted) -> Outcome | None:
-        """None where another task may have ended the workers; raises what is no error of the task's
-        own."""
+    def _outcome(self, item: Submitted) -> Outcome | None:
+        """Return the outcome of a complete task; None if another task may have ended its workers.
+
+        Errors that are not the task's own are raised.
+        """
         from distributed import KilledWorker
 
-        task, future = done.task, done.future
+        task, future = item.task, item.future
         with self._answering():
             if future.status == "cancelled":
                 raise OSError("the connection is lost")
@@ -189,14 +334,14 @@ class Cluster(Workers):
             if error is None:
                 return Outcome(task, future.result())
         if isinstance(error, KilledWorker):
-            if done.beside_others:
+            if item.beside_others:
                 return None
-            return Outcome(task, error=_ended(task, error.allowed_failures + 1))
+            return Outcome(task, error=_killed(task, error.allowed_failures + 1))
         if isinstance(error, OtherVersion):
             raise OtherVersion(f"{error}: install the same on both sides")
         if isinstance(error, CpembedError):
             return Outcome(task, error=error)
-        if _is_unreadable(error):
+        if _is_import_failure(error):
             raise OtherVersion(
                 f"the scheduler or a worker of {self._address} has no cpembed, or an older one, "
                 "and cannot read tasks: install the same on all sides"
@@ -205,30 +350,27 @@ class Cluster(Workers):
 
     @contextmanager
     def _answering(self) -> Generator[None]:
-        """In which the scheduler is talked with."""
+        """Translate errors of the connection inside."""
         try:
             yield
         except (OSError, TimeoutError) as error:
-            raise self._lost(f"does not answer any more ({_reason(error)})") from None
+            raise self._lost(f"does not answer any more ({first_line(error)})") from None
 
-    def _lost(self, why: str) -> BackendUnavailable:
-        return BackendUnavailable(f"the cluster at {self._address} {why}; what came back is kept")
+    def _lost(self, reason: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"the cluster at {self._address} {reason}; what came back is kept"
+        )
 
 
-def _is_unreadable(error: BaseException) -> bool:
-    """Whether a scheduler or a worker could not import what a task names."""
+def _is_import_failure(error: BaseException) -> bool:
+    """True if a scheduler or a worker could not import what a task names."""
     unknown = isinstance(error, ImportError) and "cpembed" in str(error)
-    # Dask's words of its scheduler.
+    # Dask's message about its scheduler.
     return unknown or (isinstance(error, RuntimeError) and "deserialization" in str(error))
 
 
-def _ended(task: Task, workers: int) -> CrashError:
-    words = f"{task.doing} ended each of the {workers} workers that tried it"
-    error = CrashError(f"{words}: out of memory, or killed by somebody")
+def _killed(task: Task, workers: int) -> CrashError:
+    text = f"{task.doing} ended each of the {workers} workers that tried it"
+    error = CrashError(f"{text}: out of memory, or killed by somebody")
     error.doing = task.doing
     return error
-
-
-def _reason(error: BaseException) -> str:
-    """The first words of what a library says."""
-    return str(error).partition("\n")[0][:120] or type(error).__name__

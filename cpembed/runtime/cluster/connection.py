@@ -1,36 +1,131 @@
-"""The connection to a scheduler: TLS, and which of this machine's addresses it goes through.
+"""The connection to a Dask scheduler: its address, TLS, and which of this machine's addresses it
+goes through.
 
-Whoever reaches a member of a cluster has it execute code. So a worker listens at the one address
-that the scheduler is reached from, and where strangers can reach that, TLS tells members by their
-certificates.
+Whoever reaches a member of a cluster can have it execute code. A worker therefore listens only at
+the address that the scheduler is reached from, and where strangers can reach that, TLS tells
+members by their certificates.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
+import re
 import socket
 import ssl
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.files import read_regular
 
 CONNECT_SECONDS = 3.0
-"""To reach the scheduler."""
+"""Maximum number of seconds to reach the scheduler."""
 
-_LARGEST_PEM = 2**20
+SETTINGS = {
+    # Tasks start processes of their own, which daemonic processes may not.
+    "distributed.worker.daemon": False,
+    # A profile would only show that a worker waits for its child.
+    "distributed.worker.profile.enabled": False,
+}
+"""Dask's settings for everything that this package starts."""
+
+_ADDRESS = re.compile(r"(?:[a-z]+://)?(?:\[[0-9a-fA-F:]+\]|[^\s:/\[\]\0]+):(?P<port>\d{1,5})")
+_LARGEST_FILE = 2**20
 _SECURE = ("tls://", "wss://")
 
 Role = Literal["client", "worker"]
 
 
+def require_distributed() -> None:
+    """Raise :class:`BackendUnavailable` if Dask distributed is missing; silence its messages."""
+    if find_spec("distributed") is None:
+        raise BackendUnavailable(
+            "a cluster needs Dask distributed, which is not installed: pip install "
+            "'cpembed[cluster]'"
+        )
+    import distributed  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from dask import config
+
+    # This package reports lost connections and workers in its own lines.
+    for name in ("distributed", "distributed.client", "tornado", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    config.set(SETTINGS)
+
+
+# ------------------------------------------------------------------------------ addresses
+
+
+def scheduler_address(text: str, scheme: str = "tcp") -> str:
+    """Return an address as Dask writes it.
+
+    >>> scheduler_address("node7:8786")
+    'tcp://node7:8786'
+
+    Parameters
+    ----------
+    text
+        ``HOST:PORT``, an address, or the path of the file that a scheduler wrote
+        (``dask scheduler --scheduler-file``).
+    scheme
+        The scheme of an address without one.
+
+    Raises
+    ------
+    CpembedError
+        If the text is none of these.
+    """
+    if _is_file(text):
+        return scheduler_address(_address_in(Path(text)), scheme)
+    address = _ADDRESS.fullmatch(text)
+    if address is None or int(address["port"]) > 65535:
+        raise CpembedError(
+            f"cluster {text!r} is neither HOST:PORT, an address such as tcp://HOST:PORT, nor a "
+            "file that a scheduler has written"
+        )
+    return text if "://" in text else f"{scheme}://{text}"
+
+
+class _SchedulerFile(msgspec.Struct):
+    """The one field of a scheduler's file that matters."""
+
+    address: str
+
+
+def _address_in(path: Path) -> str:
+    try:
+        content = read_regular(path, _LARGEST_FILE)
+        address = msgspec.json.decode(content, type=_SchedulerFile).address
+    except (OSError, ValueError, RecursionError):
+        address = None
+    if address is None or _ADDRESS.fullmatch(address) is None or _is_file(address):
+        raise CpembedError(f"{path}: not the file of a scheduler, which holds its address")
+    return address
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        # Longer than a name can be, or with a null character.
+        return False
+
+
+# ------------------------------------------------------------------------------ TLS
+
+
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM form: the authority that signs the certificates of all members, this process's
-    own certificate and its private key (None where the certificate's file has it too). What is None
-    is taken from Dask's configuration."""
+    """Paths of files in PEM form.
+
+    ``ca_file`` is the authority that signs the certificates of all members, ``cert`` this process's
+    certificate and ``key`` its private key, None if it is in the certificate's file. Dask's
+    configuration stands in for what is None.
+    """
 
     ca_file: str | None = None
     cert: str | None = None
@@ -38,18 +133,30 @@ class Tls:
 
     @property
     def is_given(self) -> bool:
+        """True if any file is named."""
         return (self.ca_file, self.cert, self.key) != (None, None, None)
 
 
 CONFIGURED = Tls()
-"""What Dask's configuration says."""
+"""The files that Dask's configuration names."""
 
 
 def security(address: str, tls: Tls, role: Role) -> Any:
-    """A ``distributed.Security`` for the connection to a scheduler.
+    """Return the ``distributed.Security`` of a connection to a scheduler.
 
-    Raises :class:`CpembedError` where certificates are missing, cannot be read, or are given for a
-    connection without TLS.
+    Parameters
+    ----------
+    address
+        Address of the scheduler.
+    tls
+        Certificates.
+    role
+        Role of this process.
+
+    Raises
+    ------
+    CpembedError
+        If certificates are missing, cannot be read, or are given for a connection without TLS.
     """
     from distributed.security import Security
 
@@ -69,8 +176,8 @@ def security(address: str, tls: Tls, role: Role) -> Any:
             "set distributed.comm.tls.ca-file, distributed.comm.tls."
             f"{role}.cert and .key in Dask's configuration"
         )
-    _check(authority, cert, key)
-    # A worker first asks as a client does whether the scheduler is there.
+    _check_certificates(authority, cert, key)
+    # Both roles: a worker first connects as a client to see whether the scheduler is there.
     return Security(
         require_encryption=True,
         tls_ca_file=authority,
@@ -79,35 +186,37 @@ def security(address: str, tls: Tls, role: Role) -> Any:
     )
 
 
-def _check(authority: str, cert: str, key: str | None) -> None:
-    """Raise :class:`CpembedError` for files that TLS cannot use. Dask's configuration may have the
-    contents in their place, of several lines."""
-    for name in filter(None, (authority, cert, key)):
-        if "\n" in name:
-            continue
+def _check_certificates(authority: str, cert: str, key: str | None) -> None:
+    names = [name for name in (authority, cert, key) if name]
+    # Dask's configuration may hold the contents, of several lines, in place of a path.
+    paths = [name for name in names if "\n" not in name]
+    for path in paths:
         try:
-            read_regular(Path(name), _LARGEST_PEM)
+            read_regular(Path(path), _LARGEST_FILE)
         except OSError as error:
-            raise CpembedError(f"{name}: cannot be read: {error.strerror}") from None
-    if any("\n" in name for name in filter(None, (authority, cert, key))):
+            raise CpembedError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(paths) < len(names):
         return
-    what = authority
+    subject = authority
     try:
         ssl.create_default_context(cafile=authority)
-        what = f"{cert}" if key is None else f"{cert} with {key}"
-        # Without a password: nobody is asked for one.
+        subject = f"{cert}" if key is None else f"{cert} with {key}"
+        # An empty password: nobody is prompted for one.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password=lambda: "")
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
         raise CpembedError(
-            f"{what}: no certificate in PEM form, or not of this key, or the key has a password "
+            f"{subject}: no certificate in PEM form, or not of this key, or the key has a password "
             f"({reason})"
         ) from None
 
 
+# ------------------------------------------------------------------------------ reachability
+
+
 def exposed(address: str) -> str | None:
-    """Why strangers may reach a connection to a scheduler, in a line; None where TLS protects it,
-    or it does not leave this machine."""
+    """Return why strangers may reach a connection to a scheduler, in a line; None if TLS protects
+    it or it does not leave this machine."""
     if address.startswith(_SECURE) or _is_local(address):
         return None
     return (
@@ -117,9 +226,12 @@ def exposed(address: str) -> str | None:
 
 
 def local_address(address: str) -> str:
-    """The address of this machine from which a scheduler is reached.
+    """Return the address of this machine from which a scheduler is reached.
 
-    Raises :class:`BackendUnavailable` where it is not.
+    Raises
+    ------
+    BackendUnavailable
+        If the scheduler does not answer.
     """
     try:
         with socket.create_connection(_host_and_port(address), CONNECT_SECONDS) as connection:
@@ -129,21 +241,26 @@ def local_address(address: str) -> str:
 
 
 def unanswered(address: str, error: BaseException) -> BackendUnavailable:
-    """The error of a scheduler that does not answer."""
-    reason = str(error).partition("\n")[0][:120] or type(error).__name__
+    """Return the error of a scheduler that does not answer."""
     return BackendUnavailable(
-        f"no Dask scheduler answers at {address} ({reason}): start one by `dask scheduler`"
+        f"no Dask scheduler answers at {address} ({first_line(error)}): start one by "
+        "`dask scheduler`"
     )
 
 
+def first_line(error: BaseException) -> str:
+    """Return the beginning of a library's message."""
+    return str(error).partition("\n")[0][:120] or type(error).__name__
+
+
 def _is_local(address: str) -> bool:
-    """Whether all addresses of a scheduler's host are of this machine's loopback interface; so is
-    one that has none, to which there is no connection."""
+    """True if all addresses of a scheduler's host are of the loopback interface, or it has none, so
+    that nothing connects to it."""
     try:
-        found = socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return True
-    hosts = [str(place[0]).partition("%")[0] for *_, place in found]
+    hosts = [str(place[0]).partition("%")[0] for *_, place in entries]
     return all(ipaddress.ip_address(host).is_loopback for host in hosts)
 
 

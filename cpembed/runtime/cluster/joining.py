@@ -7,25 +7,30 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from cpembed.errors import BackendUnavailable
-from cpembed.runtime.cluster.address import scheduler_address
 from cpembed.runtime.cluster.client import connected
-from cpembed.runtime.cluster.connection import CONFIGURED, Tls, exposed, local_address, security
-from cpembed.runtime.cluster.host_lock import HostLock
-from cpembed.runtime.cluster.identity import host_name, measuring_tag
-from cpembed.runtime.cluster.isolation import ONE_THREAD
-from cpembed.runtime.cluster.library import require_distributed
+from cpembed.runtime.cluster.connection import (
+    CONFIGURED,
+    Tls,
+    exposed,
+    local_address,
+    require_distributed,
+    scheduler_address,
+    security,
+)
+from cpembed.runtime.cluster.execution import measuring_tag
+from cpembed.runtime.cluster.processes import ONE_THREAD, HostLock, host_name
 
 
 @dataclass(frozen=True)
 class Joining:
-    """How a machine joins: ``slots`` tasks at a time, each in a process of its own; one with
-    ``measures``."""
+    """The parameters of a machine that joins: ``slots`` concurrent tasks, each in a process of its
+    own; a machine that ``measures`` has one."""
 
     address: str
     slots: int
@@ -33,32 +38,43 @@ class Joining:
     tls: Tls = CONFIGURED
 
 
-def join(joining: Joining, joined: Callable[[str], None]) -> bool:
-    """Work until the scheduler ends; True where Ctrl-C or SIGTERM came before. ``joined`` is told
-    in words once workers are there, and before of a connection that strangers may reach.
+def join(joining: Joining, report: Callable[[str], None]) -> bool:
+    """Work until the scheduler ends (False) or until Ctrl-C or SIGTERM (True).
 
-    Raises :class:`CpembedError` for certificates that cannot be used, :class:`BackendUnavailable`
-    for a scheduler that does not answer, and for a host on which there are other workers and one of
-    them measures.
+    Parameters
+    ----------
+    joining
+        Address, number of workers and certificates.
+    report
+        Function that is called with a line once workers are there, and before with a warning about
+        a connection that strangers may reach.
+
+    Raises
+    ------
+    CpembedError
+        If certificates cannot be used.
+    BackendUnavailable
+        If the scheduler does not answer, or this host has other workers and one of them measures.
     """
     at = scheduler_address(joining.address, "tls" if joining.tls.is_given else "tcp")
     require_distributed()
     with _interrupts(), tempfile.TemporaryDirectory() as folder, _settings(joining):
         protection = security(at, joining.tls, "worker")
         host = local_address(at)
+        # A scheduler that does not answer is reported before anything is started.
         connected(at, protection).close()
-        if (why := exposed(at)) is not None:
-            joined(why)
-        lock = HostLock.taken(alone=joining.measures)
+        if (warning := exposed(at)) is not None:
+            report(warning)
+        lock = HostLock.acquire(exclusive=joining.measures)
         try:
-            place = {"host": host, "security": protection, "local_directory": folder}
-            return asyncio.run(_work(joining, at, place, joined))
+            settings = {"host": host, "security": protection, "local_directory": folder}
+            return asyncio.run(_work(joining, at, settings, report))
         finally:
             lock.release()
 
 
 async def _work(
-    joining: Joining, at: str, place: Mapping[str, Any], joined: Callable[[str], None]
+    joining: Joining, at: str, settings: Mapping[str, Any], report: Callable[[str], None]
 ) -> bool:
     from distributed import Nanny
 
@@ -73,39 +89,40 @@ async def _work(
             at,
             nthreads=1,
             resources=resources,
+            # Tasks run in child processes, whose memory Dask would not see.
             memory_limit="0",
             plugins=[Warming()],
-            **place,
+            **settings,
         )
         for _ in range(joining.slots)
     ]
+
+    async def all_ended() -> None:
+        await asyncio.gather(*(nanny.finished() for nanny in nannies))
+
     try:
         try:
             await asyncio.gather(*nannies)
         except Exception as error:
             raise BackendUnavailable(f"{at}: cannot be joined: {error}") from None
-        what = "measures" if joining.measures else f"does {joining.slots} tasks at a time"
-        joined(f"{host_name()} {what} for {at}")
+        role = "measures" if joining.measures else f"does {joining.slots} tasks at a time"
+        report(f"{host_name()} {role} for {at}")
         interrupt = asyncio.create_task(stopped.wait())
-        ended = asyncio.create_task(_all_ended(nannies))
+        ended = asyncio.create_task(all_ended())
         await asyncio.wait([interrupt, ended], return_when=asyncio.FIRST_COMPLETED)
         return stopped.is_set()
     finally:
         await asyncio.gather(*(nanny.close() for nanny in nannies), return_exceptions=True)
 
 
-async def _all_ended(nannies: Sequence[Any]) -> None:
-    await asyncio.gather(*(nanny.finished() for nanny in nannies))
-
-
 @contextmanager
 def _settings(joining: Joining) -> Generator[None]:
-    """Of Dask: the environment in which its workers start, and that it keeps quiet."""
+    """Set the environment in which Dask starts workers, and silence Dask."""
     from dask import config
 
-    # What is measured has the threads that it has everywhere else.
+    # Kernels that are measured have as many threads as everywhere else.
     environment = dict.fromkeys(ONE_THREAD) if joining.measures else ONE_THREAD
-    # What is lost or comes back is told by the scheduler and by clients.
+    # The scheduler and the clients report workers that are lost or come back.
     quiet = {"DASK_LOGGING__DISTRIBUTED": "critical", "PYTHONWARNINGS": "ignore"}
     with (
         config.set({"distributed.nanny.pre-spawn-environ": {**environment, **quiet}}),
@@ -117,16 +134,19 @@ def _settings(joining: Joining) -> Generator[None]:
 
 @contextmanager
 def _interrupts() -> Generator[None]:
-    """Ctrl-C goes to all processes of a terminal. Those that are started from here inherit that it
-    is blocked, and are ended by this one, in which another thread gets it."""
+    """Keep Ctrl-C from the workers, which this process ends.
+
+    A terminal sends it to all processes. Workers inherit that it is blocked in the thread that
+    starts them; another thread of this process receives it.
+    """
     over = threading.Event()
 
-    def get() -> None:
+    def receive() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         over.wait()
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    threading.Thread(target=get, daemon=True).start()
+    threading.Thread(target=receive, daemon=True).start()
     try:
         yield
     finally:

@@ -1,34 +1,178 @@
-"""Worker processes on this machine."""
+"""Worker processes on this machine, and the lock that keeps them off one that measures."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import platform
 import queue
+import tempfile
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from cpembed.errors import CpembedError
+from cpembed.errors import BackendUnavailable, CpembedError, CrashError
 from cpembed.runtime.cluster.base import Outcome, Task, Workers
-from cpembed.runtime.cluster.host_lock import HostLock
-from cpembed.runtime.cluster.isolation import ONE_THREAD, Isolation
+from cpembed.runtime.worker.parent import Worker
 
-_Todo = queue.SimpleQueue[Task | None]
-_Done = queue.SimpleQueue[tuple[Task, Any, BaseException | None]]
+ATTEMPTS = 2
+"""Maximum number of attempts at a task whose process is killed: the first kill may be due to a
+neighbour who took the memory."""
+
+WITHOUT_COMPILER = ("cpembed.driver.run:run",)
+"""Objects that a process imports ahead for tasks that only solve."""
+
+ONE_THREAD: Mapping[str, str] = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+)
+"""Environment of processes that share the cores: numerical libraries use one thread each, unless
+the user's environment says otherwise."""
+
+
+class HostLock:
+    """A lock on this host for all workers of a user: exclusive for one that measures, shared by the
+    others.
+
+    The system releases it with the process. Its file is in the user's run-time folder, which,
+    unlike the home folder, no other host shares.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def acquire(cls, *, exclusive: bool) -> HostLock:
+        """Return the lock.
+
+        Raises
+        ------
+        BackendUnavailable
+            If another process holds it in a way that conflicts.
+        """
+        path = _run_time_folder() / "workers.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Anybody can write a folder of temporary files: follow no link of another person.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise BackendUnavailable(
+                f"{path}: cannot be made ({error.strerror}): name another folder by XDG_RUNTIME_DIR"
+            ) from None
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise BackendUnavailable(_conflict(path, exclusive=exclusive)) from None
+        return cls(descriptor)
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _conflict(path: Path, *, exclusive: bool) -> str:
+    if exclusive:
+        reason = "other workers are running, beside which nothing can be measured"
+    else:
+        reason = "a worker measures, beside which nothing else may run"
+    return f"on {host_name()} {reason}: end them first ({path})"
+
+
+def _run_time_folder() -> Path:
+    folder = os.environ.get("XDG_RUNTIME_DIR")
+    if folder:
+        return Path(folder) / "cpembed"
+    usual = Path(f"/run/user/{os.getuid()}")
+    return usual / "cpembed" if usual.is_dir() else _temporary()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"cpembed-{os.getuid()}"
+
+
+def host_name() -> str:
+    """Return the name of this host for messages."""
+    return platform.node() or "this machine"
+
+
+class Isolation:
+    """A child process for one task at a time, warm between tasks and replaced when it ends.
+
+    It ends with the thread that calls :meth:`prepare` or :meth:`execute` first. The parameters are
+    those of :class:`~cpembed.runtime.worker.parent.Worker`.
+    """
+
+    def __init__(
+        self, preload: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._parameters = preload, environment
+        self._worker: Worker | None = None
+        self._stopped = threading.Event()
+
+    def prepare(self) -> Worker:
+        """Return the process, started if necessary."""
+        if self._worker is None or not self._worker.is_usable:
+            self.close()
+            self._worker = Worker(*self._parameters)
+        return self._worker
+
+    def execute(self, task: Task) -> Any:
+        """Return the task's result, or raise its error; :class:`CrashError` if its process ends."""
+        for attempt in range(1, ATTEMPTS + 1):
+            worker = self.prepare()
+            if self._stopped.is_set():
+                # `stop` was called while the process started.
+                worker.stop()
+            try:
+                return worker.call(task.function, task.arguments, {}, task.doing)
+            except CrashError as error:
+                if not error.killed or self._stopped.is_set() or attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def stop(self) -> None:
+        """Kill the process, and those of later tasks until :meth:`resume`; from any thread."""
+        self._stopped.set()
+        if self._worker is not None:
+            self._worker.stop()
+
+    def resume(self) -> None:
+        """Execute tasks again."""
+        self._stopped.clear()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+_TaskQueue = queue.SimpleQueue[Task | None]
+_ResultQueue = queue.SimpleQueue[tuple[Task, Any, BaseException | None]]
 
 
 class Processes(Workers):
-    """So many processes, each of which executes one task at a time.
+    """Processes on this machine, each of which executes one task at a time.
 
-    They start at once, so that what they import is there when the first task comes. What is
-    measured beside others is no time: there is no place for such tasks. ``preload`` as for
-    :class:`~cpembed.runtime.worker.parent.Worker`.
+    They start at once, so that their imports are done when the first task comes. Timing tasks are
+    rejected: concurrent processes would distort them.
+
+    Parameters
+    ----------
+    count
+        Number of processes.
+    preload
+        Objects to import ahead, as for :class:`~cpembed.runtime.worker.parent.Worker`.
     """
 
     def __init__(self, count: int, preload: Sequence[str] | None = None) -> None:
-        self._lock = HostLock.taken(alone=False)
-        self._todo: _Todo = queue.SimpleQueue()
-        self._done: _Done = queue.SimpleQueue()
-        self._slots = [_Slot(self._todo, self._done, preload) for _ in range(count)]
+        self._lock = HostLock.acquire(exclusive=False)
+        self._tasks: _TaskQueue = queue.SimpleQueue()
+        self._results: _ResultQueue = queue.SimpleQueue()
+        self._slots = [_Slot(self._tasks, self._results, preload) for _ in range(count)]
 
     @property
     def count(self) -> int:
@@ -50,32 +194,34 @@ class Processes(Workers):
                 while running < self.count and (task := next(waiting, None)) is not None:
                     if task.measures:
                         self.require_measuring()
-                    self._todo.put(task)
+                    self._tasks.put(task)
                     running += 1
                 if not running:
                     return
-                done, result, error = self._done.get()
+                finished, result, error = self._results.get()
                 running -= 1
+                # Any other error is a bug, and belongs to no single task.
                 if error is not None and not isinstance(error, CpembedError):
                     raise error
-                yield Outcome(done, result, error)
+                yield Outcome(finished, result, error)
         finally:
             self._abandon(running)
 
     def _abandon(self, running: int) -> None:
-        """End what is executed and what is about to be; processes start anew for later tasks."""
+        """End the tasks that run or are about to; processes start anew for later tasks."""
         if not running:
             return
         for slot in self._slots:
             slot.process.stop()
+        # Each task that was put yields one result, also one whose process was stopped.
         for _ in range(running):
-            self._done.get()
+            self._results.get()
         for slot in self._slots:
             slot.process.resume()
 
     def close(self) -> None:
         for _ in self._slots:
-            self._todo.put(None)
+            self._tasks.put(None)
         for slot in self._slots:
             slot.thread.join()
         self._lock.release()
@@ -84,18 +230,20 @@ class Processes(Workers):
 class _Slot:
     """A thread that has tasks executed in a process of its own."""
 
-    def __init__(self, todo: _Todo, done: _Done, preload: Sequence[str] | None) -> None:
-        self._todo = todo
-        self._done = done
+    def __init__(
+        self, tasks: _TaskQueue, results: _ResultQueue, preload: Sequence[str] | None
+    ) -> None:
+        self._tasks = tasks
+        self._results = results
         self.process = Isolation(preload, ONE_THREAD)
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
     def _work(self) -> None:
         self.process.prepare()
-        while (task := self._todo.get()) is not None:
+        while (task := self._tasks.get()) is not None:
             try:
-                self._done.put((task, self.process.execute(task), None))
+                self._results.put((task, self.process.execute(task), None))
             except BaseException as error:
-                self._done.put((task, None, error))
+                self._results.put((task, None, error))
         self.process.close()

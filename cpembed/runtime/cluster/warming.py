@@ -1,4 +1,7 @@
-"""Workers that load what tasks need while they wait for the first one."""
+"""Dask's plug-in that starts a worker's child process before the first task comes.
+
+A file of its own, since its base class is Dask's, which is an extra.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from cpembed.runtime.cluster.execution import process_of_thread
 
 
 class Warming(WorkerPlugin):
-    """For a worker with one thread, which it has start its child process."""
+    """Plug-in for a worker with one thread."""
 
     name = "cpembed-warming"
 
     def setup(self, worker: Any) -> None:
+        """Start the child process of the worker's thread."""
         worker.executors["default"].submit(process_of_thread)

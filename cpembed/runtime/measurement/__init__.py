@@ -1,1 +1,1 @@
-"""Running kernels: are they right, how fast are they."""
+"""Execution of kernels: verification of their results, and their times."""

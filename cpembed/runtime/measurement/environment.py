@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the workload: machine, versions, the package's source."""
+"""Everything that a measurement depends on besides the workload: machine, versions, sources."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 _REPORTED = ("cpembed", "ortools", "apache-tvm", "numpy")
 
 
 def provenance() -> dict[str, Any]:
-    """Where results come from: the part that every document of results has."""
+    """Return the origin of results, a part of every document of results."""
     return {
         "machine": machine(),
         "versions": versions(),
@@ -31,18 +31,19 @@ def provenance() -> dict[str, Any]:
 
 
 def provenance_lines(document: Mapping[str, Any], run: str) -> list[str]:
-    """:func:`provenance` as a list in Markdown; ``run`` says how, beside the machine."""
-    here = document["machine"]
+    """Return the :func:`provenance` in a document as a list in Markdown; ``run`` describes the run
+    and follows the machine."""
+    machine = document["machine"]
     packages = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
     return [
-        f"- {here['cpu']}, {here['system']}; {run}",
+        f"- {machine['cpu']}, {machine['system']}; {run}",
         f"- {packages}",
         f"- commit {document['git_commit']}, {document['date']}",
     ]
 
 
 def machine() -> dict[str, str | int]:
-    """CPU model, its cores, and the threads that kernels run on."""
+    """Return the CPU model, the number of its cores and of the threads that kernels run on."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count() or 1,
@@ -53,19 +54,20 @@ def machine() -> dict[str, str | int]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Python's version and those of the packages that results depend on."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that results depend on."""
+    numbers = {"python": platform.python_version()}
     for name in _REPORTED:
         try:
-            found[name] = version(name)
+            numbers[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            numbers[name] = "not installed"
+    return numbers
 
 
 @cache
 def source_digest() -> str:
-    """Hash of the package's code and tables: in a checkout both change under one version."""
+    """Return the SHA-256 of the package's code and tables, which in a checkout change under one
+    version."""
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*")):
         if path.suffix in (".py", ".csv", ".toml") and path.is_file():
@@ -76,8 +78,8 @@ def source_digest() -> str:
 
 @cache
 def git_commit() -> str | None:
-    """Commit of the checkout the package is read from, ``+`` appended where its tracked files
-    differ from it; None for an installed package."""
+    """Return the commit of the checkout, with ``+`` if its tracked files differ from it; None for
+    an installed package."""
     checkout = _PACKAGE.parent
     if not (checkout / ".git").exists():
         return None
@@ -91,5 +93,5 @@ def git_commit() -> str | None:
 
 def _git(checkout: Path, *arguments: str) -> str:
     command = ["git", "-C", str(checkout), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    return done.stdout.strip()
+    result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    return result.stdout.strip()

@@ -1,37 +1,118 @@
-"""Interleaved timing of several kinds of work: what disturbs one disturbs all."""
+"""Interleaved timing of several kinds of work, so that a disturbance hits all of them alike."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from cpembed.runtime.measurement.load import Elsewhere, wait_for_idle_threads
 from cpembed.runtime.measurement.runner import Quantiles, Sampler, calls_in, quantiles
 
 ATTEMPTS = 3
-"""Rounds that were disturbed are repeated; the steadiest of so many attempts counts."""
+"""Maximum number of attempts: disturbed rounds are repeated, and the steadiest attempt counts."""
 
 UNSURE = 1.25
-"""The middle half of the rounds' ratios must lie within this factor, or their median means little.
-A few rounds in which the machine changed its speed do not matter."""
+"""Maximum ratio of the third to the first quartile of the rounds' ratios for a median to mean
+something. A few rounds in which the machine changed its speed do not matter."""
 
 BUSY = 0.2
-"""Cores that others may have while we measure. Two threads that wait for each other, spinning, one
-of them without a core, take a slice of the scheduler (milliseconds) in each call, and do so
-steadily: such times are wrong without being noisy."""
-
+"""Maximum number of cores that other processes may use meanwhile. Two threads that wait for each
+other, spinning, one of them without a core, take a slice of the scheduler (milliseconds) in each
+call, and do so steadily: such times are wrong without being noisy."""
 
 PATIENCE = 2
-"""So many times the rounds that are wanted are tried."""
+"""Maximum number of rounds while the machine is throttled, as a multiple of those needed."""
 
 ENOUGH = 0.4
-"""Of the rounds that are wanted: with so many the others are left out."""
+"""Minimum fraction of unthrottled rounds: with so many the throttled ones are left out."""
 
 OUR_POOL = "tvm"
-"""The threads of our kernels."""
+"""Name of the thread pool of this package's kernels."""
+
+# ------------------------------------------------------------------------------ the machine's load
+
+_TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
+
+_POLL_SECONDS, _IDLE_SECONDS = 2e-3, 1.0
+"""Seconds between two looks at the threads, and until giving up."""
+
+_FIXED_PAUSE = 0.2
+"""Seconds to pause on systems where threads cannot be seen; longer than the known pools spin."""
+
+
+def wait_for_idle_threads() -> bool:
+    """Pause until every other thread of the process sleeps; return False if one never does.
+
+    Thread pools spin after their last task, and a spinning thread takes a core that another pool
+    needs.
+    """
+    if not _TASKS.is_dir():
+        time.sleep(_FIXED_PAUSE)
+        return True
+    deadline = time.perf_counter() + _IDLE_SECONDS
+    while _has_running_threads():
+        if time.perf_counter() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _has_running_threads() -> bool:
+    """True if a thread of this process other than the calling one is running or runnable."""
+    current = str(threading.get_native_id())
+    for task in os.listdir(_TASKS):
+        if task == current:
+            continue
+        try:
+            # "id (name) state ...": the name may hold anything, a parenthesis too.
+            state = (_TASKS / task / "stat").read_text().rpartition(") ")[2][:1]
+        except OSError:  # the thread has ended
+            continue
+        if state == "R":
+            return True
+    return False
+
+
+class Elsewhere:
+    """Context, entered any number of times, that adds up the processor time of other processes and
+    of other guests of the host."""
+
+    def __init__(self) -> None:
+        self._passed = self._used = 0.0
+        self._started = self._before = 0.0
+
+    def __enter__(self) -> None:
+        self._started, self._before = time.perf_counter(), _elsewhere()
+
+    def __exit__(self, *error: object) -> None:
+        # A single visit may be shorter than the system's clock resolves: only sums mean something.
+        self._passed += time.perf_counter() - self._started
+        self._used += _elsewhere() - self._before
+
+    @property
+    def cores(self) -> float:
+        """Mean number of cores in use; 0 where the system does not say."""
+        return max(0.0, self._used) / self._passed if self._passed else 0.0
+
+
+def _elsewhere() -> float:
+    """Return the seconds so far of all processors, without those of this process."""
+    try:
+        fields = _STAT.read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, fields[:8])
+    ticks = user + nice + system + interrupts + soft_interrupts + stolen
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+# ------------------------------------------------------------------------------ interleaved rounds
 
 
 @dataclass(frozen=True)
@@ -44,11 +125,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """What each kind of work took, round by round, in microseconds a call.
+    """Times of each kind of work, round by round, in microseconds a call.
 
-    ``elsewhere``: cores that other processes had meanwhile. ``rested``: whether each pool of
-    threads slept before another one's turn. ``slow``: rounds that are left out because the CPU's
-    product instruction was slow in them; ``enough``: whether that leaves enough, else they are in.
+    ``elsewhere`` is the mean number of cores that other processes used meanwhile. ``rested`` is
+    True if each thread pool slept before another one's turn. ``slow`` is the number of throttled
+    rounds. ``enough`` is True if the others suffice: throttled rounds are then left out.
     """
 
     samples: Mapping[str, Sequence[float]]
@@ -58,53 +139,63 @@ class Interleaved:
     enough: bool = True
 
     def times(self, name: str) -> Quantiles:
+        """Return the quantiles of the times of a kind of work."""
         return quantiles(self.samples[name])
 
     def ratio(self, name: str, other: str, added: float = 0.0) -> Quantiles:
-        """Of two kinds of work in the same round: a machine that is slower for a while is so for
-        both. ``added`` microseconds belong to the first."""
+        """Return the quantiles of the ratio of two kinds of work in the same round, which a machine
+        that is slower for a while does not change.
+
+        Parameters
+        ----------
+        name
+            The numerator.
+        other
+            The denominator.
+        added
+            Microseconds that are added to the numerator.
+        """
         pairs = zip(self.samples[name], self.samples[other], strict=True)
-        return quantiles([(mine + added) / yours for mine, yours in pairs])
+        return quantiles([(numerator + added) / denominator for numerator, denominator in pairs])
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the machine had other work, or a ratio varied too much to mean something."""
+        """True if the machine was busy with other work, or a ratio varied too much."""
         disturbed = self.elsewhere > BUSY or not self.rested or not self.enough
         return disturbed or self._spread > UNSURE
 
     @property
     def disturbance(self) -> tuple[bool, bool, float]:
-        """Less is better."""
+        """Sort key of attempts: the least disturbed is the best."""
         return not self.enough, self.elsewhere > BUSY, self._spread
 
     @property
     def _spread(self) -> float:
-        """Third quartile over first, of the ratio to the first kind of work that varied most."""
-        first, *others = self.samples.values()
+        """Maximum ratio of the third to the first quartile of the ratios to the first kind."""
+        first, *rest = self.samples.values()
         spreads = [1.0]
-        for samples in others:
+        for samples in rest:
             low, high = np.quantile(np.divide(samples, first), (0.25, 0.75))
             spreads.append(float(high / low))
         return max(spreads)
 
 
 class SpeedProbe(Protocol):
-    """A loop of one product instruction: it shows whether the machine is as fast as it can be."""
+    """A loop of one product instruction that shows whether the machine runs at full speed."""
 
     macs: int
-    """Multiply-accumulates of :meth:`stretch`, at the product's largest shape."""
+    """Number of multiply-accumulates of :meth:`stretch`, at the product's largest shape."""
 
     def wait(self) -> bool:
-        """Wait until the loop is about as fast as it was at best; False where it does not get
-        there."""
+        """Wait until the loop is about as fast as at best; return False if it never is."""
         ...
 
     def stretch(self) -> None:
-        """Products for about a millisecond, to be timed."""
+        """Execute products for about a millisecond, to be timed."""
         ...
 
     def is_unthrottled(self) -> bool:
-        """Whether the loop takes about as long as it did at best."""
+        """Return True if the loop is about as fast as at best."""
         ...
 
 
@@ -116,13 +207,25 @@ def time_interleaved(
     attempts: int = ATTEMPTS,
     unthrottled: Callable[[], bool] | None = None,
 ) -> Interleaved:
-    """Time each kind of work ``rounds`` times for about ``round_ms``, interleaved.
+    """Time several kinds of work, interleaved; return the steadiest attempt.
 
     Every other round goes through them backwards. Between kinds of work of different pools the
     process pauses until no thread spins, and each turn begins with calls that are not timed.
-    ``unthrottled`` says before every turn, on our own threads, whether the machine is as fast as it
-    is at best, having waited for it or not (:class:`SpeedProbe`): rounds in which it is not are
-    repeated, up to :data:`PATIENCE` times as many.
+
+    Parameters
+    ----------
+    sides
+        The kinds of work by name.
+    rounds
+        Number of rounds.
+    round_ms
+        Milliseconds of each kind of work in a round, roughly.
+    attempts
+        Maximum number of attempts while the machine is disturbed.
+    unthrottled
+        Function called before every turn, which returns True if the machine is at full speed
+        (:meth:`SpeedProbe.wait`). Rounds in which it is not are repeated, up to :data:`PATIENCE`
+        times as many.
     """
     calls: dict[str, int] = {}
     for name, side in sides.items():
@@ -133,8 +236,8 @@ def time_interleaved(
     for _ in range(attempts - 1):
         if not best.is_noisy:
             break
-        again = _attempt(sides, calls, rounds, unthrottled)
-        best = min(best, again, key=lambda found: found.disturbance)
+        attempt = _attempt(sides, calls, rounds, unthrottled)
+        best = min(best, attempt, key=lambda result: result.disturbance)
     return best
 
 
@@ -148,33 +251,34 @@ def _attempt(
     rounds: int,
     unthrottled: Callable[[], bool] | None,
 ) -> Interleaved:
-    kept: list[dict[str, float]] = []
+    fast: list[dict[str, float]] = []
     slow: list[dict[str, float]] = []
     elsewhere, rested = Elsewhere(), True
-    # Threads of the only pool take nothing from another.
+    # A single pool disturbs nobody: no pause is needed even before the first turn.
     pool = None if _has_several_pools(sides) else next(iter(sides.values())).pool
     for turn in range(rounds * PATIENCE):
-        if len(kept) == rounds:
+        if len(fast) == rounds:
             break
-        took: dict[str, float] = {}
-        right = True
+        times: dict[str, float] = {}
+        at_full_speed = True
         order = list(sides.items())
         for name, side in order if turn % 2 == 0 else reversed(order):
             if side.pool != pool:
                 rested &= wait_for_idle_threads()
                 pool = side.pool
             if unthrottled is not None:
+                # The probe runs on our threads: it pauses before and after another pool's turn.
                 if pool != OUR_POOL:
                     rested &= wait_for_idle_threads()
-                right &= unthrottled()
+                at_full_speed &= unthrottled()
                 if pool != OUR_POOL:
                     rested &= wait_for_idle_threads()
             # A tenth of a turn wakes the pool's threads and fills the caches again.
             side.sample(1 + calls[name] // 10)
             with elsewhere:
-                took[name] = side.sample(calls[name])
-        (kept if right else slow).append(took)
-    enough = len(kept) >= max(1, int(rounds * ENOUGH))
-    rows = kept if enough else kept + slow
-    samples = {name: [took[name] for took in rows] for name in sides}
+                times[name] = side.sample(calls[name])
+        (fast if at_full_speed else slow).append(times)
+    enough = len(fast) >= max(1, int(rounds * ENOUGH))
+    rows = fast if enough else fast + slow
+    samples = {name: [times[name] for times in rows] for name in sides}
     return Interleaved(samples, elsewhere.cores, rested, len(slow), enough)

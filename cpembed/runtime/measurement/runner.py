@@ -17,19 +17,18 @@ from cpembed.provenance import Provenance
 from cpembed.stores import Positive
 
 NOISE = 1.5
-"""Rounds of equal work whose p90 is above this multiple of their p10 were disturbed: what varies is
-the machine, and the median may be anywhere between."""
+"""Maximum ratio of p90 to p10 over rounds of equal work: beyond it the machine varies, and the
+median may be anywhere between."""
 
 ATTEMPTS = 5
-"""Disturbed rounds are repeated; the steadiest of so many attempts counts."""
-
+"""Maximum number of attempts: disturbed rounds are repeated, and the steadiest attempt counts."""
 
 Sampler = Callable[[int], float]
-"""Microseconds a call, over so many calls."""
+"""Function that makes a number of calls and returns the microseconds a call."""
 
 
 class Quantiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Microseconds, or a ratio of such, over the rounds of a measurement."""
+    """Microseconds, or a ratio of times, over the rounds of a measurement."""
 
     median: Positive
     p10: Positive
@@ -37,26 +36,27 @@ class Quantiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def spread(self) -> float:
+        """Ratio of p90 to p10."""
         return self.p90 / self.p10
 
     @property
     def is_noisy(self) -> bool:
+        """True if the rounds were disturbed."""
         return self.spread > NOISE
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one execution in microseconds, each by ``provenance``; those of packing and
-    unpacking are always measured on this machine.
+    """Times of one execution in microseconds, by ``provenance``; those of packing and unpacking are
+    always measured on this machine.
 
-    ``latency_us`` is the contraction alone, on packed operands; None where its numbers were
-    emulated. ``cycles``, at ``clock_mhz``, are those of a simulated machine. ``packing_us`` covers
-    the inputs not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us``
-    are medians, 0 where the layouts are the same memory, None where they were not timed.
-    ``whole_us`` is one call that does all of it, each thread packing its own share inside the
-    kernel where that is possible; None where there is no such call. ``macs`` are those of the
-    workload, padding not counted. ``noisy``: one of the times still varied by more than
-    :data:`NOISE` at the last of :data:`ATTEMPTS`.
+    ``latency_us`` is the contraction alone, on packed operands; None if its numbers were emulated.
+    ``cycles``, at ``clock_mhz``, are those of a simulated machine. ``packing_us`` covers the inputs
+    not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us`` are medians,
+    0 where the layouts are the same memory, None if they were not timed. ``whole_us`` is one call
+    that does all of it, each thread packing its own share inside the kernel if possible; None if
+    there is no such call. ``macs`` are those of the workload, without padding. ``noisy`` is True if
+    one of the times still varied by more than :data:`NOISE` in the last of :data:`ATTEMPTS`.
     """
 
     provenance: Provenance
@@ -72,7 +72,7 @@ class Timing:
 
     @property
     def gops(self) -> float | None:
-        """Two operations a multiply-accumulate over the median latency."""
+        """Two operations a multiply-accumulate over the median latency, in 10^9 a second."""
         return None if self.latency_us is None else 2 * self.macs / (self.latency_us.median * 1e3)
 
 
@@ -86,8 +86,18 @@ def measure(
 ) -> Timing:
     """Time the contraction, the packing of the inputs and the unpacking of the output.
 
-    ``packed_ahead`` names the inputs that are packed once and not timed; by default the second one
-    (W, B). Each of the ``rounds`` repeats the work for about ``round_ms``.
+    Parameters
+    ----------
+    kernel
+        The kernel.
+    inputs
+        Arrays by operand, in the workload's layouts.
+    packed_ahead
+        Names of the inputs that are packed once and not timed; by default the second one (W, B).
+    rounds
+        Number of rounds.
+    round_ms
+        Milliseconds of each kind of work in a round, roughly.
     """
     names = kernel.input_names
     workload = kernel.program.workload
@@ -95,6 +105,7 @@ def measure(
         packed_ahead = packed_before(workload)
     ahead = tuple(name for name in names if name in packed_ahead)
     packed = {name: kernel.pack(name, inputs[name]) for name in names}
+    # Unpacking is timed on the output of a real call.
     output = kernel.execute(packed)
     latency = time_work(kernel.bound(packed, output), rounds, round_ms)
 
@@ -103,35 +114,45 @@ def measure(
         [time_work(call, rounds, round_ms) for call in calls]
         for calls in (kernel.bound_packing(originals, packed), kernel.bound_unpacking(output))
     )
-    whole = latency
+    complete = latency
     if packing or unpacking:
-        whole = time_work(kernel.bound_whole(inputs, packed, ahead, output), rounds, round_ms)
+        complete = time_work(kernel.bound_whole(inputs, packed, ahead, output), rounds, round_ms)
     return Timing(
         Provenance.MEASURED,
         workload.macs,
         latency,
-        whole_us=whole,
+        whole_us=complete,
         packing_us=sum(times.median for times in packing),
         unpacking_us=sum(times.median for times in unpacking),
         packed_ahead=ahead,
-        noisy=any(times.is_noisy for times in (latency, whole, *packing, *unpacking)),
+        noisy=any(times.is_noisy for times in (latency, complete, *packing, *unpacking)),
     )
 
 
 def time_work(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
-    """Microseconds a call, over rounds of equally many calls; the steadiest attempt."""
+    """Return the microseconds a call in the steadiest attempt.
+
+    Parameters
+    ----------
+    work
+        The function to call.
+    rounds
+        Number of rounds, each of equally many calls.
+    round_ms
+        Milliseconds of a round, roughly.
+    """
     sample = wall_clock(work)
     steadiest = _attempt(sample, rounds, round_ms)
     for _ in range(ATTEMPTS - 1):
         if not steadiest.is_noisy:
             break
-        again = _attempt(sample, rounds, round_ms)
-        steadiest = min(steadiest, again, key=lambda times: times.spread)
+        attempt = _attempt(sample, rounds, round_ms)
+        steadiest = min(steadiest, attempt, key=lambda times: times.spread)
     return steadiest
 
 
 def wall_clock(work: Callable[[], Any]) -> Sampler:
-    """The mean over a block of calls, by this process's clock."""
+    """Return a sampler of the mean time of a block of calls, by this process's clock."""
 
     def sample(calls: int) -> float:
         started = time.perf_counter()
@@ -143,12 +164,14 @@ def wall_clock(work: Callable[[], Any]) -> Sampler:
 
 
 def calls_in(sample: Sampler, round_ms: float) -> int:
-    """How many calls fill a round, at least one; one call before the one that is looked at."""
+    """Return the number of calls that fill a round, at least one."""
+    # The first call may load code and fill caches: the second one counts.
     sample(1)
     return max(1, int(round_ms * 1e3 / max(sample(1), 0.1)))
 
 
 def quantiles(samples: Sequence[float]) -> Quantiles:
+    """Return the quantiles of samples."""
     p10, median, p90 = (float(q) for q in np.quantile(samples, (0.1, 0.5, 0.9)))
     return Quantiles(median, p10, p90)
 

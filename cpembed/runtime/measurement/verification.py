@@ -1,12 +1,13 @@
-"""Numerical verification: what a kernel computed beside the reference."""
+"""Numerical verification: a kernel's output compared with the reference."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,34 +25,105 @@ from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.reference import reference
 
+# ------------------------------------------------------------------------------ special values
+
+FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0)
+"""Special values of every float type; its smallest number and smallest normal number are added."""
+
+_EXTREME_SHARE = 4
+"""One in so many integers is the least or the largest of its type."""
+
+_MAX_COPIES = 4
+"""Maximum number of copies of a special float in a tensor: one NaN in a term makes the whole sum
+NaN, so that more of them would leave little else to compare."""
+
+
+def with_special_values(
+    array: NDArray[Any],
+    generator: np.random.Generator,
+    limits: tuple[int, int] | None = None,
+    finite: bool = False,
+) -> NDArray[Any]:
+    """Return a copy of data with special values at random places.
+
+    Parameters
+    ----------
+    array
+        Floats (bfloat16 included), integers or Booleans. Booleans, and tensors of one element, are
+        copied as they are.
+    generator
+        Random generator of the places.
+    limits
+        Least and largest integer, if they are not those of the array's type.
+    finite
+        True for special floats that are numbers only: zeros and the smallest ones.
+
+    Returns
+    -------
+    ndarray
+        Array of the same shape and type. Floats: each special value once to four times, in at most
+        half of the places; integers: a quarter of them the least or the largest.
+    """
+    result, size = array.copy(), array.size
+    if size < 2 or array.dtype == np.bool_:
+        return result
+    if array.dtype.kind in "iu":
+        low, high = limits or (int(np.iinfo(array.dtype).min), int(np.iinfo(array.dtype).max))
+        values = np.asarray([low, high], array.dtype)
+        count = max(1, size // _EXTREME_SHARE)
+    else:
+        values = _special_floats(array.dtype)
+        values = values[np.isfinite(values.astype(np.float64))] if finite else values
+        count = min(size // 2, len(values) * max(1, min(_MAX_COPIES, size // 250)))
+    places = generator.permutation(size)[:count]
+    result.reshape(-1)[places] = np.resize(generator.permutation(values), count)
+    return result
+
+
+def _special_floats(dtype: np.dtype[Any]) -> NDArray[Any]:
+    import ml_dtypes
+
+    # It describes numpy's own types as well.
+    info = cast(Any, ml_dtypes).finfo(dtype)
+    small = np.asarray([info.smallest_subnormal, info.smallest_normal]).astype(dtype)
+    return np.concatenate([np.asarray(FLOATS).astype(dtype), small])
+
+
+# ------------------------------------------------------------------------------ verification
+
 _UNIT_ROUNDOFF = {
     "bfloat16": 2.0**-8,
     "float16": 2.0**-11,
     "float32": 2.0**-24,
     "float64": 2.0**-53,
 }
+
 _SMALLEST_NORMAL = 2.0**-126
-"""What flushing a denormal can cost an addition (AMX flushes) or a conversion to bfloat16."""
+"""Maximum error of a flushed denormal, in an addition (AMX) or a conversion to bfloat16."""
+
 _LEAST_ROUNDING = {"float16": 2.0**-25}
-"""What an addition of small numbers can be off by, where they are not flushed: half the distance of
-subnormal numbers."""
+"""Maximum error of an addition of small numbers in types that are not flushed: half the distance
+of subnormal numbers."""
+
 SpecialValues = Literal["none", "finite", "all"]
+"""Special values among the inputs: none, zeros and the smallest numbers, or also NaN and
+infinities."""
+
 NO_VECTORS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Verification:
-    """A kernel's output beside the reference.
+    """The result of comparing a kernel's output with the reference.
 
     ``tolerance`` is 0 for integers, compared bit for bit. For floats it is relative to the sum of
     the products' magnitudes, ``sum |a| * |b|``: the worst that rounding each addition can do, so
-    cancellation does not fail a right kernel and a wrong one does not pass. The roundings of an
-    epilogue that is judged within them come on top. ``max_error`` is the largest absolute
-    difference from what is expected in the stored type, or from exact arithmetic's float.
-    ``special_values``: which of them inputs had whose results were judged, too; ``finite``: of the
-    floats zeros and the smallest numbers, without NaN and infinities. ``spreads_nan``: some results
-    are no numbers though the reference has numbers there, as it may be where inputs are infinite or
-    no numbers: zeros that pad a sum are multiplied by them.
+    that cancellation does not fail a right kernel and a wrong one does not pass. The roundings of
+    an epilogue that is judged within them come on top. ``max_error`` is the largest absolute
+    difference from the expected value in the output type, or from exact arithmetic's float.
+    ``special_values`` are those among the inputs whose results were judged, too. ``spreads_nan``
+    is True if some results are NaN where the reference has numbers, as they may be where inputs
+    are NaN or infinite: the zeros that pad a sum are multiplied by them.
     """
 
     max_error: float
@@ -62,23 +134,23 @@ class Verification:
 
     @property
     def data(self) -> str:
-        """Which special values the inputs had, in words that follow "data"."""
-        named = {"none": "without special values", "all": "and with special values"}
-        words = named.get(self.special_values, "and with finite special values")
-        return f"{words}; padding spreads NaN" if self.spreads_nan else words
+        """The special values in words that follow "data"."""
+        texts = {"none": "without special values", "all": "and with special values"}
+        text = texts.get(self.special_values, "and with finite special values")
+        return f"{text}; padding spreads NaN" if self.spreads_nan else text
 
-    def require(self, what: str, seed: int) -> None:
-        """Raises :class:`InvariantError` where ``what`` computed this, wrongly, on random data of
-        a seed."""
+    def require(self, subject: str, seed: int) -> None:
+        """Raise :class:`InvariantError` if the output is wrong; ``subject`` computed it on random
+        data of ``seed``."""
         if not self.verified:
             raise InvariantError(
-                f"{what} is wrong by up to {self.max_error:g} on data of seed {seed}: "
+                f"{subject} is wrong by up to {self.max_error:g} on data of seed {seed}: "
                 "please report this command line"
             )
 
 
 class Expected:
-    """What a workload's output is on given inputs, for judging several outputs."""
+    """The right output of a workload for given inputs, with which several outputs are compared."""
 
     def __init__(self, workload: Computation, inputs: Mapping[str, NDArray[Any]]) -> None:
         self.workload = workload
@@ -86,112 +158,133 @@ class Expected:
         self._inputs = inputs
 
     def vectors(self, epilogue: Epilogue | None, seed: int) -> dict[str, NDArray[Any]]:
-        """A random bias and scale, where there are such, that suit these sums
+        """Return a random bias and scale that suit these sums, as far as the epilogue has them
         (:func:`~cpembed.codegen.epilogue.random_vectors`)."""
         if epilogue is None:
             return {}
         return random_vectors(self.workload, epilogue, self.result, seed)
 
-    def judge(self, found: NDArray[Any]) -> Verification:
+    def judge(self, output: NDArray[Any]) -> Verification:
         """Judge an output of the workload's type."""
-        self._check_shape(found)
+        self._check_shape(output)
         if is_integer(self.workload.output.dtype):
-            return compare_integers(self.result, found)
-        return self._judge_floats(found)
+            return compare_integers(self.result, output)
+        return self._judge_floats(output)
 
     def judge_converted(
         self,
-        found: NDArray[Any],
+        output: NDArray[Any],
         epilogue: Epilogue | None = None,
         vectors: Mapping[str, NDArray[Any]] = NO_VECTORS,
     ) -> Verification:
-        """Judge a library's output, which was converted to a type of its own when it was stored.
+        """Judge a library's output, which was converted to a type of its own.
 
-        Integers saturate in a narrower integer type and are rounded to a float; bit for bit after
-        that. Floats may also be off by one rounding to their type. With an ``epilogue``, whose
-        steps a library may take in another order, the output is of its type, within roundings of
-        what exact arithmetic stores.
+        Parameters
+        ----------
+        output
+            The output. Integers saturate in a narrower integer type and are rounded to a float;
+            they are compared bit for bit after that. Floats may also be off by one rounding to
+            their type.
+        epilogue
+            The epilogue, whose steps a library may take in another order: the output is of its
+            type, within roundings of the result of exact arithmetic. None for plain sums.
+        vectors
+            The epilogue's bias and scale.
         """
         if epilogue is not None:
-            if str(found.dtype) != epilogue.dtype:
-                raise WorkloadError(f"the output is {found.dtype}, not {epilogue.dtype}")
-            return self._judge_rounded(found, epilogue, vectors)
-        self._check_shape(found)
+            if str(output.dtype) != epilogue.dtype:
+                raise WorkloadError(f"the output is {output.dtype}, not {epilogue.dtype}")
+            return self._judge_rounded(output, epilogue, vectors)
+        self._check_shape(output)
         if is_integer(self.workload.output.dtype):
             expected = self.result
-            if np.issubdtype(found.dtype, np.integer):
-                limits = np.iinfo(found.dtype)
+            if np.issubdtype(output.dtype, np.integer):
+                limits = np.iinfo(output.dtype)
                 expected = expected.clip(limits.min, limits.max)
-            return compare_integers(expected.astype(found.dtype), found)
-        return self._judge_floats(found)
+            return compare_integers(expected.astype(output.dtype), output)
+        return self._judge_floats(output)
 
     def judge_stored(
         self,
-        found: NDArray[Any],
+        output: NDArray[Any],
         epilogue: Epilogue | None,
         vectors: Mapping[str, NDArray[Any]],
     ) -> Verification:
-        """Judge what a kernel stored, given its bias and scale: of integers bit for bit, of floats
-        within the roundings of the sums, of the epilogue's steps and to the stored type."""
+        """Judge a kernel's output.
+
+        Parameters
+        ----------
+        output
+            The output. Integers are compared bit for bit, floats within the roundings of the sums,
+            of the epilogue's steps and to the output type.
+        epilogue
+            The kernel's epilogue; None for plain sums.
+        vectors
+            The epilogue's bias and scale.
+        """
         if epilogue is None:
-            return self.judge(found)
-        found = found.view(numpy_dtype(epilogue.dtype))
-        self._check_shape(found)
+            return self.judge(output)
+        output = output.view(numpy_dtype(epilogue.dtype))
+        self._check_shape(output)
         if is_integer(self.workload.output.dtype):
             channel = channel_numbers(self.workload)
             flat = {name: vector.reshape(-1) for name, vector in vectors.items()}
             expected = epilogue.apply(self.result, flat, channel)
+            # Some machines flush denormals in this conversion: compare with both sides flushed.
             if epilogue.dtype == "bfloat16":
-                expected, found = _flushed(expected), _flushed(found)
-            return compare_integers(expected, found)
-        return self._judge_rounded(found, epilogue, vectors)
+                expected, output = _flushed(expected), _flushed(output)
+            return compare_integers(expected, output)
+        return self._judge_rounded(output, epilogue, vectors)
 
-    def _check_shape(self, found: NDArray[Any]) -> None:
+    def _check_shape(self, output: NDArray[Any]) -> None:
         shape = self.result.shape
-        if found.shape != shape:
-            raise WorkloadError(f"the output is {found.shape}, the workload has {shape}")
+        if output.shape != shape:
+            raise WorkloadError(f"the output is {output.shape}, the workload has {shape}")
 
     def _judge_rounded(
-        self, found: NDArray[Any], epilogue: Epilogue, vectors: Mapping[str, NDArray[Any]]
+        self, output: NDArray[Any], epilogue: Epilogue, vectors: Mapping[str, NDArray[Any]]
     ) -> Verification:
-        """Against what exact arithmetic stores."""
-        self._check_shape(found)
+        self._check_shape(output)
         channel = channel_numbers(self.workload)
-        each = {
+        by_element = {
             name: vector.reshape(-1)[channel].astype(np.float64) for name, vector in vectors.items()
         }
-        return self._judge_floats(found, epilogue, each.get(BIAS, 0.0), each.get(SCALE, 1.0))
+        bias, scale = by_element.get(BIAS, 0.0), by_element.get(SCALE, 1.0)
+        return self._judge_floats(output, epilogue, bias, scale)
 
     def _judge_floats(
         self,
-        found: NDArray[Any],
+        output: NDArray[Any],
         epilogue: Epilogue | None = None,
         bias: NDArray[np.float64] | float = 0.0,
         scale: NDArray[np.float64] | float = 1.0,
     ) -> Verification:
-        """Against what exact arithmetic stores; activation and saturation enlarge no error. Sums
-        that are integers are exact, until they meet a float32."""
+        """Compare with the result of exact arithmetic.
+
+        Activation and saturation enlarge no error. Integer sums are exact until they meet a
+        float32.
+        """
         sums = self.result.astype(np.float64)
         unit, tolerance, allowed = self._rounding
         expected = sums + bias
         if epilogue is not None and epilogue.vectors:
-            # Whether the bias is added before the scale or, multiplied by it, after: to either of
-            # the two happen two roundings, and one to the result.
+            # The bias may be added before the scale or, scaled, after it: two roundings of either
+            # term, and one of the result.
             allowed = allowed + 2 * unit * (np.abs(sums) + np.abs(bias))
             expected = expected * scale
             allowed = allowed * np.abs(scale) + unit * np.abs(expected)
         if epilogue is not None and epilogue.relu:
             expected = np.maximum(expected, 0.0)
         nearest = expected
-        if is_integer(str(found.dtype)):
-            low, high = saturated_range(str(found.dtype))
+        if is_integer(str(output.dtype)):
+            low, high = saturated_range(str(output.dtype))
             expected = np.where(np.isnan(expected), high, expected).clip(low, high)
             nearest = np.rint(expected)
             allowed = allowed + 0.5
-        elif str(found.dtype) != self.workload.output.dtype:
-            allowed = allowed + _UNIT_ROUNDOFF[str(found.dtype)] * (np.abs(expected) + allowed)
-        values = found.astype(np.float64)
-        # A NaN is not below anything: it fails, but where one is expected; infinities are equal.
+        elif str(output.dtype) != self.workload.output.dtype:
+            allowed = allowed + _UNIT_ROUNDOFF[str(output.dtype)] * (np.abs(expected) + allowed)
+        values = output.astype(np.float64)
+        # NaN compares as False and so fails, except where it is expected; infinities are equal.
         same = (values == nearest) | (np.isnan(values) & np.isnan(nearest))
         spread = np.isnan(values) & ~same & self._has_special_inputs
         with np.errstate(invalid="ignore"):
@@ -202,13 +295,13 @@ class Expected:
 
     @cached_property
     def _has_special_inputs(self) -> bool:
-        """Whether an input is infinite or no number."""
+        """True if an input has NaN or infinities."""
         return not all(np.isfinite(a.astype(np.float64)).all() for a in self._inputs.values())
 
     @cached_property
     def _rounding(self) -> tuple[float, float, NDArray[np.float64] | float]:
-        """Of the type in which sums are made: its unit, the tolerance relative to the products'
-        magnitudes, and what each sum may be off by."""
+        """Unit roundoff of the type of the sums, tolerance relative to the products' magnitudes,
+        and maximum error of each sum."""
         dtype = self.workload.output.dtype
         if is_integer(dtype):
             return _UNIT_ROUNDOFF["float32"], 0.0, 0.0
@@ -219,33 +312,29 @@ class Expected:
 
 
 def _flushed(values: NDArray[Any]) -> NDArray[Any]:
-    """With 0 in the place of what a conversion may make 0."""
+    """Replace values that a conversion may flush by 0."""
     small = np.abs(values.astype(np.float32)) <= _SMALLEST_NORMAL
     return np.where(small, values.dtype.type(0), values)
 
 
-def compare_integers(expected: NDArray[Any], found: NDArray[Any]) -> Verification:
+def compare_integers(expected: NDArray[Any], output: NDArray[Any]) -> Verification:
     """Judge integers of the same shape and type, bit for bit."""
     # In float64 a difference of 64-bit integers cannot wrap; equality is judged on the bits.
-    # Where both are infinite, there is none.
+    # Infinities of converted outputs are equal, though their difference is NaN.
     with np.errstate(invalid="ignore"):
-        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-    difference = np.where(found == expected, 0.0, difference)
-    equal = found.dtype == expected.dtype and np.array_equal(found, expected)
+        difference = np.abs(output.astype(np.float64) - expected.astype(np.float64))
+    difference = np.where(output == expected, 0.0, difference)
+    equal = output.dtype == expected.dtype and np.array_equal(output, expected)
     return Verification(float(difference.max()), equal, 0.0)
 
 
 def _additions(workload: Computation) -> int:
-    """Roundings on the way to one output element."""
-    found = 1
-    for axis in workload.axes:
-        if axis.kind is AxisKind.REDUCTION:
-            found *= axis.extent
-    return found + 1
+    """Return the number of roundings on the way to one output element."""
+    return 1 + math.prod(a.extent for a in workload.axes if a.kind is AxisKind.REDUCTION)
 
 
 def _magnitudes(workload: Computation, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-    """``sum |a| * |b|`` for each output element."""
+    """Return ``sum |a| * |b|`` for each output element."""
     absolute = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
-    wide = {operand.name: "float64" for operand in workload.operands}
-    return reference(workload.with_dtypes(wide), absolute)
+    float64 = {operand.name: "float64" for operand in workload.operands}
+    return reference(workload.with_dtypes(float64), absolute)

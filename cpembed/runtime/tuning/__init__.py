@@ -1,1 +1,1 @@
-"""Tuning: the fastest embedding and schedule of a workload, found once and kept."""
+"""Tuning, whatever machine measures: spaces of schedules, the search, sessions, files of trials."""

@@ -1,4 +1,4 @@
-"""What tuning measured, kept: a file of JSON lines for each workload, machine and constraint set.
+"""The files of tuning: JSON lines, a file for each workload, machine and constraint set.
 
 A trial is appended as soon as it is measured. A file's first line is its key: everything that its
 trials depend on, so that those of another specification or version are never mistaken for these.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,35 +16,45 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 
 import msgspec
-import platformdirs
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.runtime.measurement.results import ResultStore, key_digest
-from cpembed.stores import Count, say
+from cpembed.provenance import Provenance
+from cpembed.runtime.measurement.environment import versions
+from cpembed.stores import (
+    Count,
+    Positive,
+    ResultStore,
+    Time,
+    key_digest,
+    store_folder,
+    warn_damaged,
+)
+from cpembed.wording import amount
 
 DIRECTORY_VARIABLE = "CPEMBED_TUNE_DIR"
 
 NOT_COMPARED = ("constraints", "constraint_set", "objective")
-"""Parts of a key that say what was searched and for what: trials that differ in them only are of
-one workload and machine."""
+"""Parts of a key that name the search and its aim: files that differ in these alone are of one
+workload and machine."""
+
+_FILE_NAME = re.compile(r".+-[0-9a-f]{12}-.+-(?P<digest>[0-9a-f]{12})\.jsonl")
 
 
-_OURS = re.compile(r".+-[0-9a-f]{12}-.+-(?P<digest>[0-9a-f]{12})\.jsonl")
-"""Names of the database's files."""
+# ------------------------------------------------------------------------------ trials
 
 
 class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A schedule of an embedding as it was measured.
+    """A measured schedule of an embedding; each target adds its schedules and times.
 
-    ``identifier`` is the candidate's; ``rank`` is the embedding's place in the ranking of the set
-    ``constraints``; ``error`` says why a schedule has no program.
+    ``identifier`` is the candidate's. ``rank`` is the embedding's position in the ranking under the
+    set ``constraints``. ``error`` is the reason why a schedule has no program.
     """
 
     kind: ClassVar[str]
-    """Of the files that hold such trials, in their keys."""
+    """The kind of trial, in the keys of files."""
 
     embedding: dict[str, Any]
     identifier: str
@@ -54,7 +63,7 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str | None
 
     def flaw(self) -> str | None:
-        """What no measurement is; types and ranges are right."""
+        """Return the field that contradicts others, with the reason, or None."""
         try:
             identifier = Embedding.from_json(self.embedding).identifier()
         except (LookupError, TypeError, ValueError, AttributeError):
@@ -67,51 +76,52 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> str:
-        """What no two proposals of a file share."""
+        """Unique text of the schedule within its file."""
         raise NotImplementedError
 
     @property
     def operands_in_place(self) -> tuple[str, ...]:
-        """Which operands the candidate's program keeps in the layouts they come in."""
+        """Names of the operands that the candidate's program keeps in their original layouts."""
         return ()
 
     @property
     def cost(self) -> float | None:
-        """What tuning minimises, in the unit of the file; None where it was not measured."""
+        """Cost that tuning minimises, in the unit of the file; None if nothing was measured."""
         raise NotImplementedError
 
     def figure(self, objective: str | None) -> float | None:
-        """What was minimised, of this schedule by itself, in the unit of the target."""
+        """Return the cost by an objective, in the unit of the target."""
         return self.cost
 
     @property
     def estimated(self) -> float | None:
-        """What the model expected, in the unit of the target."""
+        """Estimate of the model in the unit of the target."""
         return None
 
     def document(self) -> dict[str, Any]:
-        """The trial in documents."""
+        """Return the trial for a JSON document."""
         return msgspec.to_builtins(self)
 
     def standing(self, objective: str | None = None) -> str:
-        """The trial as the best so far, in a few words; with what was minimised, where that is one
-        of several."""
+        """Return a few words about the trial as the best so far, with the objective minimised."""
         return f"best {self.cost}"
 
     @property
     def decision(self) -> int:
-        """The number of the decision that the trial is part of: once there is one, only it and what
-        was measured since count; 0 for none."""
+        """Number of the final comparison that the trial is part of, 0 for none.
+
+        Once a file has one, only the last and what was measured after it count.
+        """
         return 0
 
     @property
     def is_measured(self) -> bool:
-        """Whether it can be the best."""
+        """True if the trial can be the best."""
         return self.cost is not None
 
     @classmethod
     def best_of(cls, trials: Sequence[Self]) -> Self | None:
-        """The fastest of a file's trials, which are in the order of the file."""
+        """Return the fastest of a file's trials, which are in the order of the file."""
         last = max((trial.decision for trial in trials), default=0)
         since = next((n for n, trial in enumerate(trials) if trial.decision == last), 0)
         measured = [trial for trial in trials[since:] if trial.is_measured]
@@ -119,26 +129,60 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def describes(cls, key: Mapping[str, Any]) -> bool:
-        """Whether a file of this key holds trials of this kind."""
+        """True if a file of this key holds trials of this kind."""
         return key.get("kind") == cls.kind
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:
-        """Whether what such a file holds is what this version would measure."""
+        """True if this version of the package would measure the same for a file of this key."""
         raise NotImplementedError
+
+
+class PlainTrial(Trial, frozen=True):
+    """The trial of a target that needs no more than a time.
+
+    ``time`` and ``estimate`` are in ``unit``; ``time`` is None for a schedule without a program.
+    ``schedule_key`` tells schedules apart.
+    """
+
+    kind = "plain"
+
+    schedule: Any
+    schedule_key: str
+    unit: str
+    provenance: Provenance
+    estimate: Time | None
+    time: Positive | None
+
+    @property
+    def key(self) -> str:
+        return f"{self.identifier} {self.schedule_key}"
+
+    @property
+    def cost(self) -> float | None:
+        return self.time
+
+    @property
+    def estimated(self) -> float | None:
+        return self.estimate
+
+    def standing(self, objective: str | None = None) -> str:
+        return f"best {amount(self.time or 0, self.unit)}"
+
+    @classmethod
+    def is_current(cls, key: Mapping[str, Any]) -> bool:
+        current = versions()["cpembed"], module_digest(key["module"])
+        return (key["version"], key["source"]) == current
 
 
 T = TypeVar("T", bound=Trial)
 
 
-def default_directory() -> Path:
-    """The folder that ``CPEMBED_TUNE_DIR`` names, else one of the user's data folder."""
-    told = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(told) if told else platformdirs.user_data_path("cpembed") / "tune"
+# ------------------------------------------------------------------------------ keys
 
 
 def workload_key(workload: Computation) -> dict[str, Any]:
-    """A workload without its name: text, extents, operands."""
+    """Return the text, extents and operands of a workload, without its name."""
     return {
         "expression": str(workload),
         "extents": dict(workload.extents),
@@ -154,8 +198,17 @@ def workload_key(workload: Computation) -> dict[str, Any]:
 def problem_key(
     workload: Computation, spec: HardwareSpec, constraints: ConstraintSet
 ) -> dict[str, Any]:
-    """The part of a key that says what is embedded, in what, and how; of a specification and a set,
-    what they say, not where they are."""
+    """Return the part of a key that all targets share.
+
+    Parameters
+    ----------
+    workload
+        The workload that is embedded.
+    spec
+        The specification of the hardware, whose contents count, not its path.
+    constraints
+        The constraint set, whose contents count as well as its name.
+    """
     return {
         "workload": workload_key(workload),
         "target": spec.name,
@@ -165,15 +218,59 @@ def problem_key(
     }
 
 
-def store_of(directory: Path, key: Mapping[str, Any], kind: type[T]) -> ResultStore[T]:
-    """The file of a key; it is made by ``open``."""
+def digest(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sources_digest(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of the contents of files, in the order of their paths."""
+    hasher = hashlib.sha256()
+    for path in sorted(paths):
+        hasher.update(path.read_bytes())
+    return hasher.hexdigest()
+
+
+def module_digest(module: str) -> str:
+    """Return the SHA-256 of the package of a module, or of a module outside any package; empty if
+    it is not installed."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        return ""
+    path = Path(spec.origin)
+    return sources_digest(path.parent.rglob("*.py") if "." in module else [path])
+
+
+# ------------------------------------------------------------------------------ files
+
+
+def tuning_folder() -> Path:
+    """Return the folder that ``CPEMBED_TUNE_DIR`` names, or the default one in the user's data."""
+    return store_folder("tune", variable=DIRECTORY_VARIABLE, durable=True)
+
+
+def trial_store(directory: Path, key: Mapping[str, Any], kind: type[T]) -> ResultStore[T]:
+    """Return the file of a key, which ``open`` creates.
+
+    Parameters
+    ----------
+    directory
+        The folder of the file.
+    key
+        Everything that the trials depend on.
+    kind
+        The type of the trials.
+    """
     names = (key["target"], _workload_digest(key), key["constraints"])
     return ResultStore(directory, names, key, kind, kind.flaw)
 
 
-@dataclass(frozen=True)
-class Stored(Generic[T]):
-    """A file of the database."""
+@dataclass(frozen=True, kw_only=True)
+class TrialFile(Generic[T]):
+    """A file of the database with its trials."""
 
     path: Path
     key: dict[str, Any]
@@ -182,69 +279,57 @@ class Stored(Generic[T]):
 
     @property
     def best(self) -> T | None:
+        """The fastest trial, if any has a program."""
         return self.kind.best_of(self.trials)
 
     @property
     def count(self) -> int:
-        """Schedules that were tried."""
+        """Number of different schedules."""
         return len({trial.key for trial in self.trials})
 
     @property
     def is_current(self) -> bool:
+        """True if this version of the package would measure the same."""
         return self.kind.is_current(self.key)
 
 
-def stored(
+def trial_files(
     directory: Path, kind: type[T], key: Mapping[str, Any] | None = None
-) -> Iterator[Stored[T]]:
-    """The files of a folder with trials of a kind, by name; with a key, those that differ from it
-    in :data:`NOT_COMPARED` only."""
+) -> Iterator[TrialFile[T]]:
+    """Yield the files of a folder that hold trials of a kind, by name.
+
+    Parameters
+    ----------
+    directory
+        The folder.
+    kind
+        The type of the trials.
+    key
+        Only files whose keys differ from this one in nothing but :data:`NOT_COMPARED`; None for
+        all files.
+    """
     pattern = "*.jsonl" if key is None else f"*-{_workload_digest(key)}-*.jsonl"
     for path in sorted(directory.glob(pattern)):
         try:
-            # The name is a digest of the key.
-            named = key is not None and store_of(directory, key, kind).path == path
-            found = dict(key) if key is not None and named else _key_of(path)
+            # The digest in a file's name vouches for its key even if the first line is damaged.
+            is_file_of_key = key is not None and trial_store(directory, key, kind).path == path
+            file_key = dict(key) if key is not None and is_file_of_key else _key_of(path)
         except OSError as error:
-            say(f"{path}: cannot be read ({error.strerror}) and is left out")
+            warn_damaged(f"{path}: cannot be read ({error.strerror}) and is left out")
             continue
-        if found is None and _OURS.fullmatch(path.name):
-            say(f"{path}: left out, its first line, the key, is damaged; the same `tune` mends it")
-        if found is None or not kind.describes(found):
+        if file_key is None and _FILE_NAME.fullmatch(path.name):
+            warn_damaged(
+                f"{path}: left out, its first line, the key, is damaged; the same `tune` mends it"
+            )
+        if file_key is None or not kind.describes(file_key):
             continue
-        if key is None or _compared(found) == _compared(key):
-            store = store_of(directory, found, kind)
+        if key is None or _compared(file_key) == _compared(key):
+            store = trial_store(directory, file_key, kind)
             store.path = path
-            yield Stored(path, found, kind, store.load())
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def sources_digest(paths: Iterable[Path]) -> str:
-    """Of what these files hold."""
-    found = hashlib.sha256()
-    for path in sorted(paths):
-        found.update(path.read_bytes())
-    return found.hexdigest()
-
-
-def module_digest(module: str) -> str:
-    """Of the package's folder that a module is in, or of a module that is in none; empty where it
-    is not installed."""
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        found = None
-    if found is None or found.origin is None:
-        return ""
-    path = Path(found.origin)
-    return sources_digest(path.parent.rglob("*.py") if "." in module else [path])
+            yield TrialFile(path=path, key=file_key, kind=kind, trials=store.load())
 
 
 def _workload_digest(key: Mapping[str, Any]) -> str:
-    """Part of a file's name."""
     return digest(json.dumps(key["workload"], sort_keys=True))[:12]
 
 
@@ -259,7 +344,7 @@ class _Workload(TypedDict):
 
 
 class _Key(TypedDict):
-    """What the keys of all versions have."""
+    """The fields that the keys of all versions have."""
 
     workload: _Workload
     target: str
@@ -272,18 +357,21 @@ class _Header(msgspec.Struct):
 
 
 def _key_of(path: Path) -> dict[str, Any] | None:
-    """The key of a file; None for one that is none of the database, or whose key is damaged."""
-    named = _OURS.fullmatch(path.name)
+    """Return the key of a file; None if the key is damaged or the file is not of the database."""
+    match = _FILE_NAME.fullmatch(path.name)
+    if match is None:
+        return None
     keys: list[dict[str, Any]] = []
-    for line in path.read_bytes().split(b"\n") if named else []:
+    for line in path.read_bytes().split(b"\n"):
         if line.startswith(b'{"key"'):
             try:
                 msgspec.json.decode(line, type=_Header)
                 key: dict[str, Any] = json.loads(line)["key"]
+                # NaN would make a key that no later run can reproduce.
                 json.dumps(key, allow_nan=False)
             except (ValueError, RecursionError):
                 continue
             keys.append(key)
-    # One that was changed and is still a key is that of another version.
-    right = [key for key in keys if named and key_digest(key) == named["digest"]]
-    return next(iter([*right, *keys]), None)
+    # A key that was edited and still parses counts as that of another version.
+    intact = [key for key in keys if key_digest(key) == match["digest"]]
+    return next(iter([*intact, *keys]), None)

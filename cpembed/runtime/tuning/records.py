@@ -1,4 +1,4 @@
-"""What was found for a workload, for those who execute it."""
+"""The best trial of a workload, looked up and proven again for whoever executes it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.runtime.tuning.database import Stored, T, Trial, default_directory, store_of, stored
-from cpembed.stores import say
+from cpembed.runtime.tuning.database import T, TrialFile, trial_files, trial_store, tuning_folder
+from cpembed.stores import warn_damaged
 from cpembed.transform.proof import require
 
 WIDEST = "complete"
-"""The widest shipped set. What it admits and no rewrite can serve is never among its candidates."""
+"""Name of the shipped constraint set that admits the most; the key of lookups under any set."""
 
 
 @dataclass(frozen=True)
 class Record(Generic[T]):
-    """The best trial of a file, out of ``trials``; ``tuned_under`` names the set of the file."""
+    """The best trial of a file of ``trials`` schedules, tuned under the set ``tuned_under``."""
 
     trial: T
     trials: int
@@ -32,12 +32,12 @@ class Record(Generic[T]):
     path: Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TunedChoice(Generic[T]):
-    """A proven candidate with the trial that was the fastest.
+    """A proven candidate with its trial, the fastest.
 
-    ``trials`` were measured to find it, under the constraint set ``tuned_under``; ``rank`` is the
-    candidate's place in the ranking of ``constraints``.
+    ``trials`` schedules were measured to find it, under the constraint set ``tuned_under``.
+    ``rank`` is the candidate's position in the ranking under ``constraints``.
     """
 
     candidate: Candidate
@@ -54,13 +54,13 @@ class TunedChoice(Generic[T]):
         return self.trial.constraints
 
     def ranked(self, weights: Weights) -> RankedCandidate:
-        """The candidate with its overheads, scored by ``weights``."""
+        """Return the candidate with its overheads, scored by ``weights``."""
         cost = overheads(self.candidate.program)
         score = cost.score(weights.mac, weights.data)
         return RankedCandidate(self.rank, self.candidate, cost, score, self.constraints)
 
     def to_json(self) -> dict[str, Any]:
-        """Where a tuned candidate comes from, in the document of ``run --json``."""
+        """Return the origin of the candidate for the document of ``run --json``."""
         return {
             "constraints": self.constraints,
             "tuned_under": self.tuned_under,
@@ -69,33 +69,38 @@ class TunedChoice(Generic[T]):
 
 
 def record_in(
-    file: Stored[T], wanted: str | None, without: Collection[str] = ()
+    file: TrialFile[T], identifier: str | None, without: Collection[str] = ()
 ) -> Record[T] | None:
-    """The best trial of a file, of all or of the candidate with an identifier, ``without`` those of
-    these keys."""
+    """Return the best trial of a file, if there is one.
+
+    Parameters
+    ----------
+    file
+        The file.
+    identifier
+        The only candidate that counts; None for all.
+    without
+        Keys of trials that are left out.
+    """
     trials = [
         trial
         for trial in file.trials
-        if (wanted is None or trial.identifier == wanted) and trial.key not in without
+        if (identifier is None or trial.identifier == identifier) and trial.key not in without
     ]
     best = file.kind.best_of(trials)
     if best is None:
         return None
-    return Record(best, file.count, file.key["constraints"], file.path)
-
-
-def is_of(file: Stored[Any], directory: Path, key: dict[str, Any]) -> bool:
-    """Whether a file is that of the key, constraint set included."""
-    kind: type[Trial] = file.kind
-    return file.path == store_of(directory, key, kind).path
+    return Record(
+        trial=best, trials=file.count, tuned_under=file.key["constraints"], path=file.path
+    )
 
 
 class Unusable(Exception):
-    """Why a trial is none of a workload."""
+    """The reason why a trial does not fit its workload."""
 
 
 class Tunable(Protocol):
-    """What is asked of a target here."""
+    """The members of a target that a lookup needs."""
 
     spec: HardwareSpec
     trial: type[Any]
@@ -108,17 +113,39 @@ class Tunable(Protocol):
         epilogue: Any,
         objective: str | None,
     ) -> dict[str, Any]:
-        """Everything that the trials of a file depend on."""
+        """Return everything that the trials of a file depend on.
+
+        Parameters
+        ----------
+        workload
+            The workload.
+        constraints
+            The constraint set under which embeddings are searched.
+        epilogue
+            The epilogue of the kernel, or None.
+        objective
+            One of the target's objectives; None if it has none.
+        """
         ...
 
     def require_schedule(self, candidate: Candidate, epilogue: Any, trial: Any) -> None:
-        """Raises :class:`LoweringError` for a schedule that the candidate does not have."""
+        """Raise :class:`LoweringError` if the candidate does not have the trial's schedule.
+
+        Parameters
+        ----------
+        candidate
+            The candidate of the trial's embedding.
+        epilogue
+            The epilogue of the kernel, or None.
+        trial
+            The trial.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Which trials: of a workload and what is stored of it, under a set of constraints or any, of
+    """The trials that count: of a workload with its epilogue, under one constraint set or any, of
     one candidate or all, in the default folder or another."""
 
     workload: Computation
@@ -128,36 +155,51 @@ class Lookup:
     directory: Path | None = None
 
 
-def tuned(target: Tunable, of: Lookup) -> TunedChoice[Any] | None:
-    """The fastest of what tuning measured on a target; None where it did not.
+def tuned_choice(target: Tunable, lookup: Lookup) -> TunedChoice[Any] | None:
+    """Return the fastest of what tuning measured on a target; None if nothing was.
 
-    The candidate's program is derived and proven again; what is damaged is left out.
+    The candidate's program is derived and proven again; damaged trials are left out.
     """
 
     def require(candidate: Candidate, trial: Any) -> None:
-        target.require_schedule(candidate, of.epilogue, trial)
+        target.require_schedule(candidate, lookup.epilogue, trial)
 
     return first_proven(
-        of.workload, target.spec, lambda without: best_record(target, of, without), require
+        lookup.workload,
+        target.spec,
+        lambda without: best_record(target, lookup, without),
+        require,
     )
 
 
-def best_record(target: Tunable, of: Lookup, without: Collection[str] = ()) -> Record[Any] | None:
-    """What :func:`tuned` takes, without its program; ``without`` leaves trials of these keys out.
-    Of several objectives, what was tuned for the first is taken before the others."""
-    folder = of.directory or default_directory()
-    under = of.constraints or load_constraint_set(WIDEST)
+def best_record(
+    target: Tunable, lookup: Lookup, without: Collection[str] = ()
+) -> Record[Any] | None:
+    """Return the record of :func:`tuned_choice`, without deriving its program.
+
+    Parameters
+    ----------
+    target
+        The target. Of several objectives, trials for an earlier one come before all others.
+    lookup
+        The trials that count.
+    without
+        Keys of trials that are left out.
+    """
+    folder = lookup.directory or tuning_folder()
+    constraints = lookup.constraints or load_constraint_set(WIDEST)
     for objective in target.objectives or (None,):
-        key = target.trial_key(of.workload, under, of.epilogue, objective)
-        found: list[Record[Any]] = [
-            kept
-            for file in stored(folder, target.trial, key)
+        key = target.trial_key(lookup.workload, constraints, lookup.epilogue, objective)
+        path = trial_store(folder, key, target.trial).path
+        records: list[Record[Any]] = [
+            record
+            for file in trial_files(folder, target.trial, key)
             if file.key.get("objective") == objective
-            and (of.constraints is None or is_of(file, folder, key))
-            and (kept := record_in(file, of.identifier, without)) is not None
+            and (lookup.constraints is None or file.path == path)
+            and (record := record_in(file, lookup.identifier, without)) is not None
         ]
-        if found:
-            return min(found, key=lambda kept: kept.trial.figure(objective) or 0)
+        if records:
+            return min(records, key=lambda record: record.trial.figure(objective) or 0)
     return None
 
 
@@ -167,40 +209,42 @@ def first_proven(
     best: Callable[[Collection[str]], Record[T] | None],
     require_schedule: Callable[[Candidate, T], object],
 ) -> TunedChoice[T] | None:
-    """The choice of the best trial that is one of the workload; ``best`` gives the best one without
-    some, ``require_schedule`` raises :class:`LoweringError` for a schedule that a candidate does
-    not have. Trials that were passed over are said in one line."""
-    passed: dict[str, str] = {}
-    while (kept := best(passed)) is not None:
+    """Return the choice of the best trial that fits the workload, with one warning about others.
+
+    Parameters
+    ----------
+    workload
+        The workload.
+    spec
+        The specification of the hardware.
+    best
+        Function that returns the best record without the trials of these keys.
+    require_schedule
+        Function that raises :class:`LoweringError` for a schedule that a candidate does not have.
+    """
+    unusable: dict[str, str] = {}
+    choice: TunedChoice[T] | None = None
+    while choice is None and (record := best(unusable)) is not None:
         try:
-            choice = _proven(workload, spec, kept, require_schedule)
+            choice = _proven(workload, spec, record, require_schedule)
         except Unusable as error:
-            passed[kept.trial.key] = f"{kept.path}: the embedding {kept.trial.identifier} {error}"
-            continue
-        _say_passed(passed)
-        return choice
-    _say_passed(passed)
-    return None
-
-
-def _say_passed(passed: dict[str, str]) -> None:
-    if passed:
-        first, *others = passed.values()
-        more = f", and {len(others)} more" if others else ""
-        say(f"{first}{more}: left out, the file was changed; delete it and tune again")
+            trial = record.trial
+            unusable[trial.key] = f"{record.path}: the embedding {trial.identifier} {error}"
+    if unusable:
+        first, *rest = unusable.values()
+        more = f", and {len(rest)} more" if rest else ""
+        warn_damaged(f"{first}{more}: left out, the file was changed; delete it and tune again")
+    return choice
 
 
 def _proven(
     workload: Computation,
     spec: HardwareSpec,
-    kept: Record[T],
+    record: Record[T],
     require_schedule: Callable[[Candidate, T], object],
 ) -> TunedChoice[T]:
-    """The choice of a trial, its program derived and proven again.
-
-    Raises :class:`Unusable` where the file was changed.
-    """
-    trial = kept.trial
+    """Derive and prove the program of a trial; raise :class:`Unusable` if the file was changed."""
+    trial = record.trial
     try:
         embedding = Embedding.from_json(trial.embedding)
         candidate = derive_candidate(
@@ -216,4 +260,9 @@ def _proven(
         CpembedError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError
     ) as error:  # fmt: skip
         raise Unusable(f"has no such schedule ({error})") from error
-    return TunedChoice(candidate, trial, kept.trials, kept.tuned_under)
+    return TunedChoice(
+        candidate=candidate,
+        trial=trial,
+        trials=record.trials,
+        tuned_under=record.tuned_under,
+    )

@@ -1,4 +1,4 @@
-"""What a search chooses from: embeddings with the schedules that a target has for them."""
+"""The space of a search: embeddings with the schedules that a target has for them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cpembed.cost.candidate import Candidate
 from cpembed.cost.ranking import RankedCandidate
 
 S = TypeVar("S")
-"""A target's schedule: a frozen dataclass of numbers and names, which JSON can keep."""
+"""A target's schedule: a frozen dataclass of numbers and names, which JSON can hold."""
 
 
 @dataclass(frozen=True)
 class Scored(Generic[S]):
-    """A schedule with its estimate: ``cost`` in the target's unit, and what of it is what
-    (``parts``, by names that end in the unit)."""
+    """A schedule with its estimated ``cost`` in the target's unit, and the ``parts`` of the cost by
+    names that end in the unit."""
 
     cost: float
     schedule: S
@@ -30,53 +30,62 @@ class Space(ABC, Generic[S]):
 
     @property
     def lower_bound(self) -> float:
-        """What no schedule of the program goes below, in the unit of the estimates."""
+        """Lower bound of the cost of all schedules of the program."""
         return 0.0
 
     @abstractmethod
     def ranked(self, limit: int | None = None) -> Sequence[Scored[S]]:
-        """Schedules worth trying, the least estimate first; always the same.
+        """Return schedules worth trying, the least estimate first; always the same ones.
 
-        Raises :class:`~cpembed.errors.LoweringError` where none fits the machine.
+        Parameters
+        ----------
+        limit
+            Maximum number of schedules; None for all.
+
+        Raises
+        ------
+        LoweringError
+            If none fits the machine.
         """
 
     @abstractmethod
     def scored(self, schedule: S) -> Scored[S]:
-        """Any schedule with its estimate.
+        """Return a schedule with its estimate.
 
-        Raises :class:`~cpembed.errors.LoweringError` for one that the program does not have.
+        Raises
+        ------
+        LoweringError
+            If the program does not have this schedule.
         """
 
     def best(self) -> Scored[S]:
-        """What runs untuned."""
+        """Return the schedule that runs untuned."""
         return self.ranked(1)[0]
 
     def neighbour(self, schedule: S, random: Random) -> S | None:
-        """A schedule that differs a little; None where there is none. Whether it fits is not
-        asked."""
+        """Return a schedule that differs a little, and need not fit; None if there is none."""
         return None
 
     def canonical(self, schedule: S) -> S:
-        """The schedule by the one name that all schedules of the same code have."""
+        """Return the representative of all schedules of the same code."""
         return schedule
 
     def transferred(self, schedule: S, source: Space[S]) -> S | None:
-        """What another program's schedule is in this one; None where it has no meaning there."""
+        """Return the counterpart of another program's schedule; None if it has none."""
         return None
 
     def key(self, schedule: S) -> str:
-        """What no two schedules share; the same in every process."""
+        """Return a text unique to the schedule, the same in every process."""
         return repr(schedule)
 
     def form(self) -> object:
-        """Equal, and hashable, for programs that are one kernel under other names."""
+        """Return a hashable value that is equal for programs that are the same kernel."""
         return id(self)
 
 
 @dataclass(frozen=True, eq=False)
 class Design(Generic[S]):
-    """An embedding that takes part in a search: a candidate, its program in the target's terms, and
-    its schedules."""
+    """An embedding in a search: a candidate, its program in the target's terms, its schedules."""
 
     ranked: RankedCandidate
     lowered: Any
@@ -93,7 +102,7 @@ class Design(Generic[S]):
 
 @dataclass(frozen=True)
 class Proposal(Generic[S]):
-    """A schedule of a design."""
+    """A schedule of a design that is to be measured."""
 
     design: Design[S]
     scored: Scored[S]
@@ -112,13 +121,13 @@ class Proposal(Generic[S]):
 
     @property
     def key(self) -> str:
-        """What no two proposals of a search share."""
+        """Unique text of the proposal within a search."""
         return f"{self.design.identifier} {self.design.space.key(self.schedule)}"
 
 
 def distinct(designs: Iterable[Design[S]]) -> list[Design[S]]:
-    """One of those that are the same kernel."""
-    found: dict[object, Design[S]] = {}
+    """Return the first of each group of designs that are the same kernel."""
+    unique: dict[object, Design[S]] = {}
     for design in designs:
-        found.setdefault(design.space.form(), design)
-    return list(found.values())
+        unique.setdefault(design.space.form(), design)
+    return list(unique.values())

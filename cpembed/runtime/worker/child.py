@@ -1,4 +1,4 @@
-"""The worker's side: calls come over a connection, results and steps go back."""
+"""The worker process: calls come over a connection, results and steps go back."""
 
 from __future__ import annotations
 
@@ -19,36 +19,51 @@ from pathlib import Path
 from typing import Any
 
 from cpembed import steps
-from cpembed.runtime.worker.memory import available_bytes
 
 _PR_SET_PDEATHSIG = 1
+
 _OOM_SCORE = 1000
-"""The kernel ends this process first when memory runs out."""
+"""Maximum of the scale: when memory runs out, the kernel ends this process first."""
+
+_SYSTEM = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
 
 
 def serve(descriptor: int, parent: int, preload: list[str]) -> None:
-    """Execute calls until the connection ends."""
+    """Execute calls until the connection ends.
+
+    Parameters
+    ----------
+    descriptor
+        File descriptor of the connection.
+    parent
+        Process id of the parent.
+    preload
+        Objects to import before the first call, as in
+        :data:`~cpembed.runtime.worker.parent.PRELOAD`.
+    """
     _die_with(parent)
     _limit_memory()
     with Connection(descriptor) as connection:
         for name in preload:
-            # What is wrong with it is said by the call that needs it.
+            # The call that needs a broken module reports the error.
             with suppress(Exception):
                 _load(name)
         steps.listen(lambda doing, limit: connection.send(("step", doing, limit)))
 
-        def warned(text: Warning | str, kind: type[Warning], *_: Any, **__: Any) -> None:
+        def show_warning(text: Warning | str, kind: type[Warning], *_: Any, **__: Any) -> None:
             connection.send(("warning", str(text), kind))
 
+        # The parent filters warnings: here each is sent.
         warnings.simplefilter("always")
-        warnings.showwarning = warned
+        warnings.showwarning = show_warning
         while True:
             try:
                 request = connection.recv()
             except EOFError:
                 return
             except Exception as error:
-                # It names what cannot be imported here.
+                # The function is defined where this process cannot import it.
                 connection.send(("unknown", str(error)))
                 continue
             connection.send(_answer(connection, *request))
@@ -56,9 +71,9 @@ def serve(descriptor: int, parent: int, preload: list[str]) -> None:
 
 def _load(name: str) -> None:
     module, _, attribute = name.partition(":")
-    found = getattr(import_module(module), attribute)
-    if not inspect.signature(found).parameters:
-        found()
+    function = getattr(import_module(module), attribute)
+    if not inspect.signature(function).parameters:
+        function()
 
 
 def _answer(
@@ -68,8 +83,8 @@ def _answer(
     keywords: dict[str, Any],
     reports: bool,
 ) -> tuple[Any, ...]:
-    def report(*what: Any) -> None:
-        connection.send(("report", what))
+    def report(*values: Any) -> None:
+        connection.send(("report", values))
 
     if reports:
         keywords["progress"] = report
@@ -80,6 +95,7 @@ def _answer(
     except Exception as error:
         text = traceback.format_exc()
         try:
+            # Some errors can be pickled but not unpickled: their constructors take other arguments.
             pickle.loads(pickle.dumps(error))
         except Exception:
             error = RuntimeError(f"{type(error).__name__}: {error}")
@@ -87,17 +103,18 @@ def _answer(
 
 
 def _die_with(parent: int) -> None:
-    """Without its parent nobody wants the results, also where that was killed."""
+    """End with the parent, even if that is killed: nobody else wants the results."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The parent may have ended before the call above.
         if os.getppid() != parent:
             os._exit(1)
 
 
 def _limit_memory() -> None:
-    """No more than there is: a process that asks for more gets none, instead of everybody's. Nor is
-    there a file of its memory when it dies."""
+    """Limit the process to the available memory, so that an allocation fails here instead of
+    exhausting the machine; write no core file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
@@ -107,3 +124,17 @@ def _limit_memory() -> None:
         limit = available if hard == resource.RLIM_INFINITY else min(available, hard)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def available_bytes(system: Path = _SYSTEM, group: Path = _GROUP) -> int | None:
+    """Return the available memory of the system, or the rest of the control group's limit if that
+    is less; None if neither is known."""
+    amounts: list[int] = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = system.read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        amounts.append(int(line.split()[1]) * 1024)
+    with suppress(OSError, ValueError):
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        amounts.append(max(0, limit - used))
+    return min(amounts) if amounts else None

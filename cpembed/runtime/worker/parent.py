@@ -1,17 +1,18 @@
-"""The parent's side: starts the worker, sends calls, outlives it."""
+"""The parent of worker processes: starts them, sends calls, outlives them."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
@@ -24,52 +25,124 @@ from cpembed.steps import LIMIT_VARIABLE, in_worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 IN_PROCESS_VARIABLE = "CPEMBED_IN_PROCESS"
-"""Set to anything: no worker, calls happen in this process, for debuggers and profilers."""
+"""Environment variable that, if not empty, has calls happen in this process, for debuggers and
+profilers."""
 
 PRELOAD = ("cpembed.codegen.runtime:tvm", "cpembed.driver.run:run")
-"""What nearly every call needs: ``module:name``, loaded before the first one comes; a name that
-takes no arguments is called."""
+"""Objects that nearly every call needs, as ``module:name``, imported before the first call; a
+function without parameters is called."""
 
 _MAIN = """\
 import sys; sys.path[:] = {path!r}; from cpembed.runtime.worker.child import serve; serve({rest})"""
-_LAST_WORDS = 4096
-"""Bytes of a worker's stderr that are looked through for the reason of its death."""
-_PATIENCE = 5.0
-"""Seconds for a worker that closed its connection to end."""
+
+_STDERR_TAIL = 4096
+"""Number of bytes at the end of a worker's stderr that are searched for the reason of its death."""
+
+_EXIT_SECONDS = 5.0
+"""Seconds to wait for the exit code of a worker that closed its connection."""
 
 
 def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """The function's result, from the worker of this process.
+    """Return the function's result, computed by the worker of this process.
 
-    The function is a module's or a bound method; it, its arguments and its result can be pickled,
-    but for a keyword ``progress``, which is called here with what the function reports there.
-    What it raises is raised here; where it ends its process, :class:`CrashError`.
+    The function belongs to a module or is a bound method. It, its arguments and its result can be
+    pickled, except for a keyword ``progress``, which is called in this process whenever the
+    function calls it there.
+
+    Raises
+    ------
+    CrashError
+        If the function ends its process; what it raises is raised here otherwise.
     """
-    if in_worker() or os.environ.get(IN_PROCESS_VARIABLE) or not sys.executable:
+    if _runs_in_process():
         return function(*arguments, **keywords)
     with _one_at_a_time:
         return _current().call(function, arguments, keywords)
 
 
+def call_each(
+    function: Callable[[T], R], arguments: Sequence[T], processes: int
+) -> Generator[tuple[T, R]]:
+    """Yield each argument with the function's result, in the order of completion.
+
+    The first error is raised here and ends all processes, as does closing the generator.
+
+    Parameters
+    ----------
+    function
+        The function, with the requirements of :func:`call`.
+    arguments
+        The arguments, one for each call.
+    processes
+        Maximum number of processes.
+    """
+    count = min(processes, len(arguments))
+    if _runs_in_process() or count < 2:
+        for argument in arguments:
+            yield argument, call(function, argument)
+        return
+    workers = [Worker() for _ in range(count)]
+    waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
+    for argument in arguments:
+        waiting.put(argument)
+    finished: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work(worker: Worker) -> None:
+        while True:
+            try:
+                argument = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                finished.put((argument, worker.call(function, (argument,), {}), None))
+            except BaseException as error:
+                finished.put((argument, None, error))
+                return
+
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in arguments:
+            argument, result, error = finished.get()
+            if error is not None:
+                raise error
+            yield argument, result
+    finally:
+        # All are stopped before any thread is joined: a thread may wait for its worker's answer.
+        for worker in workers:
+            worker.stop()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        for worker in workers:
+            worker.close()
+
+
 def prepare() -> None:
-    """Start the worker where there is none, to be warm when it is called."""
-    if not (in_worker() or os.environ.get(IN_PROCESS_VARIABLE) or not sys.executable):
+    """Start the worker of this process, to be warm when it is called."""
+    if not _runs_in_process():
         with _one_at_a_time:
             _current()
 
 
 def retire() -> None:
-    """End the worker; the next call starts another."""
+    """End the worker of this process; the next call starts another."""
     for worker in _workers:
         worker.close()
     _workers.clear()
 
 
+def _runs_in_process() -> bool:
+    return in_worker() or bool(os.environ.get(IN_PROCESS_VARIABLE)) or not sys.executable
+
+
 @dataclass(frozen=True)
 class _Surroundings:
-    """What of the parent a worker has from its start."""
+    """The part of the parent's state that a worker takes over when it starts."""
 
     environment: dict[str, str]
     directory: str
@@ -85,8 +158,14 @@ class _Surroundings:
 
 
 class Worker:
-    """A child process that executes one call at a time; ``preload`` as :data:`PRELOAD`, which is
-    taken where it is None. ``environment`` is added to that of this process, where it says nothing.
+    """A child process that executes one call at a time.
+
+    Parameters
+    ----------
+    preload
+        Objects to import before the first call; None for :data:`PRELOAD`.
+    environment
+        Variables for the child, unless this process's environment sets them.
     """
 
     def __init__(
@@ -94,25 +173,27 @@ class Worker:
     ) -> None:
         self.surroundings = _Surroundings.now()
         self.owner = os.getpid()
-        self._connection, theirs = Pipe()
-        # Not a pipe: nobody reads it while the worker works.
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        descriptor = theirs.fileno()
+        self._connection, child_end = Pipe()
+        # A file and not a pipe: nobody reads it while the worker works.
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        descriptor = child_end.fileno()
         rest = f"{descriptor}, {os.getpid()}, {list(PRELOAD if preload is None else preload)!r}"
         self._process = subprocess.Popen(
             [sys.executable, "-c", _MAIN.format(path=sys.path, rest=rest)],
             stdin=subprocess.DEVNULL,
-            stdout=self._words,
-            stderr=self._words,
+            stdout=self._output,
+            stderr=self._output,
             pass_fds=(descriptor,),
+            # Ctrl-C at the terminal reaches the parent alone, which decides.
             start_new_session=True,
+            # The user's environment wins.
             env={**(environment or {}), **os.environ},
         )
-        theirs.close()
+        child_end.close()
 
     @property
     def is_usable(self) -> bool:
-        """Whether it lives and everything around it is as when it was started."""
+        """True if the process lives and its surroundings are those of its start."""
         return (
             self._process.poll() is None
             and self.owner == os.getpid()
@@ -126,97 +207,107 @@ class Worker:
         keywords: dict[str, Any],
         task: str | None = None,
     ) -> R:
-        """As :func:`call`; ``task`` is what is being done outside steps, for the line about a
-        crash."""
+        """Return the function's result, as the function :func:`call` does.
+
+        Parameters
+        ----------
+        function
+            The function.
+        arguments
+            Its positional arguments.
+        keywords
+            Its keyword arguments.
+        task
+            Words for the message about a crash outside all steps.
+        """
         report: Callable[..., Any] | None = keywords.get("progress")
-        sent = {name: value for name, value in keywords.items() if name != "progress"}
+        picklable = {name: value for name, value in keywords.items() if name != "progress"}
         try:
-            request = ForkingPickler.dumps((function, arguments, sent, report is not None))
+            request = ForkingPickler.dumps((function, arguments, picklable, report is not None))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            return _here(function, arguments, keywords, error)
+            return _call_in_process(function, arguments, keywords, error)
         doing = task
         try:
             self._connection.send_bytes(request)
             deadline: float | None = None
             while True:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._connection.poll(left):
+                seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._connection.poll(seconds):
                     raise CrashError.too_long(doing, LIMIT_VARIABLE)
-                kind, *what = self._connection.recv()
+                kind, *values = self._connection.recv()
                 if kind == "step":
-                    step, limit = what
+                    step, limit = values
                     doing = step or task
                     deadline = None if limit is None else time.monotonic() + limit
                 elif kind == "report":
                     if report is not None:
-                        report(*what[0])
+                        report(*values[0])
                 elif kind == "warning":
-                    warnings.warn(what[0], what[1], stacklevel=2)
+                    warnings.warn(values[0], values[1], stacklevel=2)
                 elif kind == "unknown":
-                    return _here(function, arguments, keywords, what[0])
+                    return _call_in_process(function, arguments, keywords, values[0])
                 else:
-                    return _outcome(kind, what, doing)
+                    return _result(kind, values, doing)
         except (EOFError, ConnectionError) as error:
             raise self._crash(doing) from error
         except LoweringError:
-            # An answer: this kernel cannot be made.
+            # A proper answer: this kernel cannot be compiled. The worker stays warm.
             raise
         except BaseException:
-            # Interrupted, or a check that failed: what the worker does now, or what a kernel
-            # did to its memory, nobody knows.
+            # After an interrupt or a failed check nobody knows what the worker does now, or what a
+            # kernel did to its memory.
             self.close()
             raise
 
     def stop(self) -> None:
-        """End the process, whatever it does; a thread that waits for its answer gets a crash."""
+        """Kill the process; a thread that waits for its answer gets a :class:`CrashError`."""
         if self.owner == os.getpid():
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, and what it is talked with by."""
+        """Kill the process and close the connection."""
         self.stop()
         if self.owner == os.getpid():
             self._process.wait()
         self._connection.close()
-        self._words.close()
+        self._output.close()
 
     def _crash(self, doing: str | None) -> CrashError:
-        """What became of a worker that ended by itself."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE)
+            self._process.wait(_EXIT_SECONDS)
         code, reason = self._process.poll(), self._reason()
         self.close()
         return CrashError.of(doing, code, reason)
 
     def _reason(self) -> str:
-        """The line in which a library said why it aborts, of what the worker printed last."""
-        size = self._words.seek(0, os.SEEK_END)
-        self._words.seek(max(0, size - _LAST_WORDS))
-        lines = self._words.read().decode(errors="replace").splitlines()
-        told = [line.strip() for line in lines if "ERROR" in line or "rror:" in line]
-        told = told or [line.strip() for line in lines if "what()" in line]
-        return told[-1] if told else ""
+        """Return the last line of output in which a library says why it aborts."""
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _STDERR_TAIL))
+        lines = self._output.read().decode(errors="replace").splitlines()
+        reasons = [line.strip() for line in lines if "ERROR" in line or "rror:" in line]
+        reasons = reasons or [line.strip() for line in lines if "what()" in line]
+        return reasons[-1] if reasons else ""
 
 
-def _here(
+def _call_in_process(
     function: Callable[..., R],
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
-    why: object,
+    reason: object,
 ) -> R:
-    """A call of what a script or a prompt defines, which another process cannot import."""
+    """Call a function that a script or a prompt defines, which no other process can import."""
     name = getattr(function, "__name__", function)
-    text = f"{name} runs in this process, which a crash of a kernel would end: {why}"
+    text = f"{name} runs in this process, which a crash of a kernel would end: {reason}"
     warnings.warn(text, RuntimeWarning, stacklevel=2)
     return function(*arguments, **keywords)
 
 
-def _outcome(kind: str, what: list[Any], doing: str | None) -> Any:
+def _result(kind: str, values: list[Any], doing: str | None) -> Any:
     if kind == "result":
-        return what[0]
+        return values[0]
     if kind == "memory":
         raise CrashError.no_memory(doing)
-    error, trace = what
+    error, trace = values
     error.add_note(trace)
     raise error
 
@@ -226,7 +317,7 @@ _one_at_a_time = threading.RLock()
 
 
 def _current() -> Worker:
-    """The process's worker, warm where it can be."""
+    """Return the worker of this process, started anew if its surroundings have changed."""
     if _workers and not _workers[0].is_usable:
         retire()
     if not _workers:

@@ -10,7 +10,6 @@ where and when it was measured.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,13 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
 from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
 from cpembed.errors import CpembedError, InvariantError
 from cpembed.files import read_toml, write_whole
-from cpembed.stores import Count, Natural, NotARow, Positive, Time, decoded, say
+from cpembed.stores import (
+    Count,
+    Natural,
+    NotARow,
+    Positive,
+    Time,
+    decoded,
+    store_folder,
+    warn_damaged,
+)
 
 MACHINES = Path(__file__).parents[1] / "x86" / "machines"
 
@@ -182,8 +189,7 @@ def default_calibration(threads: int = 1) -> Calibration:
 def default_directory() -> Path:
     """Return the folder that ``CPEMBED_CALIBRATION_DIR`` names, else one in the user's data
     folder."""
-    folder = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(folder) if folder else platformdirs.user_data_path("cpembed") / "calibration"
+    return store_folder("calibration", variable=DIRECTORY_VARIABLE, durable=True)
 
 
 def calibration_path(folder: Path | None = None, threads: int | None = None) -> Path:
@@ -206,7 +212,7 @@ def load_calibration(folder: Path | None = None) -> Calibration | None:
         reason = f"cannot be read: {error.strerror}"
     except NotARow as error:
         reason = f"is no calibration of this version ({error})"
-    say(f"{path} {reason}; published figures stand in: run `cpembed calibrate` again")
+    warn_damaged(f"{path} {reason}; published figures stand in: run `cpembed calibrate` again")
     return None
 
 

@@ -18,7 +18,7 @@ from cpembed.ir.computation import Computation
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import versions
 from cpembed.runtime.measurement.runner import Quantiles
-from cpembed.runtime.tuning.database import Trial, problem_key, sources_digest, store_of
+from cpembed.runtime.tuning.database import Trial, problem_key, sources_digest, trial_store
 from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
 from cpembed.runtime.tuning.space import Proposal
 from cpembed.stores import LARGEST, Natural, Positive, Time
@@ -196,9 +196,9 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         self._incumbent: tuple[float, Proposal[Knobs]] | None = None
         self._proposals: dict[str, Proposal[Knobs]] = {}
         key = key_of(task.workload, task.target, task.constraints, objective)
-        store = store_of(database, key, CpuTrial)
+        store = trial_store(database, key, CpuTrial)
         super().__init__(task, field, store, CpuTrial, self._timed, spread)
-        for trial in self._kept:
+        for trial in self._trials:
             if trial.latency_us is not None and not trial.rejected:
                 moves = Moves(trial.packing_us or 0.0, trial.unpacking_us or 0.0)
                 measurer.known.setdefault(trial.identifier, moves)
@@ -217,12 +217,12 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
     def _base(self, timed: Timed) -> float:
         """The ratio of a first trial of this call to the file's first, if that is another one: what
         runs untuned has changed since. Nothing was timed interleaved with both: medians decide."""
-        first = next((t for t in self._kept if t.us(self.objective) is not None), None)
+        first = next((t for t in self._trials if t.us(self.objective) is not None), None)
         if first is None:
             return 1.0
         return timed.us(self.objective) / (first.us(self.objective) or 1.0)
 
-    def _told(self, proposal: Proposal[Knobs], trial: CpuTrial) -> None:
+    def _on_trial(self, proposal: Proposal[Knobs], trial: CpuTrial) -> None:
         self._proposals[proposal.key] = proposal
         if trial.ratio is None or trial.rejected:
             return
@@ -232,9 +232,9 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
     def _finish(self) -> None:
         """Time the best, and what runs untuned, once more, unless that was done undisturbed and
         nothing was measured since."""
-        last = max((trial.final for trial in self._kept), default=0)
-        again = [trial for trial in self._kept if trial.final == last]
-        if last and self._kept[-1].final and not any(trial.noisy for trial in again):
+        last = max((trial.final for trial in self._trials), default=0)
+        again = [trial for trial in self._trials if trial.final == last]
+        if last and self._trials[-1].final and not any(trial.noisy for trial in again):
             return
         measured = [trial for trial in self.done if trial.is_measured]
         if not measured:
@@ -248,7 +248,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         except CrashError:
             # Their first times stand: each of them ran alone.
             return
-        self._keep(
+        self._append(
             [
                 _trial(proposal, timed, timed.ratio * base, final=last + 1)
                 for proposal, timed in zip(proposals, found, strict=True)
@@ -258,7 +258,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
     def outcome(self) -> tuple[CpuTrial, CpuTrial]:
         """What runs untuned as it was timed beside the best one, if the search is over."""
         best, untuned = super().outcome()
-        again = [t for t in self._kept if t.key == untuned.key and t.final == best.final]
+        again = [t for t in self._trials if t.key == untuned.key and t.final == best.final]
         return best, again[-1] if again else untuned
 
 

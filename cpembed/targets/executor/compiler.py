@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import platformdirs
-
 from cpembed.codegen.host_cpu import reported_features
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.host_compiler import compiler_command
-from cpembed.sealing import SealedFolder
+from cpembed.stores import SealedFolder, store_folder
 
 NATIVE = Path(__file__).parent / "native"
 """Folder of the headers that all runtimes include."""
@@ -96,7 +94,7 @@ class TextCompiler:
         folder = os.environ.get(self.folder_variable)
         if folder is not None:
             return Path(folder) if folder else None
-        return platformdirs.user_cache_path("cpembed") / self.name
+        return store_folder(self.name)
 
     def compile(self, source: str) -> Path:
         """Return the library of a text, from the cache if its content is there.

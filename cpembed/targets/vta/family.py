@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from cpembed.cost.candidate import derive_candidate
 from cpembed.cost.machine.technology import technologies, technology
 from cpembed.cost.search import find_best
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
@@ -397,8 +398,7 @@ def _nests(workload: Computation, target: VtaTarget, machine: Machine, count: in
     Raises :class:`LoweringError` if there is none.
     """
     best = find_best(
-        workload,
-        target.spec.instruction,
+        Pairing(workload, target.spec.instruction),
         load_constraint_set(WIDEST),
         count,
         SearchLimits(),

@@ -23,8 +23,7 @@ from cpembed.codegen.runtime import thread_count
 from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime import worker
-from cpembed.runtime.measurement.interleaved import BUSY
-from cpembed.runtime.measurement.load import Elsewhere
+from cpembed.runtime.measurement.interleaved import BUSY, Elsewhere
 from cpembed.targets.cpu.calibration import (
     OPERATIONS,
     Calibration,

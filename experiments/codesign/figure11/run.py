@@ -21,6 +21,7 @@ from pathlib import Path
 
 from cpembed.cost.search import find_best
 from cpembed.driver.solve import solve
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.result import silent
@@ -90,7 +91,7 @@ def least_bounds(workload: Computation) -> tuple[Bounds, int]:
     target = Target.of(DEFAULT, workload)
     complete = load_constraint_set("complete")
     found = find_best(
-        workload, target.spec.instruction, complete, None, SearchLimits(), silent
+        Pairing(workload, target.spec.instruction), complete, None, SearchLimits(), silent
     ).ranking.candidates
     machine = target.machine
     all_bounds: list[Bounds] = []

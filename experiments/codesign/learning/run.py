@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
-from cpembed.runtime.tuning.search import Search
+from cpembed.runtime.tuning.session import Search
 from cpembed.runtime.tuning.space import Design, distinct
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.target import VtaTarget, VtaTuner

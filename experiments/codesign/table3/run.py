@@ -148,7 +148,7 @@ def best_machine(
         results=results,
     )
     for step in exploration.run(crew):
-        _say(f"{step.doing} {step.done}/{step.of}")
+        _say(f"{step.doing} {step.done}/{step.total}")
     found, search = exploration.result(), exploration.search
     assert isinstance(search, ExactSearch)
     best = found.front[0]

@@ -29,9 +29,9 @@ from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.ir.reference import reference
 from cpembed.report.bench import report
 from cpembed.report.plots import baselines_svg
-from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Subject
-from cpembed.runtime.baselines.comparison import compare_interleaved
-from cpembed.runtime.measurement import interleaved, load
+from cpembed.runtime.baselines import Arrays, Contender, NotCovered, Subject, compare_interleaved
+from cpembed.runtime.measurement import interleaved
+from cpembed.runtime.measurement import interleaved as load
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.targets.cpu.calibration import (
     DIRECTORY_VARIABLE,

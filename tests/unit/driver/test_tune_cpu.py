@@ -19,7 +19,7 @@ from cpembed.driver.tune import OpenTuning, TuneResult, open_tuning, tune
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.runtime.measurement.runner import Quantiles
-from cpembed.runtime.tuning.database import stored
+from cpembed.runtime.tuning.database import trial_files
 from cpembed.runtime.tuning.records import Lookup, Record
 from cpembed.runtime.tuning.session import CandidatePool, Task
 from cpembed.targets.choice import choices
@@ -278,7 +278,7 @@ def test_what_changes_times_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 def test_kept_trials_are_read_as_they_were_written(tmp_path: Path) -> None:
     result, _ = tuned(tmp_path)
-    (file,) = stored(tmp_path, CpuTrial)
+    (file,) = trial_files(tmp_path, CpuTrial)
     assert file.is_current
     assert file.count == 24
     assert file.best == result.best

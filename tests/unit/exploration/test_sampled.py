@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import BackendUnavailable
-from cpembed.exploration.costing import Costing
+from cpembed.exploration.costing import Costing, Method
 from cpembed.exploration.objectives import read_limits, read_objectives
 from cpembed.exploration.points import front_of
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Space, read_space
-from cpembed.exploration.store import Method
 from cpembed.runtime.cluster import open_workers
 from tests.unit.exploration.cases import exact, front, run, space, works
 

@@ -16,8 +16,15 @@ import pytest
 from cpembed.driver.named import workload
 from cpembed.errors import CpembedError, DamagedStore
 from cpembed.exploration.cores.family import CoreFamily
-from cpembed.exploration.costing import Costing, LayerWork
-from cpembed.exploration.store import AnalysisRow, Row, packed, store_for, unpacked
+from cpembed.exploration.costing import (
+    AnalysisRow,
+    Costing,
+    LayerWork,
+    Row,
+    packed,
+    store_for,
+    unpacked,
+)
 from cpembed.runtime.cluster.base import ThisProcess
 from cpembed.stores import NotARow
 from cpembed.targets.family import Family, Point

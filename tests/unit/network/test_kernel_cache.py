@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cpembed import sealing
+from cpembed import stores as sealing
 from cpembed.network.kernel_cache import FOLDER_VARIABLE, Cache, default_folder, digest_of
-from cpembed.sealing import SealedFolder
+from cpembed.stores import SealedFolder
 
 
 def test_what_is_kept_is_made_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
 from cpembed.errors import LoweringError
 from cpembed.runtime.measurement.runner import Timing, measure
-from cpembed.runtime.tuning.plain import PlainTrial
+from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Execution, Target
 from cpembed.transform.program import DerivedProgram

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.runtime.baselines.base import Baseline
+from cpembed.runtime.baselines import Baseline
 
 Opener = Callable[[HardwareSpec, Epilogue | None], Baseline]
 """Loads a baseline for a target, and for what is stored (None: the sums, in the type that the

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
 
 from cpembed.codegen import runtime
 from cpembed.codegen.epilogue import Epilogue
@@ -30,10 +29,10 @@ from cpembed.codegen.script import HEADER
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
+from cpembed.runtime.baselines import Arrays, Contender, NotCovered, Primitives, Subject
 from cpembed.runtime.measurement.environment import versions
 from cpembed.runtime.measurement.interleaved import OUR_POOL
-from cpembed.stores import LARGEST, Natural, NotARow, decoded, say
+from cpembed.stores import LARGEST, Natural, NotARow, decoded, store_folder, warn_damaged
 from cpembed.targets.x86.baselines.problems import (
     BatchedProduct,
     Convolution,
@@ -116,7 +115,7 @@ class MetaSchedule:
         meta_schedule = _meta_schedule()
         target = runtime.host_target()
         module = shape.module()
-        place = self.folder or platformdirs.user_cache_path("cpembed") / "metaschedule"
+        place = self.folder or store_folder("metaschedule")
         about = repr((shape, cpu_model(), runtime.thread_count(), self.identity()))
         folder = place / hashlib.sha256(about.encode()).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,7 +151,7 @@ def _database(folder: Path) -> Any:
         folder.rename(aside)
         folder.mkdir()
         reason = str(error).strip().splitlines()[-1:]
-        say(f"{folder}: cannot be read ({' '.join(reason)}): put aside as {aside.name}")
+        warn_damaged(f"{folder}: cannot be read ({' '.join(reason)}): put aside as {aside.name}")
         return kind(work_dir=str(folder))
 
 
@@ -184,7 +183,7 @@ def _seconds(path: Path) -> float:
     except FileNotFoundError:
         return 0.0
     except (OSError, NotARow) as error:
-        say(f"{path}: not read ({error}): the seconds of earlier searches are not counted")
+        warn_damaged(f"{path}: not read ({error}): the seconds of earlier searches are not counted")
         return 0.0
 
 

@@ -24,7 +24,7 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.runtime import thread_count
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
+from cpembed.runtime.baselines import Arrays, Contender, NotCovered, Primitives, Subject
 from cpembed.targets.x86.baselines.onednn_forms import Form, forms_of
 from cpembed.targets.x86.baselines.onednn_log import logged, per_call
 from cpembed.targets.x86.features import lacking
@@ -144,7 +144,7 @@ class OneDnn:
 
 @dataclass(frozen=True)
 class _Call:
-    """A :class:`~cpembed.runtime.baselines.base.Contender`."""
+    """A :class:`~cpembed.runtime.baselines.Contender`."""
 
     _form: Form
     _profile: Callable[[bool], None]

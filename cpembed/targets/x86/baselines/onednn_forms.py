@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue
 from cpembed.ir.dtypes import dtype_info
-from cpembed.runtime.baselines.base import Arrays, NotCovered, Subject
+from cpembed.runtime.baselines import Arrays, NotCovered, Subject
 from cpembed.targets.x86.baselines.problems import BatchedProduct, Convolution, Product, problem_of
 
 _INTEGER = ("uint8", "int8", "int32")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from cpembed.errors import InvariantError
-from cpembed.runtime.baselines.base import Primitives
+from cpembed.runtime.baselines import Primitives
 
 _STDOUT = 1
 

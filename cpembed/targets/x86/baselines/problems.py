@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.ir.computation import Computation
-from cpembed.runtime.baselines.base import Arrays, NotCovered, Subject
+from cpembed.runtime.baselines import Arrays, NotCovered, Subject
 from cpembed.workloads.convolutions import block_of
 
 Array = NDArray[Any]

@@ -26,7 +26,7 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.runtime import thread_count
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
+from cpembed.runtime.baselines import Arrays, Contender, NotCovered, Primitives, Subject
 from cpembed.targets.x86.baselines.problems import BatchedProduct, Product, problem_of
 
 _SET_THREADS = tuple(
@@ -39,7 +39,7 @@ _SET_THREADS = tuple(
 
 @dataclass(frozen=True)
 class _Call:
-    """A :class:`~cpembed.runtime.baselines.base.Contender`; ``finish`` makes an array of what it
+    """A :class:`~cpembed.runtime.baselines.Contender`; ``finish`` makes an array of what it
     returns, in the shape of the workload's output."""
 
     form: str

@@ -25,11 +25,11 @@ from cpembed.exploration.shapes.cells import (
     search_cell,
 )
 from cpembed.exploration.shapes.choice import drop_redundant
-from cpembed.exploration.shapes.executions import Scope, layer_executions
+from cpembed.exploration.shapes.executions import layer_executions
 from cpembed.exploration.shapes.finding import find_shapes
 from cpembed.exploration.shapes.question import Model, Question
 from cpembed.exploration.shapes.result import ShapeResult
-from cpembed.exploration.shapes.shape import Shape, target_of, template
+from cpembed.exploration.shapes.shape import Scope, Shape, target_of, template
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import open_workers
 from tests.random_workloads import sum_of_products

@@ -19,16 +19,17 @@ from cpembed.exploration.shapes.choice import (
     Costs,
     SetChoice,
     best_one,
+    best_sets,
     best_two,
     cost_of,
     drop_redundant,
+    greedy,
     sets_within,
     undominated,
 )
-from cpembed.exploration.shapes.executions import Scope
 from cpembed.exploration.shapes.finding import choose_undominated
-from cpembed.exploration.shapes.median import best_sets, greedy
 from cpembed.exploration.shapes.question import Question
+from cpembed.exploration.shapes.shape import Scope
 from cpembed.time_limit import Clock
 
 

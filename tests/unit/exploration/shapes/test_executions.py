@@ -13,9 +13,8 @@ from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.domains import allowed_digits
 from cpembed.embedding.search import alternative_problems
-from cpembed.exploration.shapes.executions import Scope, layer_executions
-from cpembed.exploration.shapes.feeds import FeedTables
-from cpembed.exploration.shapes.shape import Shape, instruction_of, shapes_within, template
+from cpembed.exploration.shapes.executions import FeedTables, layer_executions
+from cpembed.exploration.shapes.shape import Scope, Shape, instruction_of, shapes_within, template
 from cpembed.ir.computation import Computation
 from tests.random_workloads import layer
 from tests.unit.exploration.shapes.layers import random_shape, small_layer, solved

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
+from cpembed.exploration.shapes.network import Part, TensorLayout, tensor_layout
 from cpembed.exploration.shapes.shape import Shape, target_of, template
-from cpembed.exploration.shapes.tensor_layout import Part, TensorLayout, tensor_layout
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import PackedDimension, PackedOperand
 from tests.unit.exploration.shapes.layers import random_shape, small_layer

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed.ir.reference import reference
-from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
+from cpembed.runtime.baselines import Arrays, Contender, NotCovered, Primitives, Subject
 
 
 @dataclass

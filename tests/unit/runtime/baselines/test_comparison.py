@@ -17,8 +17,14 @@ from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_numbers
 from cpembed.errors import InvariantError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.runtime.baselines.base import Arrays, Contender, NotCovered, Subject
-from cpembed.runtime.baselines.comparison import Comparison, compare_interleaved
+from cpembed.runtime.baselines import (
+    Arrays,
+    Comparison,
+    Contender,
+    NotCovered,
+    Subject,
+    compare_interleaved,
+)
 from cpembed.runtime.measurement import interleaved
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cpu.target import build

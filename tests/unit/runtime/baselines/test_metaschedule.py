@@ -11,7 +11,7 @@ import pytest
 from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.runtime.baselines.base import NotCovered, Subject
+from cpembed.runtime.baselines import NotCovered, Subject
 from cpembed.targets.x86.baselines import metaschedule
 from cpembed.targets.x86.baselines.metaschedule import MetaSchedule, open_metaschedule
 from cpembed.targets.x86.baselines.problems import Convolution, Product, problem_of

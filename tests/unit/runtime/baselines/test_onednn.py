@@ -15,7 +15,7 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs
-from cpembed.runtime.baselines.base import NotCovered, Primitives, Subject
+from cpembed.runtime.baselines import NotCovered, Primitives, Subject
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.capabilities import baselines
 from cpembed.targets.registry import open_target
@@ -229,7 +229,7 @@ def test_what_torch_refuses_to_pack_has_a_reason(monkeypatch: pytest.MonkeyPatch
 LIMITED = """
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs
-from cpembed.runtime.baselines.base import Subject
+from cpembed.runtime.baselines import Subject
 from cpembed.targets.x86.baselines.onednn import open_onednn
 from cpembed.workloads.suites import Layer
 library = open_onednn(load_hardware_spec("avx512_vnni"))

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.runtime.baselines.base import NotCovered, Subject
+from cpembed.runtime.baselines import NotCovered, Subject
 from cpembed.targets.x86.baselines.problems import Convolution, Product, problem_of
 from cpembed.workloads.suites import Layer
 

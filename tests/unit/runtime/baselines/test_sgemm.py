@@ -8,7 +8,7 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs
-from cpembed.runtime.baselines.base import NotCovered, Subject
+from cpembed.runtime.baselines import NotCovered, Subject
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.x86.baselines import sgemm
 from cpembed.workloads.suites import Layer

@@ -15,8 +15,7 @@ from cpembed.codegen.host_cpu import cpu_model
 from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
 from cpembed.runtime.cluster import Task, client, open_workers
 from cpembed.runtime.cluster.base import Workers
-from cpembed.runtime.cluster.execution import OtherVersion
-from cpembed.runtime.cluster.identity import Identity, identity
+from cpembed.runtime.cluster.execution import Identity, OtherVersion, identity
 from tests.clusters import Scheduler, scheduling, surroundings
 from tests.unit.runtime.cluster import tasks
 
@@ -178,11 +177,11 @@ def test_measuring_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         second = scheduler.begin("--measure")
         _, said = second.communicate(timeout=30)
         assert second.returncode == 5
-        assert "other workers are at work, beside which nothing can be measured" in said
+        assert "other workers are running, beside which nothing can be measured" in said
         beside = scheduler.begin("--slots", "1")
         _, said = beside.communicate(timeout=30)
         assert (beside.returncode, said.count("\n")) == (5, 1)
-        assert "a worker measures, beside which nothing else is to run" in said
+        assert "a worker measures, beside which nothing else may run" in said
         monkeypatch.setenv("TVM_NUM_THREADS", "1")
         with open_workers(cluster=scheduler.address, measures=True) as found:
             mixed = [*timed, *tasks.squares(range(3))]

@@ -16,8 +16,14 @@ import pytest
 
 from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.runtime.cluster import open_workers
-from cpembed.runtime.cluster.address import scheduler_address
-from cpembed.runtime.cluster.connection import CONFIGURED, Tls, exposed, local_address, security
+from cpembed.runtime.cluster.connection import (
+    CONFIGURED,
+    Tls,
+    exposed,
+    local_address,
+    scheduler_address,
+    security,
+)
 from tests.clusters import Scheduler, scheduling, surroundings
 from tests.unit.runtime.cluster import tasks
 

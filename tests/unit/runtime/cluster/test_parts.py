@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from cpembed.errors import BackendUnavailable, CpembedError
-from cpembed.runtime.cluster import library
-from cpembed.runtime.cluster.address import scheduler_address
-from cpembed.runtime.cluster.host_lock import HostLock
-from cpembed.runtime.cluster.identity import Identity, measured_cpu, measuring_tag
-from cpembed.runtime.cluster.library import require_distributed
-from cpembed.runtime.cluster.members import Members
+from cpembed.runtime.cluster import connection
+from cpembed.runtime.cluster.client import Members
+from cpembed.runtime.cluster.connection import require_distributed, scheduler_address
+from cpembed.runtime.cluster.execution import Identity, measured_cpu, measuring_tag
+from cpembed.runtime.cluster.processes import HostLock
 
 
 @pytest.mark.parametrize(
@@ -54,17 +53,17 @@ def test_a_worker_that_measures_is_alone_on_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    first, second = HostLock.taken(alone=False), HostLock.taken(alone=False)
-    with pytest.raises(BackendUnavailable, match="other workers are at work"):
-        HostLock.taken(alone=True)
+    first, second = HostLock.acquire(exclusive=False), HostLock.acquire(exclusive=False)
+    with pytest.raises(BackendUnavailable, match="other workers are running"):
+        HostLock.acquire(exclusive=True)
     first.release()
     second.release()
-    measuring = HostLock.taken(alone=True)
-    for alone, words in ((True, "other workers are at work"), (False, "a worker measures")):
+    measuring = HostLock.acquire(exclusive=True)
+    for alone, words in ((True, "other workers are running"), (False, "a worker measures")):
         with pytest.raises(BackendUnavailable, match=words):
-            HostLock.taken(alone=alone)
+            HostLock.acquire(exclusive=alone)
     measuring.release()
-    HostLock.taken(alone=False).release()
+    HostLock.acquire(exclusive=False).release()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -72,7 +71,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     tmp_path.chmod(0o500)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(BackendUnavailable, match="XDG_RUNTIME_DIR"):
-        HostLock.taken(alone=True)
+        HostLock.acquire(exclusive=True)
 
 
 def told(host: str, slots: int = 1, cpu: str | None = None, status: str = "running") -> Any:
@@ -85,15 +84,15 @@ def test_who_measures_is_told_by_the_exact_model_and_alone_on_its_host() -> None
         told("a", 4), told("b", cpu="Zen 5"), told("c", cpu="Zen 4"), told("d", cpu="Zen 5"),
         told("d", 2), told("e", cpu="Zen 5", status="closing"),
     ]  # fmt: skip
-    members = Members.told({str(n): worker for n, worker in enumerate(workers)})
+    members = Members.from_scheduler({str(n): worker for n, worker in enumerate(workers)})
     assert members.slots == 4 + 1 + 1 + 1 + 2
     assert (members.measuring("Zen 5"), members.measuring("Zen 4")) == (1, 1)
     assert members.measuring("Zen") == 0
     assert "Zen 4; Zen 5" in members.cannot_measure("Zen")
-    shared = Members.told({"1": told("d", cpu="Zen 5"), "2": told("d")})
+    shared = Members.from_scheduler({"1": told("d", cpu="Zen 5"), "2": told("d")})
     assert shared.measuring("Zen 5") == 0
     assert "share their host" in shared.cannot_measure("Zen 5")
-    assert "none measures" in Members.told({"1": told("a")}).cannot_measure("Zen 5")
+    assert "none measures" in Members.from_scheduler({"1": told("a")}).cannot_measure("Zen 5")
 
 
 def test_tags() -> None:
@@ -111,6 +110,6 @@ def test_a_difference_names_what_differs() -> None:
 
 
 def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "find_spec", lambda _: None)
+    monkeypatch.setattr(connection, "find_spec", lambda _: None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'cpembed\[cluster\]'"):
         require_distributed()

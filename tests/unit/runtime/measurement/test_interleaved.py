@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.runtime.measurement import interleaved, load
+from cpembed.runtime.measurement import interleaved
 from cpembed.runtime.measurement.interleaved import (
     ATTEMPTS,
     BUSY,
@@ -47,7 +47,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return True
 
     monkeypatch.setattr(interleaved, "wait_for_idle_threads", wait)
-    monkeypatch.setattr(load, "_elsewhere", lambda: 0.0)
+    monkeypatch.setattr(interleaved, "_elsewhere", lambda: 0.0)
     return pauses
 
 
@@ -129,7 +129,7 @@ def test_an_attempt_on_a_quiet_machine_beats_a_steadier_one(
     clock = cycle([0.0])
     # Two readings a timed block, two sides: the first attempt shares the machine.
     readings = chain(*([0.0, 1e6] for _ in range(2 * ROUNDS)), clock)
-    monkeypatch.setattr(load, "_elsewhere", lambda: next(readings))
+    monkeypatch.setattr(interleaved, "_elsewhere", lambda: next(readings))
     script = chain(repeat(1e4, 2), rounds_of(*(5e4,) * 4), cycle(list(rounds_of(1e4, 2e4))))
     found = time_interleaved(one_side(script), rounds=ROUNDS, round_ms=1.0)
     assert found.elsewhere == 0
@@ -141,18 +141,18 @@ def test_an_attempt_on_a_quiet_machine_beats_a_steadier_one(
 
 SPINNING = """
 import hashlib, sys, threading, time
-from cpembed.runtime.measurement import load
+from cpembed.runtime.measurement import interleaved
 data, stop = bytes(1 << 24), threading.Event()
 def spin():
     while not stop.is_set():
         hashlib.sha256(data).digest()  # without the interpreter's lock
 thread = threading.Thread(target=spin)
 thread.start()
-load._PATIENCE = 0.3
-busy = load.wait_for_idle_threads()
+interleaved._IDLE_SECONDS = 0.3
+busy = interleaved.wait_for_idle_threads()
 stop.set()
 thread.join()
-print(busy, load.wait_for_idle_threads())
+print(busy, interleaved.wait_for_idle_threads())
 """
 
 
@@ -167,7 +167,7 @@ def test_a_spinning_thread_is_seen() -> None:
 @pytest.fixture
 def processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
     monkeypatch.undo()
-    monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(interleaved, "_STAT", tmp_path / "stat")
     return lambda text: (tmp_path / "stat").write_text(text) and None
 
 
@@ -185,9 +185,9 @@ def test_time_of_others_is_all_but_idle_waiting_and_our_own(
             return self.own
 
     clock = Clock()
-    monkeypatch.setattr(load, "time", clock)
-    monkeypatch.setattr(load.os, "sysconf", lambda name: 100)
-    elsewhere = load.Elsewhere()
+    monkeypatch.setattr(interleaved, "time", clock)
+    monkeypatch.setattr(interleaved.os, "sysconf", lambda name: 100)
+    elsewhere = interleaved.Elsewhere()
     assert elsewhere.cores == 0
     processors("cpu  100 200 300 9999 999 0 0 40 7 7\ncpu0 1 1 1 1\n")
     with elsewhere:

@@ -10,15 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from cpembed import stores
 from cpembed.driver.named import hardware_spec
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Digit
 from cpembed.errors import DamagedStore
 from cpembed.runtime.tuning import database
-from cpembed.runtime.tuning.database import default_directory, store_of, stored
+from cpembed.runtime.tuning.database import trial_files, trial_store, tuning_folder
 from cpembed.runtime.tuning.records import Lookup, TunedChoice
-from cpembed.runtime.tuning.records import tuned as kept_choice
-from cpembed.runtime.tuning.search import screened
+from cpembed.runtime.tuning.records import tuned_choice as kept_choice
+from cpembed.runtime.tuning.session import screened
 from cpembed.targets.vta import tuning as vta_trials
 from cpembed.targets.vta.tail import Exact, Requantized, Tail
 from cpembed.targets.vta.target import VtaTuner
@@ -44,7 +45,7 @@ def tuned(folder: Path, tail: Tail | None = None, **of: Any) -> TunedChoice[VtaT
 
 def keep(folder: Path, kept: list[VtaTrial], constraints: str = "relaxed") -> Path:
     chosen = load_constraint_set(constraints)
-    store = store_of(folder, key_of(layer(), SPEC, machine().tail, chosen), VtaTrial)
+    store = trial_store(folder, key_of(layer(), SPEC, machine().tail, chosen), VtaTrial)
     store.open()
     for trial in kept:
         store.append(trial)
@@ -84,7 +85,7 @@ def test_trials_survive_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
         file.write(b'{"embedding": {"oper')
     keep(tmp_path, kept[2:])
     with pytest.warns(DamagedStore, match=r"1 of 4 rows left out as damaged \(line 4: "):
-        (file,) = stored(tmp_path, VtaTrial)
+        (file,) = trial_files(tmp_path, VtaTrial)
     assert file.trials == kept
     assert [trial.key for trial in file.trials] == [trial.key for trial in kept]
     assert file.is_current
@@ -95,7 +96,7 @@ def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.jsonl").write_text("not ours\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "list.jsonl").write_text("[1]\n")
-    assert len(list(stored(tmp_path, VtaTrial))) == 1
+    assert len(list(trial_files(tmp_path, VtaTrial))) == 1
 
 
 def test_the_fastest_is_taken_of_the_set_that_is_asked_for(tmp_path: Path) -> None:
@@ -184,10 +185,10 @@ def test_a_damaged_key_is_found_by_the_name_and_mended(tmp_path: Path) -> None:
         found = tuned(tmp_path, constraints=RELAXED)
     assert found is not None
     with pytest.warns(DamagedStore, match=r"its first line, the key, is damaged"):
-        assert not list(stored(tmp_path, VtaTrial))
+        assert not list(trial_files(tmp_path, VtaTrial))
     keep(tmp_path, [])
     with pytest.warns(DamagedStore, match=r"line 1"):
-        (file,) = stored(tmp_path, VtaTrial)
+        (file,) = trial_files(tmp_path, VtaTrial)
     assert file.trials == kept
     assert path.read_bytes().startswith(damaged)
 
@@ -202,7 +203,11 @@ def test_a_file_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 
 def test_the_folder_is_the_variable_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(database.DIRECTORY_VARIABLE, str(tmp_path))
-    assert default_directory() == tmp_path
+    assert tuning_folder() == tmp_path
     monkeypatch.delenv(database.DIRECTORY_VARIABLE)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert default_directory() == tmp_path / "data" / "cpembed" / "tune"
+    assert tuning_folder() == tmp_path / "data" / "cpembed" / "tune"
+    monkeypatch.setenv(stores.FOLDER_VARIABLE, str(tmp_path / "all"))
+    assert tuning_folder() == tmp_path / "all" / "tune"
+    monkeypatch.setenv(database.DIRECTORY_VARIABLE, str(tmp_path))
+    assert tuning_folder() == tmp_path

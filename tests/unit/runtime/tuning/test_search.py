@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
 
-from cpembed.runtime.tuning.search import FROM_ESTIMATES, GENERATION, Search
+from cpembed.runtime.tuning.session import FROM_ESTIMATES, GENERATION, Search
 from cpembed.runtime.tuning.space import Design, Scored, Space
 
 

@@ -14,7 +14,7 @@ import pytest
 from cpembed import steps
 from cpembed.errors import CrashError, DamagedStore, LoweringError
 from cpembed.runtime import worker
-from cpembed.runtime.worker.memory import available_bytes
+from cpembed.runtime.worker.child import available_bytes
 from tests.unit.runtime.worker import misbehaving
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.runtime.tuning.search import FIRST, Search
+from cpembed.runtime.tuning.session import FIRST, Search
 from cpembed.targets.cpu.target import CpuTuner
 from tests.unit.targets.cpu.tuning import LAYER, CpuProposal, designs, kernels, proposal
 

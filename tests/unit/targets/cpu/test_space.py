@@ -8,7 +8,7 @@ import pytest
 
 from cpembed.codegen.plan import Knobs
 from cpembed.errors import LoweringError
-from cpembed.runtime.tuning.search import Search
+from cpembed.runtime.tuning.session import Search
 from cpembed.runtime.tuning.space import distinct
 from cpembed.targets.cpu.register_blocks import apply_knobs
 from tests.unit.targets.cpu.tuning import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.runtime.tuning.search import Search, screened
+from cpembed.runtime.tuning.session import Search, screened
 from cpembed.runtime.tuning.space import Proposal, Scored
 from cpembed.targets.vta.estimate import default_schedule
 from cpembed.targets.vta.schedule import Schedule

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from cpembed.runtime.tuning.search import screened
+from cpembed.runtime.tuning.session import screened
 from cpembed.runtime.tuning.space import distinct
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.schedule import Schedule, check_schedule

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from cpembed.errors import CpembedError
-from cpembed.runtime.measurement.results import ResultStore
+from cpembed.stores import ResultStore
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ def values(folder: Path) -> list[int]:
 WRITER = """
 import sys, time
 from pathlib import Path
-from tests.unit.runtime.measurement.test_results import Number, store
+from tests.unit.test_stores import Number, store
 found = store(Path(sys.argv[1]))
 found.open()
 done = len(found.load())
