@@ -34,6 +34,7 @@ PAGE = re.compile(
 PAGES_FOLDER = "../.."
 """Path from the pages of modules to ``docs/``."""
 DOCTEST = re.compile(r"^>>> .*(?:\n.*\S.*)*\n?", re.MULTILINE)
+SECTION = re.compile(r"^[A-Z][A-Za-z ]*\n-{3,}$", re.MULTILINE)
 EXAMPLES = re.compile(r"^Examples?\n-+$", re.MULTILINE)
 
 log = logging.getLogger("mkdocs.plugins.references")
@@ -139,11 +140,15 @@ def _dangling(owner: griffe.Object, reference: str) -> Dangling:
 def fenced(text: str) -> str:
     """Return a docstring with its doctests as blocks of code.
 
-    Sections of examples are left as they are: mkdocstrings makes blocks of their doctests itself.
+    Doctests after a section such as Returns become a section of examples, since the parser would
+    read them as a part of that section; it makes blocks of the doctests of examples itself.
     """
     if EXAMPLES.search(text):
         return text
-    return DOCTEST.sub(lambda block: f"```pycon\n{block[0].rstrip()}\n```\n", text)
+    section = SECTION.search(text)
+    end = section.start() if section else len(text)
+    before = DOCTEST.sub(lambda block: f"```pycon\n{block[0].rstrip()}\n```\n", text[:end])
+    return before + re.sub(r"^>>> ", "Examples\n--------\n>>> ", text[end:], count=1, flags=re.M)
 
 
 def documented(scope: griffe.Object) -> Iterator[griffe.Object]:

@@ -94,6 +94,14 @@ def test_references_become_links(package: Any) -> None:
     assert str(dangling[0]).endswith(end)
 
 
+def test_doctests_after_a_section_are_a_section_of_examples() -> None:
+    text = "Twice.\n\n>>> twice(1)\n2\n\nReturns\n-------\nint\n    It.\n\n>>> twice(2)\n4"
+    assert references.fenced(text) == (
+        "Twice.\n\n```pycon\n>>> twice(1)\n2\n```\n\nReturns\n-------\nint\n    It.\n\n"
+        "Examples\n--------\n>>> twice(2)\n4"
+    )
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_only_a_strict_build_warns(
     package: Any, strict: bool, caplog: pytest.LogCaptureFixture
