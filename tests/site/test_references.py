@@ -41,8 +41,8 @@ class Part(Base):
 def make():
     """Raise :class:`KeyError` or :class:`pathlib.Path`, use :data:`thing` and :func:`_hidden`.
 
-    See ``docs/vta.md``, docs/embedding.md, "Axis
-    maps" and docs/no-page.md. A title: :class:`the part <Part>`; :meth:`Part.__call__`, over
+    See ``docs/vta.md``, docs/cuda.md, "On a
+    GPU" and docs/no-page.md. A title: :class:`the part <Part>`; :meth:`Part.__call__`, over
     :func:`~cpembed.
     parts.make`.
 
@@ -80,8 +80,8 @@ def test_references_become_links(package: Any) -> None:
     )
     assert package["parts.make"].docstring.value == (
         "Raise `KeyError` or `pathlib.Path`, use `thing` and `_hidden`.\n\n"
-        'See [docs/vta.md](../../vta.md), [docs/embedding.md, "Axis maps"]'
-        "(../../embedding.md#axis-maps) and `docs/no-page.md`. "
+        'See [docs/vta.md](../../vta.md), [docs/cuda.md, "On a GPU"]'
+        "(../../cuda.md#on-a-gpu) and `docs/no-page.md`. "
         "A title: [`the part`][cpembed.parts.Part]; `Part.__call__`, over\n"
         "[`make`][cpembed.parts.make].\n\n"
         "```pycon\n>>> make()[0]\n1\n```\n"
