@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.frontends.products import convolution, matrix_product
+from cpembed.frontends.products import Window, convolution, matrix_product
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import (
     Apply,
@@ -119,9 +119,10 @@ class Network:
         shape = self.values[x].shape
         pads = (taps // 2, taps // 2)
         weights = (filters, shape[1] // groups, taps, taps)
-        form = convolution(
-            shape, weights, strides=(stride, stride), before=pads, after=pads, groups=groups
+        window = Window(
+            taps=(taps, taps), strides=(stride, stride), dilations=(1, 1), before=pads, after=pads
         )
+        form = convolution(shape, weights, window, groups=groups)
         w = self.weights(weights, None if zero else 0, zero)
         y = self.add(form.product, x, w)
         if self.random.integers(4) == 0:

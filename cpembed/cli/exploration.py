@@ -191,7 +191,7 @@ def _run(exploration: Exploration, stop: Stop) -> None:
     with workers_of() as workers, Bar() as bar:
         steps = exploration.run(workers)
         for step in steps:
-            bar.show(step.doing, often=True, total=step.of, completed=step.done)
+            bar.show(step.doing, often=True, total=step.total, completed=step.done)
             if stop.requested:
                 break
         steps.close()

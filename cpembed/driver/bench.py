@@ -45,6 +45,7 @@ from cpembed.runtime.cluster.base import ThisProcess
 from cpembed.runtime.measurement.environment import machine, provenance, source_digest, versions
 from cpembed.runtime.measurement.runner import ATTEMPTS, NOISE
 from cpembed.stores import ResultStore, store_folder
+from cpembed.targets.capabilities import calibration_digest
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import Layer
@@ -473,7 +474,7 @@ def _calibrated(maker: RowMaker) -> str | None:
     None if no kernel of the target runs."""
     if maker.backend in (None, PORTABLE):
         return None
-    return _digest(open_target(maker.spec).figures().encode())
+    return _digest(calibration_digest(open_target(maker.spec)).encode())
 
 
 def _digest(data: bytes) -> str:

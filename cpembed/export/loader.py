@@ -266,24 +266,18 @@ class Library:
 
     def _declare(self) -> None:
         pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
-        described = ctypes.POINTER(_Described)
-        results = {
-            "status_text": text,
-            "kernel_message": text,
-            "step_name": text,
-            "tensor": pointer,
-            "workspace_size": ctypes.c_size_t,
-            "close": None,
-            "input": described,
-            "output": described,
-            "weight": described,
-        }
+        size, tensor = ctypes.c_size_t, ctypes.POINTER(_Described)
+        results: dict[str, Any] = {
+            "status_text": text, "kernel_message": text, "step_name": text, "tensor": pointer,
+            "workspace_size": size, "close": None, "input": tensor, "output": tensor,
+            "weight": tensor,
+        }  # fmt: skip
         arguments: dict[str, list[Any]] = {
             "open": [number, text, pointer],
-            "pack": [pointer, pointer],
-            "run": [pointer, pointer, pointer, pointer],
-            "run_timed": [pointer, pointer, pointer, pointer, pointer],
-            "run_steps": [pointer, number, number, pointer, pointer, pointer],
+            "pack": [pointer] * 2,
+            "run": [pointer] * 4,
+            "run_timed": [pointer] * 5,
+            "run_steps": [pointer, number, number, *[pointer] * 3],
             "tensor": [pointer, text, pointer, pointer],
             "close": [pointer],
             "thread_count": [pointer],

@@ -32,7 +32,7 @@ LARGEST_TENSOR = 1 << 31
 """Maximum number of elements of a tensor."""
 LARGEST_CONSTANT = 1 << 30
 """Maximum size in bytes of a computed constant; a larger one is computed in every call."""
-_COMPUTED_BYTES, _COMPUTED_SHARE = 1 << 28, 4
+COMPUTED_BYTES, COMPUTED_SHARE = 1 << 28, 4
 """Maximum size in bytes of all computed constants, beyond this multiple of the model's own
 constants: a small file cannot make large ones."""
 _LARGEST_PRODUCT = 1 << 30
@@ -70,7 +70,7 @@ class Builder:
     )
     _dequantized: dict[str, Array] = field(default_factory=dict[str, Array])
     _empty: dict[str, Array] = field(default_factory=dict[str, Array])
-    _bytes_left: int = _COMPUTED_BYTES
+    _bytes_left: int = COMPUTED_BYTES
 
     def new_name(self, stem: str) -> str:
         """Return ``stem``, with a number where a tensor has that name."""
@@ -88,7 +88,7 @@ class Builder:
 
     def constant(self, array: Array, stem: str = "constant") -> str:
         """Add a constant and return its name."""
-        self._bytes_left += _COMPUTED_SHARE * array.nbytes
+        self._bytes_left += COMPUTED_SHARE * array.nbytes
         return self._constant(array, stem)
 
     def _constant(self, array: Array, stem: str) -> str:
@@ -160,6 +160,7 @@ class Builder:
             moved = self._moved(kind, inputs[0], name, stem)
             if moved is not None:
                 return (moved,)
+        # A constant of floats would lose that its product can be computed in integers.
         quantizes = isinstance(kind, Dequantize) and inputs[0] in self.constants
         if not quantizes and self._folds(kind, inputs, types):
             values = [self.value(tensor) for tensor in inputs]

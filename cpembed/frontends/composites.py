@@ -1,11 +1,11 @@
-"""Operators that both front ends compose of several kinds: products, windows, movements, sums and
-normalizations along axes."""
+"""Operators that both front ends compose of several kinds: products, windows, and functions along
+axes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,43 +16,14 @@ from cpembed.frontends.emitter import Emitter, is_float
 from cpembed.frontends.expressions import X, Y, Z, add, apply, less, mul, sub, where
 from cpembed.frontends.products import (
     Form,
+    Window,
     convolution,
     matrix_product,
     spread_shape,
     transposed_convolution,
 )
-from cpembed.graph.kinds import LayerNorm, Pad, Pool, Reduce, Slice
+from cpembed.graph.kinds import LayerNorm, Pad, Reduce, Slice
 from cpembed.graph.kinds.base import Array
-
-
-@dataclass(frozen=True)
-class Window:
-    """A window that moves over an image, of a convolution or of pooling: for each image axis its
-    size in taps, its step, the distance of its taps, and the padding of the image."""
-
-    taps: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-    def reach(self, axis: int) -> int:
-        """Number of pixels from the first tap to the last."""
-        return self.dilations[axis] * (self.taps[axis] - 1) + 1
-
-    def rounded_up(self, image: Sequence[int]) -> Window:
-        """Add padding after the image for a last window that is partly inside, if that begins in
-        the image or in the padding before it."""
-        after: list[int] = []
-        for axis, size in enumerate(image):
-            stride = self.strides[axis]
-            padded = size + self.before[axis] + self.after[axis]
-            outputs = -(-(padded - self.reach(axis)) // stride) + 1
-            if (outputs - 1) * stride >= size + self.before[axis]:
-                outputs -= 1
-            missing = (outputs - 1) * stride + self.reach(axis) - padded
-            after.append(self.after[axis] + max(0, missing))
-        return replace(self, after=tuple(after))
 
 
 class Composites(Emitter):
@@ -103,12 +74,14 @@ class Composites(Emitter):
         self,
         image: str,
         weights: str,
+        bias: str | None,
+        window: Window,
         *,
         transposed: bool = False,
-        strides: Sequence[int],
+        shape: Sequence[int] | None = None,
         **options: Any,
     ) -> str:
-        """Emit a convolution without a bias.
+        """Emit a convolution, whose channels a later normalization can scale.
 
         Parameters
         ----------
@@ -116,23 +89,41 @@ class Composites(Emitter):
             Tensor [n, channels, sizes].
         weights : str
             Tensor [filters, channels of a group, taps], the first two exchanged if ``transposed``.
+        bias : str or None
+            Tensor [filters].
+        window : Window
+            The window of the filters.
         transposed : bool
             Whether it is a transposed convolution.
-        strides : sequence of int
-            Step of each image axis.
+        shape : sequence of int, optional
+            Shape of the result.
         **options
-            Further keywords of :func:`convolution` or :func:`transposed_convolution`.
+            Keywords of :func:`convolution` or :func:`transposed_convolution`.
         """
-        if not transposed:
-            return self.product(convolution, image, weights, strides=strides, **options)
+
+        def write(weights: str, bias: str | None) -> str:
+            if transposed:
+                result = self._transposed_convolution(image, weights, window, **options)
+            else:
+                result = self.product(convolution, image, weights, window=window, **options)
+            if bias is not None:
+                vector = self.channels(bias, len(self.shape(result)))
+                result = self.elementwise(add(X, Y), result, vector)
+            return result if shape is None else self.reshaped(result, shape)
+
+        if transposed:
+            return self.scalable(weights, bias, write, axis=1, groups=options["groups"])
+        return self.scalable(weights, bias, write)
+
+    def _transposed_convolution(
+        self, image: str, weights: str, window: Window, **options: Any
+    ) -> str:
         channels = self.shape(image)[1:]
 
         def form(spread: Sequence[int], weights: Sequence[int], **options: Any) -> Form:
-            return transposed_convolution(
-                (spread[0], *channels), weights, strides=strides, **options
-            )
+            return transposed_convolution((spread[0], *channels), weights, window, **options)
 
-        return self.product(form, self._spread(image, strides), weights, **options)
+        return self.product(form, self._spread(image, window.strides), weights, **options)
 
     def _spread(self, image: str, strides: Sequence[int]) -> str:
         """Insert ``stride - 1`` zeros between the pixels of an image."""
@@ -146,13 +137,6 @@ class Composites(Emitter):
         stops = spread_shape((n, c, *sizes), strides)
         kind = Slice((0,) * len(stops), stops, (1,) * len(stops))
         return self.emit(kind, self.reshaped(x, (n, c, *padded)))
-
-    def biased(self, image: str, bias: str | None) -> str:
-        """Add a bias [c], if there is one, to an image [n, c, …]."""
-        if bias is None:
-            return image
-        vector = self.channels(bias, len(self.shape(image)))
-        return self.elementwise(add(X, Y), image, vector)
 
     def scalable(
         self,
@@ -247,10 +231,7 @@ class Composites(Emitter):
             x = self.emit(Pad((*lead, *window.before), (*lead, *window.after)), x)
             after = tuple(a - b for a, b in zip(moving.after, window.after, strict=True))
             moving, counts_padding = replace(window, before=none, after=after), False
-        kind = Pool(
-            operation, moving.taps, moving.strides, moving.before, moving.after, moving.dilations,
-            counts_padding,
-        )  # fmt: skip
+        kind = moving.pool(operation, counts_padding=counts_padding)
         return self.emit(kind, x)
 
     def log_sum_exp(self, x: str, axes: Sequence[int], shape: Sequence[int]) -> str:

@@ -56,6 +56,7 @@ class Emitter(ABC):
     @abstractmethod
     def reject(self, reason: str) -> NoReturn:
         """Raise :class:`ModelError`; the reason says what is wrong and the remedy."""
+        raise NotImplementedError
 
     def emit(self, kind: Kind, *inputs: str) -> str:
         """Add an operator of one result."""

@@ -3,8 +3,10 @@
 Weights are the second operand: a reshape of the framework's ``[filters, channels of a group,
 taps]``. Images and results are reshapes of the other operands.
 
->>> padding = {"before": (0, 0), "after": (1, 1)}
->>> c = convolution((1, 4, 8, 8), (6, 2, 3, 3), strides=(2, 2), groups=2, **padding)
+>>> window = Window(
+...     taps=(3, 3), strides=(2, 2), dilations=(1, 1), before=(0, 0), after=(1, 1)
+... )
+>>> c = convolution((1, 4, 8, 8), (6, 2, 3, 3), window, groups=2)
 >>> str(c.computation)
 'O[n, g, k, p, q] += (I[n, g, c, 2*p + r, 2*q + s] * W[g, k, c, r, s])'
 >>> c.shape, c.computation.operand("W").shape, c.computation.operand("I").zero_outside
@@ -17,12 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.kinds.product import Product
+from cpembed.graph.kinds import Pool, Product
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import accumulator
 from cpembed.ir.parser import parse_computation
@@ -49,14 +51,47 @@ class Form:
         return Product(self.computation, self.shape)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A window that moves over an image, of a convolution or of pooling: for each image axis its
+    size in taps, its step, the distance of its taps, and the padding of the image."""
+
+    taps: Sequence[int]
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    before: Sequence[int]
+    after: Sequence[int]
+
+    def reach(self, axis: int) -> int:
+        """Number of pixels from the first tap to the last."""
+        return self.dilations[axis] * (self.taps[axis] - 1) + 1
+
+    def rounded_up(self, image: Sequence[int]) -> Window:
+        """Add padding after the image for a last window that is partly inside, if that begins in
+        the image or in the padding before it."""
+        after: list[int] = []
+        for axis, size in enumerate(image):
+            stride = self.strides[axis]
+            padded = size + self.before[axis] + self.after[axis]
+            outputs = -(-(padded - self.reach(axis)) // stride) + 1
+            if (outputs - 1) * stride >= size + self.before[axis]:
+                outputs -= 1
+            missing = (outputs - 1) * stride + self.reach(axis) - padded
+            after.append(self.after[axis] + max(0, missing))
+        return replace(self, after=tuple(after))
+
+    def pool(self, operation: str, *, counts_padding: bool = False) -> Pool:
+        """Return the kind that pools with this window."""
+        taps, strides, dilations = tuple(self.taps), tuple(self.strides), tuple(self.dilations)
+        before, after = tuple(self.before), tuple(self.after)
+        return Pool(operation, taps, strides, before, after, dilations, counts_padding)
+
+
 def convolution(
     image: Sequence[int],
     weights: Sequence[int],
+    window: Window,
     *,
-    strides: Sequence[int],
-    before: Sequence[int],
-    after: Sequence[int],
-    dilations: Sequence[int] | None = None,
     groups: int = 1,
     dtypes: Dtypes = FLOATS,
     varying: bool = False,
@@ -69,10 +104,8 @@ def convolution(
         Shape [n, channels, sizes].
     weights : sequence of int
         Shape [filters, channels of a group, taps].
-    strides, dilations : sequence of int
-        Step of the window and distance of its taps, one an image axis; dilations are 1 by default.
-    before, after : sequence of int
-        Padding, one an image axis.
+    window : Window
+        The window of the filters.
     groups : int
         Number of groups of channels.
     dtypes : tuple of str
@@ -85,11 +118,13 @@ def convolution(
     WorkloadError
         For sizes that do not fit each other.
     """
-    dilations = dilations or (1,) * len(strides)
     _check_convolution(image, weights, groups, weights[0])
+    w = window
     axes = [
         ImageAxis(*numbers)
-        for numbers in zip(image[2:], weights[2:], before, after, strides, dilations, strict=True)
+        for numbers in zip(
+            image[2:], weights[2:], w.before, w.after, w.strides, w.dilations, strict=True
+        )
     ]
     return _convolution(image, weights, axes, groups, weights[0], dtypes, varying)
 
@@ -97,11 +132,8 @@ def convolution(
 def transposed_convolution(
     image: Sequence[int],
     weights: Sequence[int],
+    window: Window,
     *,
-    strides: Sequence[int],
-    before: Sequence[int],
-    after: Sequence[int],
-    dilations: Sequence[int] | None = None,
     output_padding: Sequence[int] | None = None,
     groups: int = 1,
     dtypes: Dtypes = FLOATS,
@@ -116,10 +148,8 @@ def transposed_convolution(
         Shape of the image before it is spread, [n, channels, sizes].
     weights : sequence of int
         Shape [channels, filters of a group, taps].
-    strides, dilations : sequence of int
-        Zeros between pixels plus 1, and distance of taps; dilations are 1 by default.
-    before, after : sequence of int
-        Pixels cropped from the result, one an image axis.
+    window : Window
+        The window of the filters; its padding is the number of pixels cropped from the result.
     output_padding : sequence of int, optional
         Pixels added after the result, 0 by default.
     groups, dtypes, varying
@@ -130,21 +160,18 @@ def transposed_convolution(
     WorkloadError
         For sizes that do not fit each other.
     """
-    dilations = dilations or (1,) * len(strides)
-    output_padding = output_padding or (0,) * len(strides)
     filters = weights[1] * groups
     _check_convolution(image, [weights[0], weights[0] // groups], groups, filters)
     if image[1] != weights[0]:
         raise WorkloadError(f"an image of {image[1]} channels under a filter of {weights[0]}")
     axes: list[ImageAxis] = []
-    for size, taps, low, high, stride, dilation, extra in zip(
-        image[2:], weights[2:], before, after, strides, dilations, output_padding, strict=True
-    ):
+    extras = output_padding or (0,) * len(window.strides)
+    for k, (size, taps, extra) in enumerate(zip(image[2:], weights[2:], extras, strict=True)):
+        stride, dilation = window.strides[k], window.dilations[k]
         reach = dilation * (taps - 1)
+        before, after = reach - window.before[k], reach - window.after[k] + extra
         spread = stride * (size - 1) + 1
-        axes.append(
-            ImageAxis(spread, taps, reach - low, reach - high + extra, 1, dilation, True, stride)
-        )
+        axes.append(ImageAxis(spread, taps, before, after, 1, dilation, True, stride))
     return _convolution(image, weights, axes, groups, filters, dtypes, varying)
 
 
@@ -167,42 +194,6 @@ def _check_convolution(
         )
 
 
-@dataclass(frozen=True)
-class _Channels:
-    """Axes of a convolution besides those of the image.
-
-    Attributes
-    ----------
-    family : str
-        Name of the workload without its number of image axes.
-    extents : dict
-        Extents by the axes' letters.
-    result, image, filter : str
-        Letters that index each operand.
-    """
-
-    family: str
-    extents: dict[str, int]
-    result: str
-    image: str
-    filter: str
-
-    @classmethod
-    def grouped(
-        cls, images: int, groups: int, channels: int, filters: int, is_transposed: bool
-    ) -> _Channels:
-        """``channels`` and ``filters`` are those of a group."""
-        if groups > 1 and channels == 1 and not is_transposed:
-            m = "m" if filters > 1 else ""
-            extents = {"n": images, "c": groups, **({"m": filters} if m else {})}
-            return cls("depthwise", extents, f"nc{m}", "nc", f"c{m}")
-        g = "g" if groups > 1 else ""
-        extents = {"n": images, **({"g": groups} if g else {}), "k": filters, "c": channels}
-        order = "ck" if is_transposed else "kc"
-        family = "transposed_conv" if is_transposed else "conv"
-        return cls(family, extents, f"n{g}k", f"n{g}c", f"{g}{order}")
-
-
 def _convolution(
     image: Sequence[int],
     weights: Sequence[int],
@@ -214,13 +205,22 @@ def _convolution(
 ) -> Form:
     """Write the statement of a convolution; ``axes`` give the index of each image axis."""
     is_transposed = axes[0].flipped
-    channels = _Channels.grouped(
-        image[0], groups, image[1] // groups, filters // groups, is_transposed
-    )
-    result, read, taps = [*channels.result], [*channels.image], [*channels.filter]
-    extents = {name: channels.extents[name] for name in channels.result}
-    reduced = {name: size for name, size in channels.extents.items() if name not in extents}
-    sizes = [channels.extents[name] for name in channels.image]
+    multiplier, depth = filters // groups, image[1] // groups
+    if groups > 1 and depth == 1 and not is_transposed:
+        m = "m" if multiplier > 1 else ""
+        family, letters = "depthwise", (f"nc{m}", "nc", f"c{m}")
+        channels = {"n": image[0], "c": groups, "m": multiplier}
+    else:
+        g = "g" if groups > 1 else ""
+        family = f"{'transposed_' if is_transposed else ''}conv"
+        letters = (f"n{g}k", f"n{g}c", f"{g}{'ck' if is_transposed else 'kc'}")
+        channels = {"n": image[0], "g": groups, "k": multiplier, "c": depth}
+    # Letters of the axes besides those of the image, which index the result, image and filter.
+    result, read, taps = map(list, letters)
+    extents = {name: channels[name] for name in result}
+    reduced = {name: channels[name] for name in read if name not in extents}
+    sizes = [channels[name] for name in read]
+    pixel_steps = [*(1 for _ in read), *(axis.pixel_step for axis in axes)]
     for (output, tap), axis in zip(_AXES[len(axes)], axes, strict=True):
         if axis.output_extent < 1:
             raise WorkloadError(
@@ -231,8 +231,6 @@ def _convolution(
         read.append(axis.index(output, tap))
         taps.append(f"{axis.taps - 1} - {tap}" if axis.flipped else tap)
         sizes.append(axis.extent)
-    pixel_steps = [*(1 for _ in channels.image), *(axis.pixel_step for axis in axes)]
-    family = channels.family
     computation = parse_computation(
         f"O[{', '.join(result)}] += I[{', '.join(read)}] * W[{', '.join(taps)}]",
         extents | reduced,

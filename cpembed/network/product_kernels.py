@@ -25,7 +25,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.network.kernel_cache import Cache, Progress, digest_of, silent, source_digest
 from cpembed.runtime.worker import call_each
-from cpembed.targets.capabilities import planned_kernel
+from cpembed.targets.capabilities import calibration_digest, planned_kernel
 from cpembed.targets.registry import open_target
 
 Array = NDArray[Any]
@@ -225,10 +225,10 @@ class Products:
     found: dict[Wanted, Layer | None] = field(default_factory=dict["Wanted", "Layer | None"])
 
     def key(self, wanted: Wanted) -> str:
-        figures = open_target(self.target).figures()
+        constants = calibration_digest(open_target(self.target))
         sources = source_digest(_SOURCES)
         threads = thread_count()
-        return digest_of("layer", wanted, self.target, figures, threads, self.timeout, sources)
+        return digest_of("layer", wanted, self.target, constants, threads, self.timeout, sources)
 
     def search(self, wanted: Iterable[Wanted], progress: Progress) -> None:
         """Find the kernels that are not known yet."""

@@ -207,14 +207,16 @@ class Reader:
         self._files: set[Path] = set()
         self._bytes_left = _EXTERNAL_BYTES
 
+    def _error(self, text: str) -> ModelError:
+        return ModelError(f"{self.path}: {text}")
+
     def body(self, graph: Any, is_branch: bool = False) -> Body:
         """Convert a graph; the inputs of a branch take the types of their arguments."""
         self._check_names(graph)
         constants = {t.name: self.array(t, f"constant {t.name}") for t in graph.initializer}
         for sparse in graph.sparse_initializer:
-            raise ModelError(
-                f"{self.path}: constant {sparse.values.name} is sparse: save the model with dense "
-                "constants"
+            raise self._error(
+                f"constant {sparse.values.name} is sparse: save the model with dense constants"
             )
         inputs = tuple(self._inputs(graph, constants, is_branch))
         outputs = tuple(value.name for value in graph.output)
@@ -242,7 +244,7 @@ class Reader:
             # Protobuf returns bytes where a text is not UTF-8.
             if isinstance(name, bytes) or "\0" in name:
                 fault = "is no text" if isinstance(name, bytes) else "holds a NUL"
-                raise ModelError(f"{self.path}: the name {name!r} {fault}: export it without")
+                raise self._error(f"the name {name!r} {fault}: export it without")
 
     def _inputs(
         self, graph: Any, constants: Mapping[str, Array], is_branch: bool
@@ -252,7 +254,7 @@ class Reader:
                 yield ModelInput(value.name, "", None)
             elif value.name not in constants:
                 if not value.type.HasField("tensor_type"):
-                    raise ModelError(f"{self.path}: input {value.name} is no tensor: give a tensor")
+                    raise self._error(f"input {value.name} is no tensor: give a tensor")
                 tensor = value.type.tensor_type
                 dtype = self._dtype(tensor.elem_type, f"input {value.name}")
                 yield ModelInput(value.name, dtype, _sizes(tensor))
@@ -284,7 +286,7 @@ class Reader:
         try:
             value = onnx.helper.get_attribute_value(attribute)
         except Exception as error:
-            raise ModelError(f"{self.path}: {label}: {one_line(error)}") from None
+            raise self._error(f"{label}: {one_line(error)}") from None
         if isinstance(value, bytes):
             return value.decode("utf-8", "replace")
         if isinstance(value, int | float):
@@ -293,7 +295,7 @@ class Reader:
             return tuple(text.decode("utf-8", "replace") for text in value)
         if attribute.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS):
             return tuple(value)
-        raise ModelError(f"{self.path}: {label} is of a kind that is not read: leave it out")
+        raise self._error(f"{label} is of a kind that is not read: leave it out")
 
     def _dtype(self, number: int, label: str) -> str:
         import onnx
@@ -301,11 +303,11 @@ class Reader:
         try:
             name = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number)))
         except Exception:
-            raise ModelError(f"{self.path}: {label} has no element type") from None
+            raise self._error(f"{label} has no element type") from None
         name = "string" if name == "object" else name
         if name not in ELEMENT_TYPES and name not in FOUR_BITS:
-            raise ModelError(
-                f"{self.path}: {label} is of type {name}, which no network here takes: convert it "
+            raise self._error(
+                f"{label} is of type {name}, which no network here takes: convert it "
                 "to float32 or integers"
             )
         return name
@@ -320,7 +322,7 @@ class Reader:
         dtype = self._dtype(tensor.data_type, label)
         shape = tuple(tensor.dims)
         if any(size < 0 for size in shape):
-            raise ModelError(f"{self.path}: {label} has the shape {list(shape)}")
+            raise self._error(f"{label} has the shape {list(shape)}")
         try:
             if _is_external(tensor):
                 return self._external(tensor, dtype, shape, label)
@@ -328,9 +330,9 @@ class Reader:
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(f"{self.path}: {label} is damaged: {one_line(error)}") from None
+            raise self._error(f"{label} is damaged: {one_line(error)}") from None
         if array.shape != shape:
-            raise ModelError(f"{self.path}: {label} is damaged: not {math.prod(shape)} elements")
+            raise self._error(f"{label} is damaged: not {math.prod(shape)} elements")
         return array
 
     def _external(self, tensor: Any, dtype: str, shape: tuple[int, ...], label: str) -> Array:
@@ -342,7 +344,7 @@ class Reader:
         file = self._external_file(place, label)
         element = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
         if dtype in FOUR_BITS:
-            raise ModelError(f"{self.path}: {label} of {dtype} as external data: store bytes")
+            raise self._error(f"{label} of {dtype} as external data: store bytes")
         try:
             offset = int(entries.get("offset", "0"))
             size = math.prod(shape) * element.itemsize
@@ -350,8 +352,8 @@ class Reader:
         except ValueError:
             offset = size = length = -1
         if offset < 0 or length != size or offset + size > file.stat().st_size:
-            raise ModelError(
-                f"{self.path}: {label} does not lie in {place!r}, which is shorter or of another "
+            raise self._error(
+                f"{label} does not lie in {place!r}, which is shorter or of another "
                 "size: get the whole file"
             )
         if file not in self._files:
@@ -359,8 +361,8 @@ class Reader:
             self._bytes_left += _EXTERNAL_SHARE * file.stat().st_size
         self._bytes_left -= size
         if self._bytes_left < 0:
-            raise ModelError(
-                f"{self.path}: {label} overlaps other tensors: at most {_EXTERNAL_SHARE} times the "
+            raise self._error(
+                f"{label} overlaps other tensors: at most {_EXTERNAL_SHARE} times the "
                 "bytes of the external files are read"
             )
         with file.open("rb") as opened:
@@ -371,9 +373,8 @@ class Reader:
         """Return the file of external data; reject one outside the model's folder, and links."""
         folder, parts = self.path.resolve().parent, Path(place).parts
         if not place or Path(place).is_absolute() or ".." in parts or "\\" in place:
-            raise ModelError(
-                f"{self.path}: {label} lies in {place!r}: external data is read from the model's "
-                "own folder only"
+            raise self._error(
+                f"{label} lies in {place!r}: external data is read from the model's own folder only"
             )
         try:
             linked = any((folder / Path(*parts[:k])).is_symlink() for k in range(1, len(parts) + 1))
@@ -383,5 +384,5 @@ class Reader:
             linked = is_file = False
         if linked or not is_file:
             reason = "which is a link" if linked else "which is no file"
-            raise ModelError(f"{self.path}: {label} lies in {place!r}, {reason}: copy it there")
+            raise self._error(f"{label} lies in {place!r}, {reason}: copy it there")
         return folder / place

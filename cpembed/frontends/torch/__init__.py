@@ -39,8 +39,7 @@ def from_exported(program: Any, *, name: str = "model") -> Graph:
     _require_torch(name)
     from cpembed.frontends.torch import lowering
 
-    graph: Graph = lowering.from_exported(program, name=name)  # pyright: ignore[reportUnknownMemberType]
-    return graph
+    return lowering.from_exported(program, name=name)
 
 
 def _require_torch(source: str) -> None:

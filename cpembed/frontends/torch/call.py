@@ -92,6 +92,11 @@ class Call(Composites):
         rank = self.rank(tensor)
         return axis_of(axis, rank) if rank else 0
 
+    def along_dim(self) -> tuple[str, int]:
+        """Return ``self`` and its axis ``dim``, counted from the front."""
+        x = self["self"]
+        return x, self.axis(x, self["dim"])
+
     def axes(self, tensor: str, axes: Sequence[int] | None) -> tuple[int, ...]:
         """Count axes from the front, in ascending order; none stands for all."""
         if not axes:
@@ -135,25 +140,20 @@ Handler = Callable[[Call], Results]
 not take."""
 
 
-def handlers(names: str, handler: Handler) -> dict[str, Handler]:
-    """Return the table of a handler of several operators of ATen.
+def table(entries: Mapping[str, Handler]) -> dict[str, Handler]:
+    """Return handlers by the names of ATen's operators; a key of ``entries`` lists operators, each
+    with its overloads.
 
-    >>> [*handlers("add.Tensor|Scalar ravel", lambda call: call["self"])]
+    >>> [*table({"add.Tensor|Scalar ravel": lambda call: call["self"]})]
     ['aten.add.Tensor', 'aten.add.Scalar', 'aten.ravel.default']
-
-    Parameters
-    ----------
-    names : str
-        Operators with their overloads, separated by ``|``; ``default`` where there are none.
-    handler : Handler
-        The handler of all.
     """
-    table: dict[str, Handler] = {}
-    for name in names.split():
-        operator, _, overloads = name.partition(".")
-        for overload in (overloads or "default").split("|"):
-            table[f"aten.{operator}.{overload}"] = handler
-    return table
+    handlers: dict[str, Handler] = {}
+    for names, handler in entries.items():
+        for name in names.split():
+            operator, _, overloads = name.partition(".")
+            for overload in (overloads or "default").split("|"):
+                handlers[f"aten.{operator}.{overload}"] = handler
+    return handlers
 
 
 def per_axis(value: Sequence[int] | int, axes: int, default: Sequence[int] = ()) -> tuple[int, ...]:

@@ -114,18 +114,21 @@ class Program(msgspec.Struct):
     schema_version: Version
 
 
-class HeldSpec(msgspec.Struct):
-    """An input that is a parameter, a buffer or a constant tensor of the model."""
+class TensorSpec(msgspec.Struct):
+    """An input or output that is a tensor of the model: a parameter, a buffer, a constant, or the
+    new value of one of these or of an input."""
 
     arg: Named
     parameter_name: str | None = None
     buffer_name: str | None = None
     tensor_constant_name: str | None = None
+    user_input_name: str | None = None
 
     @property
     def target(self) -> str:
-        """Name in the index of payloads."""
-        return self.parameter_name or self.buffer_name or self.tensor_constant_name or ""
+        """Name of the tensor in the model."""
+        names = (self.parameter_name, self.buffer_name, self.tensor_constant_name)
+        return next(filter(None, (*names, self.user_input_name)), "")
 
 
 class UserSpec(msgspec.Struct):
@@ -141,54 +144,27 @@ class ConstantSpec(msgspec.Struct):
     value: Union
 
 
-class MutationSpec(msgspec.Struct):
-    """An output that is the new value of a buffer, a parameter or an input."""
-
-    arg: Named
-    buffer_name: str | None = None
-    parameter_name: str | None = None
-    user_input_name: str | None = None
-
-    @property
-    def target(self) -> str:
-        """Name of the tensor that changes."""
-        return self.buffer_name or self.parameter_name or self.user_input_name or ""
-
-
+_VALUES = {"tensor": Named, "int": int, "float": float | str, "string": str, "bool": bool}
+_TENSORS = (
+    *("parameter", "buffer", "tensor_constant"),
+    *("parameter_mutation", "buffer_mutation", "user_input_mutation"),
+)
 _TYPES: Mapping[str, Any] = {
-    "as_none": bool,
-    "as_tensor": Named,
-    "as_tensors": list[Named],
-    "as_int": int,
-    "as_ints": list[int],
-    "as_float": float | str,
-    "as_floats": list[float | str],
-    "as_string": str,
-    "as_strings": list[str],
-    "as_bool": bool,
-    "as_bools": list[bool],
-    "as_name": str,
-    "as_sym_int": Union,
-    "as_sym_ints": list[Union],
-    "as_sym_float": Union,
-    "as_sym_floats": list[Union],
-    "as_sym_bool": Union,
-    "as_sym_bools": list[Union],
-    "as_optional_tensor": Union,
+    **{f"as_{name}": kind for name, kind in _VALUES.items()},
+    **{f"as_{name}s": list[kind] for name, kind in _VALUES.items()},
+    **{f"as_{name}": Union for name in ("sym_int", "sym_float", "sym_bool", "optional_tensor")},
+    **{f"as_sym_{name}s": list[Union] for name in ("int", "float", "bool")},
     "as_optional_tensors": list[Union],
+    "as_none": bool,
+    "as_name": str,
     "as_scalar_type": int,
     "as_memory_format": int,
     "as_layout": int,
     "as_device": Device,
-    "parameter": HeldSpec,
-    "buffer": HeldSpec,
-    "tensor_constant": HeldSpec,
     "user_input": UserSpec,
-    "constant_input": ConstantSpec,
     "user_output": UserSpec,
-    "buffer_mutation": MutationSpec,
-    "parameter_mutation": MutationSpec,
-    "user_input_mutation": MutationSpec,
+    "constant_input": ConstantSpec,
+    **dict.fromkeys(_TENSORS, TensorSpec),
 }
 """Types of a union's values by their keys; graphs and objects of Python are left out."""
 

@@ -30,7 +30,7 @@ from torch.export.graph_signature import (
 )
 
 from cpembed.errors import CpembedError, ModelError, WorkloadError
-from cpembed.frontends.builder import Builder
+from cpembed.frontends.builder import COMPUTED_BYTES, COMPUTED_SHARE, Builder
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.torch.archive import read_archive
 from cpembed.frontends.torch.call import Call
@@ -62,9 +62,7 @@ _FOLDED_NAMESPACES = ("aten", "prims", "prim")
 """Namespaces of operators that PyTorch computes where all their tensors are constants."""
 _UNDEFINED = ("aten.empty", "aten.new_empty", "aten.resize")
 """Prefixes of operators whose results are whatever lies in memory."""
-_COMPUTED_BYTES, _COMPUTED_SHARE = 1 << 28, 4
-"""Maximum size in bytes of all computed constants, beyond this multiple of the parameters': a small
-file cannot make large ones."""
+
 _PARAMETERS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -237,7 +235,7 @@ class Lowering:
     tensors: dict[Any, torch.Tensor] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=dict)
     dynamic: dict[str, tuple[str, str]] = field(default_factory=dict)
-    _computed_bytes: int = -_COMPUTED_BYTES
+    _computed_bytes: int = -COMPUTED_BYTES
 
     def input(self, node: torch.fx.Node, name: str) -> None:
         """Add a placeholder as an input of the network."""
@@ -248,7 +246,7 @@ class Lowering:
         """Add a placeholder or an attribute as a constant."""
         type_of(f"{self.builder.name}: {name}", tensor)
         self.tensors[node.name] = tensor.detach()
-        self._computed_bytes -= _COMPUTED_SHARE * tensor.numel() * tensor.itemsize
+        self._computed_bytes -= COMPUTED_SHARE * tensor.numel() * tensor.itemsize
         self.values[node.name] = self.builder.constant(array_of(tensor), name)
 
     def run(self, nodes: Sequence[torch.fx.Node]) -> None:
@@ -371,13 +369,14 @@ class Lowering:
 
     def _compute(self, node: torch.fx.Node) -> None:
         place = place_of(node)
+        # The sizes are checked before anything is computed.
         for value in _parts(node.meta["val"]):
             if isinstance(value, torch.Tensor):
                 self._computed_bytes += value.numel() * value.itemsize
         if self._computed_bytes > 0:
             raise ModelError(
                 f"{self.builder.name}: {place} ({node.target}): constants that are computed have "
-                f"more than {_COMPUTED_BYTES:,} bytes and {_COMPUTED_SHARE} times the "
+                f"more than {COMPUTED_BYTES:,} bytes and {COMPUTED_SHARE} times the "
                 "parameters': make them parameters"
             )
         arguments = torch.fx.map_arg(

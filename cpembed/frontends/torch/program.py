@@ -345,24 +345,24 @@ class _Reader:
                 raise self.error(f"{place}: {target} has more than {_MAX_RESULTS:,} results")
 
     def _argument(self, place: str, union: d.Union) -> Any:
-        key, value = d.tagged(f"{self.path}: {place}", union)
+        return self._value(place, *d.tagged(f"{self.path}: {place}", union))
+
+    def _value(self, place: str, key: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._value(place, key.removesuffix("s"), part) for part in value]
         match key:
             case "as_none":
                 return None
+            case "as_tensor" if value.name in self.nodes:
+                return self.nodes[value.name]
             case "as_tensor":
-                return self._node(place, value.name)
-            case "as_tensors":
-                return [self._node(place, part.name) for part in value]
-            case "as_int" | "as_ints" | "as_string" | "as_strings" | "as_bool" | "as_bools":
+                raise self.error(f"{place} reads {value.name[:60]}, which nothing computes")
+            case "as_int" | "as_string" | "as_bool":
                 return value
             case "as_float":
                 return self._number(place, value)
-            case "as_floats":
-                return [self._number(place, part) for part in value]
             case "as_sym_int" | "as_sym_float" | "as_sym_bool" | "as_optional_tensor":
                 return self._argument(place, value)
-            case "as_sym_ints" | "as_sym_floats" | "as_sym_bools" | "as_optional_tensors":
-                return [self._argument(place, part) for part in value]
             case "as_scalar_type" if value in ELEMENT_TYPES:
                 return ELEMENT_TYPES[value]
             case "as_memory_format" if value in _MEMORY_FORMATS:
@@ -377,11 +377,6 @@ class _Reader:
                 )
             case _:
                 raise self.error(f"{place}: {key} {str(value)[:60]} is not known")
-
-    def _node(self, place: str, name: str) -> torch.fx.Node:
-        if name not in self.nodes:
-            raise self.error(f"{place} reads {name[:60]}, which nothing computes")
-        return self.nodes[name]
 
     def _number(self, place: str, value: float | str) -> float:
         special = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}

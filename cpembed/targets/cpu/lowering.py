@@ -82,7 +82,7 @@ class Lowered:
             program,
             plan,
             epilogue=self.epilogue,
-            whole=whole,
+            whole_plan=whole,
             move_threads=copy_threads(affine, space.machine, space.threads),
             processor=self.processor,
         )

@@ -117,7 +117,9 @@ class TextCompiler:
         if not path.is_file():
             path.parent.mkdir(exist_ok=True)
             draft = path.with_name(f"{path.name}.{threading.get_ident()}")
-            draft.write_bytes(SealedFolder(self.cache_folder()).of(name.replace("/", "-"), make))
+            draft.write_bytes(
+                SealedFolder(self.cache_folder()).get_or_make(name.replace("/", "-"), make)
+            )
             draft.replace(path)
         return path
 

@@ -8,6 +8,7 @@ import pytest
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.products import (
+    Window,
     convolution,
     matrix_product,
     spread_shape,
@@ -16,6 +17,7 @@ from cpembed.frontends.products import (
 from cpembed.graph.kinds.base import Array
 
 RANDOM = np.random.default_rng(0)
+PLAIN = Window(taps=(3,), strides=(1,), dilations=(1,), before=(0,), after=(0,))
 
 
 def integers(*shape: int) -> Array:
@@ -59,10 +61,10 @@ def test_a_convolution(
     before: tuple[int, ...], after: tuple[int, ...], dilations: tuple[int, ...], groups: int,
     name: str,
 ) -> None:  # fmt: skip
-    form = convolution(
-        image, weights, strides=strides, before=before, after=after, dilations=dilations,
-        groups=groups,
-    )  # fmt: skip
+    window = Window(
+        taps=weights[2:], strides=strides, dilations=dilations, before=before, after=after
+    )
+    form = convolution(image, weights, window, groups=groups)
     assert form.computation.name == name
     x, w = integers(*image), integers(*weights)
     wanted = convolved(x, w, strides, before, after, dilations, groups)
@@ -72,7 +74,8 @@ def test_a_convolution(
 
 def test_an_image_is_padded_exactly_where_padding_is_read() -> None:
     def is_padded(size: int, after: int) -> bool:
-        form = convolution((1, 1, size), (1, 1, 3), strides=(2,), before=(0,), after=(after,))
+        window = Window(taps=(3,), strides=(2,), dilations=(1,), before=(0,), after=(after,))
+        form = convolution((1, 1, size), (1, 1, 3), window)
         return form.computation.operand("I").zero_outside
 
     # Three taps at 0, 2, 4 and 6 reach 8: of an image of 9 no padding is read, of 8 one element.
@@ -95,10 +98,8 @@ def test_a_transposed_convolution(
 ) -> None:
     before, after = (1, 0), (1, 2)
     x, w = integers(1, 4, 3, 4), integers(4, 3, 3, 3)
-    form = transposed_convolution(
-        x.shape, w.shape, strides=strides, before=before, after=after, dilations=dilations,
-        output_padding=beyond, groups=groups,
-    )  # fmt: skip
+    window = Window(taps=(3, 3), strides=strides, dilations=dilations, before=before, after=after)
+    form = transposed_convolution(x.shape, w.shape, window, output_padding=beyond, groups=groups)
     shape = spread_shape(x.shape, strides)
     spread = np.zeros(shape, np.float32)
     spread[:, :, :: strides[0], :: strides[1]] = x
@@ -166,21 +167,19 @@ def test_element_types_and_what_varies() -> None:
         (lambda: matrix_product((2, 3, 4), (3, 4, 5)), "products of"),
         (lambda: matrix_product((), (4,)), "of a scalar"),
         (
-            lambda: convolution((1, 3, 5), (4, 2, 3), strides=(1,), before=(0,), after=(0,)),
+            lambda: convolution((1, 3, 5), (4, 2, 3), PLAIN),
             "3 channels under filters of 2",
         ),
         (
-            lambda: convolution((1, 3, 2), (4, 3, 3), strides=(1,), before=(0,), after=(0,)),
+            lambda: convolution((1, 3, 2), (4, 3, 3), PLAIN),
             "does not fit",
         ),
         (
-            lambda: convolution((1, 3), (4, 3), strides=(), before=(), after=()),
+            lambda: convolution((1, 3), (4, 3), PLAIN),
             "1 to 3 axes",
         ),
         (
-            lambda: convolution(
-                (1, 4, 5), (5, 2, 3), strides=(1,), before=(0,), after=(0,), groups=2
-            ),
+            lambda: convolution((1, 4, 5), (5, 2, 3), PLAIN, groups=2),
             "4 channels and 5 filters in 2 groups",
         ),
     ],

@@ -5,7 +5,7 @@ import pytest
 
 from cpembed.driver.solve import solve
 from cpembed.errors import WorkloadError
-from cpembed.frontends.products import transposed_convolution
+from cpembed.frontends.products import Window, transposed_convolution
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.workloads.convolutions import conv1d, conv2d, conv3d, depthwise
 from cpembed.workloads.einsum import batched_gemm, gemm
@@ -297,12 +297,11 @@ def test_useful_products_of_a_transposed_convolution_are_those_with_pixels(seed:
             for tap in range(taps)
         )
     assert computation.useful_macs == count
-    (front_end,) = (
-        transposed_convolution(
-            (2, 3, h, w), (3, 4, r, s), strides=[*map(int, stride)], before=pad, after=pad,
-            dilations=[*map(int, dilation)],
-        ).computation,
+    window = Window(
+        taps=(r, s), strides=[*map(int, stride)], dilations=[*map(int, dilation)], before=pad,
+        after=pad,
     )  # fmt: skip
+    front_end = transposed_convolution((2, 3, h, w), (3, 4, r, s), window).computation
     assert front_end.useful_macs == count
 
 

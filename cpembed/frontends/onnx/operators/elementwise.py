@@ -184,6 +184,10 @@ def is_inf(call: Call) -> str:
     return call.elementwise(reduce(function("or"), equal), call.input(), dtype="bool")
 
 
+def _thresholded_relu(x: Scalar, alpha: float) -> Scalar:
+    return e.where(e.less(alpha, x), x, 0)
+
+
 def _hyperbolic(operation: str) -> Scalar:
     return e.div(apply(operation, apply("exp", X), apply("exp", apply("neg", X))), 2.0)
 
@@ -215,7 +219,7 @@ TABLE: dict[str, Translation] = {
     "Elu": parametric(e.elu, alpha=1.0),
     "Celu": celu,
     "Swish": parametric(e.silu, alpha=1.0),
-    "ThresholdedRelu": parametric(lambda x, a: e.where(e.less(a, x), x, 0), alpha=1.0),
+    "ThresholdedRelu": parametric(_thresholded_relu, alpha=1.0),
     "Selu": parametric(e.selu, alpha=e.SELU_ALPHA, gamma=e.SELU_GAMMA),
     "HardSigmoid": parametric(e.hard_sigmoid, alpha=0.2, beta=0.5),
     "Gelu": gelu,

@@ -22,7 +22,6 @@ from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.frontends.onnx.operators.matrices import scaled
 from cpembed.frontends.onnx.operators.windows import (
     convolution_options,
-    convolved_floats,
     pooled,
     pooled_image,
 )
@@ -67,41 +66,18 @@ def _check_scales(call: Call, scale: Array, *, divides: bool) -> None:
         call.reject(f"a scale of {value}: give finite numbers{' other than 0' if divides else ''}")
 
 
-def quantized(
+def _quantized(
     call: Call, x: str, scale: Array, zero: Array | None, dtype: str, axis: int = 1
 ) -> str:
-    """Emit the quantization of floats by constant parameters.
-
-    Parameters
-    ----------
-    call : Call
-        The node.
-    x : str
-        Tensor of floats.
-    scale, zero : array, array or None
-        One element, or one for each index of the axis; zero points are 0 by default.
-    dtype : str
-        Type of the integers.
-    axis : int
-        Axis of the parameters.
-    """
+    """Emit the quantization of floats by constant parameters: one element, or one for each index of
+    the axis; zero points are 0 by default."""
     _check_scales(call, scale, divides=True)
     scales, zeros, axis = _parameters(call, x, scale, zero, axis)
     return call.emit(Quantize(scales, zeros, dtype, axis), x)
 
 
-def dequantized(call: Call, q: str, scale: Array, zero: Array | None, axis: int = 1) -> str:
-    """Emit the dequantization of integers by constant parameters.
-
-    Parameters
-    ----------
-    call : Call
-        The node.
-    q : str
-        Tensor of integers.
-    scale, zero, axis
-        As for :func:`quantized`.
-    """
+def _dequantized(call: Call, q: str, scale: Array, zero: Array | None, axis: int = 1) -> str:
+    """Emit the dequantization of integers by constant parameters, as for :func:`_quantized`."""
     _check_scales(call, scale, divides=False)
     scales, zeros, axis = _parameters(call, q, scale, zero, axis)
     return call.emit(Dequantize(scales, zeros, axis), q)
@@ -133,7 +109,7 @@ def quantize_linear(call: Call) -> str:
         call.reject(f"output_dtype is {dtype}, and the zero point {default}: give one")
     _check_integers(call, dtype)
     if scale is not None and is_constant:
-        return quantized(call, x, scale, zero, dtype, call.integer("axis", 1))
+        return _quantized(call, x, scale, zero, dtype, call.integer("axis", 1))
     rounded = add(apply("round", div(X, Y)), Z)
     return call.elementwise(rounded, x, *_scalars(call, dtype), dtype=dtype)
 
@@ -143,7 +119,7 @@ def dequantize_linear(call: Call) -> str:
     q = call.input(0)
     _check_integers(call, call.dtype(q))
     if scale is not None and is_constant:
-        result = dequantized(call, q, scale, zero, call.integer("axis", 1))
+        result = _dequantized(call, q, scale, zero, call.integer("axis", 1))
         return call.cast(result, element_type(call, "output_dtype", str(scale.dtype)))
     parameters = _scalars(call, call.dtype(q))
     return call.elementwise(mul(sub(X, Z), Y), q, *parameters, dtype="float32")
@@ -212,20 +188,10 @@ def conv_integer(call: Call) -> str:
     return call.elementwise(sub(X, mul(Y, Z)), sums, zero, call.tensor(inside), dtype="int32")
 
 
-def integer_product(
+def _integer_product(
     call: Call, factors: tuple[str, str], zeros: tuple[str | None, str | None]
 ) -> str:
-    """Emit the product of two matrices of integers, less their zero points.
-
-    Parameters
-    ----------
-    call : Call
-        The node.
-    factors : tuple of str
-        Both tensors.
-    zeros : tuple
-        Zero point of each; None for 0.
-    """
+    """Emit the product of two matrices of integers, less their zero points (None for 0)."""
     (zero_a, moving_a), (zero_b, moving_b) = (_zero_point(call, zero) for zero in zeros)
     a, b = factors
     if 0 in (*call.shape(a), *call.shape(b)):
@@ -269,19 +235,19 @@ def _row_sums(call: Call, tensor: str, axis: int, zero: int) -> str:
 
 def matmul_integer(call: Call) -> str:
     factors, zeros = (call.input(0), call.input(1)), (call.optional(2), call.optional(3))
-    return integer_product(call, factors, zeros)
+    return _integer_product(call, factors, zeros)
 
 
 def matmul_integer_to_float(call: Call) -> str:
     factors, zeros = (call.input(0), call.input(1)), (call.optional(4), call.optional(5))
-    sums = integer_product(call, factors, zeros)
+    sums = _integer_product(call, factors, zeros)
     return _scaled_sums(call, sums, call.input(2), call.input(3), call.optional(6))
 
 
 def dynamic_quantize_matmul(call: Call) -> str:
     """Emit a product whose first factor is quantized by its own range."""
     q, scale, zero = call.emit_all(DynamicQuantize(), call.input(0))
-    sums = integer_product(call, (q, call.input(1)), (zero, call.optional(3)))
+    sums = _integer_product(call, (q, call.input(1)), (zero, call.optional(3)))
     return _scaled_sums(call, sums, scale, call.input(2), call.optional(4))
 
 
@@ -302,7 +268,7 @@ def _scaled_sums(call: Call, sums: str, first: str, second: str, bias: str | Non
 def _floats(call: Call, k: int, axis: int = 0) -> str:
     """Dequantize input ``k``, which is followed by its scale and its zero point."""
     scale = call.constant(k + 1, "a scale")
-    return dequantized(
+    return _dequantized(
         call, call.input(k), scale, call.optional_constant(k + 2, "a zero point"), axis
     )
 
@@ -311,7 +277,7 @@ def _integers(call: Call, x: str, k: int, dtype: str | None = None, axis: int = 
     """Quantize a result by the scale and the zero point at inputs ``k`` and ``k + 1``."""
     zero = call.optional_constant(k + 1, "a zero point")
     dtype = dtype or (call.type().dtype if zero is None else str(zero.dtype))
-    return quantized(call, x, call.constant(k, "a scale"), zero, dtype, axis)
+    return _quantized(call, x, call.constant(k, "a scale"), zero, dtype, axis)
 
 
 def qlinear_conv(call: Call) -> str:
@@ -319,8 +285,9 @@ def qlinear_conv(call: Call) -> str:
     if bias is not None:
         # The bias has the scale of the products.
         scale = call.constant(1, "a scale").reshape(-1) * call.constant(4, "a scale")
-        bias = dequantized(call, bias, np.asarray(scale, np.float32), None, 0)
-    return _integers(call, convolved_floats(call, x, w, bias), 6, axis=1)
+        bias = _dequantized(call, bias, np.asarray(scale, np.float32), None, 0)
+    result = call.convolved(x, w, bias, **convolution_options(call, x, w))
+    return _integers(call, result, 6, axis=1)
 
 
 def qlinear_matmul(call: Call) -> str:
@@ -338,7 +305,7 @@ def qgemm(call: Call) -> str:
     if call.optional(6) is not None:
         alpha = call.number("alpha", 1.0)
         scale = alpha * call.constant(1, "a scale") * call.constant(4, "a scale")
-        bias = dequantized(call, call.input(6), np.asarray(scale, np.float32), None, -1)
+        bias = _dequantized(call, call.input(6), np.asarray(scale, np.float32), None, -1)
         result = call.elementwise(add(X, Y), result, bias)
     return result if call.optional(7) is None else _integers(call, result, 7)
 

@@ -19,12 +19,17 @@ from cpembed.graph.kinds import Input, Scalar
 
 Function = Callable[[Scalar], Scalar]
 
+
+def _affine(x: Scalar, alpha: float, beta: float) -> Scalar:
+    return add(mul(x, alpha), beta)
+
+
 _ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], tuple[float, ...]]] = {
     "sigmoid": (e.function("sigmoid"), ()),
     "tanh": (e.function("tanh"), ()),
     "relu": (e.relu, ()),
     "hardsigmoid": (e.hard_sigmoid, (0.2, 0.5)),
-    "affine": (lambda x, a, b: add(mul(x, a), b), (1.0, 0.0)),
+    "affine": (_affine, (1.0, 0.0)),
     "leakyrelu": (e.leaky_relu, (0.01,)),
     "elu": (e.elu, (1.0,)),
     "softsign": (e.softsign, ()),

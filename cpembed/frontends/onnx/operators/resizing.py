@@ -164,7 +164,7 @@ def resize(call: Call) -> str:
             factors[axis], results[axis] = scale, scaled_size(shape[axis], scale)
     else:
         call.reject("neither scales nor sizes are given")
-    return resized(call, sampling, factors, results)
+    return _resized(call, sampling, factors, results)
 
 
 def scaled_size(size: int, scale: float) -> int:
@@ -193,26 +193,11 @@ def upsample(call: Call) -> str:
         scales = call.constant(1, "the scales").reshape(-1).tolist()
     results = [scaled_size(n, s) for s, n in zip(scales, call.type().shape, strict=True)]
     sampling = Sampling(call.text("mode", "nearest"), "asymmetric", "floor")
-    return resized(call, sampling, list(scales), results)
+    return _resized(call, sampling, list(scales), results)
 
 
-def resized(call: Call, sampling: Sampling, factors: list[float], results: list[int]) -> str:
-    """Resize the node's input.
-
-    Parameters
-    ----------
-    call : Call
-        The node.
-    sampling : Sampling
-        Interpolation of the elements.
-    factors, results : list
-        Factor and new size of each axis.
-
-    Raises
-    ------
-    WorkloadError, ModelError
-        For sizes and settings that the format does not define.
-    """
+def _resized(call: Call, sampling: Sampling, factors: list[float], results: list[int]) -> str:
+    """Resize the node's input to new sizes, by a factor of each axis."""
     x, shape, dtype = call.input(), call.type().shape, call.type().dtype
     if sampling.mode not in ("nearest", "linear", "cubic"):
         call.reject(f"mode {sampling.mode} is not known: use nearest, linear or cubic")

@@ -11,25 +11,18 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
-from cpembed.frontends.composites import Window
 from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.graph.kinds import Input, Pool
+from cpembed.frontends.products import Window
+from cpembed.graph.kinds import Input
 
 _LARGEST = 1 << 20
 """Maximum stride, dilation, size and padding of a window: beyond it a file is damaged."""
 
 
-def window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
-    """Read the window of an operator from its attributes.
-
-    Parameters
-    ----------
-    call : Call
-        The node.
-    taps, image : sequence of int
-        Sizes of the window and of the image, one an image axis.
-    """
+def _window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
+    """Read the window of an operator from its attributes; the taps and the image's sizes are one a
+    pooled or convolved axis."""
     axes = len(taps)
     strides = call.list_of("strides", (1,) * axes) or ()
     dilations = call.list_of("dilations", (1,) * axes) or ()
@@ -42,7 +35,10 @@ def window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
         call.reject(f"pads {list(pads)}: windows are padded by 0 or more; cut with Slice before")
     if max((*strides, *dilations, *taps, *pads), default=1) > _LARGEST:
         call.reject("strides, dilations, windows and pads are below a million")
-    padded = Window(tuple(taps), strides, dilations, pads[:axes], pads[axes:])
+    padded = Window(
+        taps=tuple(taps), strides=strides, dilations=dilations, before=pads[:axes],
+        after=pads[axes:],
+    )  # fmt: skip
     match call.text("auto_pad", "NOTSET"):
         case "NOTSET" | "":
             return padded
@@ -78,14 +74,8 @@ def convolution_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     dict
         Keywords of :func:`~cpembed.frontends.products.convolution`.
     """
-    moving = window(call, call.shape(weights)[2:], call.shape(image)[2:])
-    return {
-        "strides": moving.strides,
-        "before": moving.before,
-        "after": moving.after,
-        "dilations": moving.dilations,
-        "groups": call.integer("group", 1),
-    }
+    window = _window(call, call.shape(weights)[2:], call.shape(image)[2:])
+    return {"window": window, "groups": call.integer("group", 1)}
 
 
 def _check_taps(call: Call, weights: str) -> None:
@@ -94,34 +84,17 @@ def _check_taps(call: Call, weights: str) -> None:
         call.reject(f"kernel_shape {list(taps)} is not that of the weights, {list(expected)}")
 
 
-def convolved_floats(call: Call, image: str, weights: str, bias: str | None) -> str:
-    """Emit a convolution of floats with the node's attributes.
-
-    Parameters
-    ----------
-    call : Call
-        The node.
-    image, weights : str
-        Tensors [n, channels, sizes] and [filters, channels of a group, taps].
-    bias : str or None
-        Tensor [filters].
-    """
-    options = convolution_options(call, image, weights)
-
-    def write(weights: str, bias: str | None) -> str:
-        return call.biased(call.convolved(image, weights, **options), bias)
-
-    return call.scalable(weights, bias, write)
-
-
 def conv(call: Call) -> str:
     _check_taps(call, call.input(1))
-    return convolved_floats(call, call.input(0), call.input(1), call.optional(2))
+    image, weights, bias = call.input(0), call.input(1), call.optional(2)
+    return call.convolved(image, weights, bias, **convolution_options(call, image, weights))
 
 
 def fused_conv(call: Call) -> str:
     """Emit a convolution, a tensor that is added, and an activation."""
-    result = convolved_floats(call, call.input(0), call.input(1), call.optional(2))
+    image, weights, bias = call.input(0), call.input(1), call.optional(2)
+    options = convolution_options(call, image, weights)
+    result = call.convolved(image, weights, bias, **options)
     if call.optional(3) is not None:
         result = call.elementwise(add(X, Y), result, call.input(3))
     a, b = (*(call.attribute("activation_params") or ()), 0.0, 0.0)[:2]
@@ -144,17 +117,13 @@ def conv_transpose(call: Call) -> str:
     image, weights, bias = call.input(0), call.input(1), call.optional(2)
     _check_taps(call, weights)
     options = _transposed_options(call, image, weights)
-
-    def write(weights: str, bias: str | None) -> str:
-        return call.biased(call.convolved(image, weights, transposed=True, **options), bias)
-
-    return call.scalable(weights, bias, write, axis=1, groups=options["groups"])
+    return call.convolved(image, weights, bias, transposed=True, **options)
 
 
 def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     sizes, taps = call.shape(image)[2:], call.shape(weights)[2:]
     axes = len(taps)
-    moving = window(call, taps, sizes)
+    moving = _window(call, taps, sizes)
     steps = [max(pair) for pair in zip(moving.strides, moving.dilations, strict=True)]
     output_padding = call.list_of("output_padding", (0,) * axes) or ()
     if not all(0 <= n < steps[k] for k, n in enumerate(output_padding)):
@@ -180,8 +149,9 @@ def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
         half = max(0, total) // 2
         before[k] = half if automatic == "SAME_UPPER" else max(0, total) - half
         after[k] = total - before[k]
-    options = convolution_options(call, image, weights)
-    return {**options, "before": before, "after": after, "output_padding": output_padding}
+    moving = replace(moving, before=before, after=after)
+    groups = call.integer("group", 1)
+    return {"window": moving, "groups": groups, "output_padding": output_padding}
 
 
 def batch_normalization(call: Call) -> str:
@@ -227,7 +197,7 @@ def pooled(call: Call, operation: str, x: str) -> str:
     taps = call.list_of("kernel_shape")
     if taps is None or len(taps) != call.rank() - 2:
         call.reject("kernel_shape does not name a size for each image axis")
-    moving = window(call, taps, call.type().shape[2:])
+    moving = _window(call, taps, call.type().shape[2:])
     reaches = (moving.reach(axis) for axis in range(len(taps)))
     if any(max(pads) >= r for r, *pads in zip(reaches, moving.before, moving.after, strict=True)):
         call.reject("a window lies in the padding alone: pad less than a window's size")
@@ -259,7 +229,8 @@ def pooled_image(call: Call, operation: str, x: str) -> str:
         call.reject(f"{call.type_of(x)} is no image: give at least three dimensions, and pixels")
     taps = call.shape(x)[2:]
     ones, zeros = (1,) * len(taps), (0,) * len(taps)
-    return call.emit(Pool(operation, taps, ones, zeros, zeros, ones), x)
+    window = Window(taps=taps, strides=ones, dilations=ones, before=zeros, after=zeros)
+    return call.emit(window.pool(operation), x)
 
 
 def local_response(call: Call) -> str:
@@ -275,7 +246,9 @@ def local_response(call: Call) -> str:
     rows = (shape[0], 1, shape[1], math.prod(shape[2:]))
     squares = call.reshaped(call.elementwise(mul(X, X), call.input()), rows)
     before = (size - 1) // 2
-    pool = Pool("mean", (size, 1), (1, 1), (before, 0), (size - 1 - before, 0), (1, 1), True)
+    after, ones = (size - 1 - before, 0), (1, 1)
+    window = Window(taps=(size, 1), strides=ones, dilations=ones, before=(before, 0), after=after)
+    pool = window.pool("mean", counts_padding=True)
     means = call.reshaped(call.emit(pool, squares), shape)
     below = apply("pow", add(bias, mul(Y, alpha)), beta)
     return call.elementwise(div(X, below), call.input(), means)

@@ -11,27 +11,18 @@ import numpy as np
 from cpembed.frontends import expressions as e
 from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, apply, div, function, mul, number
-from cpembed.frontends.torch.call import Call, Handler, Results, handlers
+from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import Elementwise, Input, Number, Scalar
 from cpembed.graph.kinds.elementwise import computing_dtype
 
+Unary = Callable[[Scalar], Scalar]
+Binary = Callable[[Scalar, Scalar], Scalar]
 Function = Callable[..., Scalar]
 
 
-def write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
-    """Emit an expression of tensors and numbers as PyTorch promotes them.
-
-    Parameters
-    ----------
-    call : Call
-        The call, whose result has the type of its schema.
-    dtype : str
-        Element type to which the values are promoted.
-    expression : callable
-        Returns the expression of as many scalars as there are values.
-    *values : str, float, int or bool
-        Tensors and numbers; a constant of one element becomes a number.
-    """
+def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
+    """Emit an expression of tensors and numbers promoted to an element type; the result has the
+    type of the call's. A constant of one element becomes a number."""
     tensors: list[str] = []
     arguments: list[Scalar] = []
     for value in values:
@@ -51,28 +42,24 @@ def write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
     return call.emit(Elementwise(expression(*arguments), call.result.dtype), *tensors)
 
 
-def unary(expression: Function, *parameters: str) -> Handler:
-    """Return the handler of a function of ``self`` and of arguments that are numbers.
-
-    Parameters
-    ----------
-    expression : callable
-        Returns the expression of a scalar and the arguments.
-    *parameters : str
-        Names of the arguments.
-    """
-    return lambda call: activated(call, expression, *(call[name] for name in parameters))
+def _unary(expression: Function, *parameters: str) -> Handler:
+    """Return the handler of a function of ``self`` and of arguments that are numbers, by their
+    names."""
+    return lambda call: _activated(call, expression, *(call[name] for name in parameters))
 
 
-def activated(call: Call, expression: Function, *parameters: Any) -> str:
+def _activated(call: Call, expression: Function, *parameters: Any) -> str:
     """Emit a function of ``self`` and of numbers in the type of the result."""
-    return write(call, call.result.dtype, lambda x: expression(x, *parameters), call["self"])
+
+    def bound(x: Scalar) -> Scalar:
+        return expression(x, *parameters)
+
+    return _write(call, call.result.dtype, bound, call["self"])
 
 
-def binary(expression: Function, *names: str) -> Handler:
-    """Return the handler of a function of tensors, by default of ``self`` and ``other``."""
-    names = names or ("self", "other")
-    return lambda call: write(call, call.result.dtype, expression, *map(call.__getitem__, names))
+def _binary(expression: Binary, second: str = "other") -> Handler:
+    """Return the handler of a function of ``self`` and a second tensor or number."""
+    return lambda call: _write(call, call.result.dtype, expression, call["self"], call[second])
 
 
 # -- arithmetic -----------------------------------------------------------------------------------
@@ -82,19 +69,19 @@ def _times(x: Scalar, factor: float) -> Scalar:
     return x if factor == 1 else mul(x, factor)
 
 
-def _scaled(expression: Function) -> Handler:
+def _scaled(expression: Binary) -> Handler:
     """Return the handler of a function of ``self`` and ``alpha`` times ``other``."""
 
     def handler(call: Call) -> Results:
         alpha = call["alpha"]
-        return binary(lambda a, b: expression(a, _times(b, alpha)))(call)
+        return _binary(lambda a, b: expression(a, _times(b, alpha)))(call)
 
     return handler
 
 
 def _reversed_sub(call: Call) -> Results:
     alpha = call["alpha"]
-    return binary(lambda a, b: e.sub(b, _times(a, alpha)))(call)
+    return _binary(lambda a, b: e.sub(b, _times(a, alpha)))(call)
 
 
 def _have_other_signs(a: Scalar, b: Scalar) -> Scalar:
@@ -126,19 +113,19 @@ def _floor_quotient_of_integers(a: Scalar, b: Scalar) -> Scalar:
 def _divide(call: Call) -> Results:
     rounding, floats = call.get("rounding_mode"), is_float(call.result.dtype)
     if rounding == "floor":
-        return binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
+        return _binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
     if rounding is None or not floats:
         # A division of integers rounds towards zero.
-        return binary(div)(call)
-    return binary(lambda a, b: e.truncated(div(a, b)))(call)
+        return _binary(div)(call)
+    return _binary(lambda a, b: e.truncated(div(a, b)))(call)
 
 
 def _floor_divide(call: Call) -> Results:
     floats = is_float(call.result.dtype)
-    return binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
+    return _binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
 
 
-_POWERS: Mapping[float, Function] = {
+_POWERS: Mapping[float, Unary] = {
     **e.SMALL_POWERS,
     0.5: function("sqrt"),
     -1: lambda x: div(1, x),
@@ -153,8 +140,8 @@ def _power(call: Call) -> Results:
         if value is None or (value < 0).any():
             call.reject("a power of integers whose exponent may be below 0: use floats")
     elif isinstance(exponent, int | float) and exponent in _POWERS:
-        return activated(call, _POWERS[exponent])
-    return binary(function("pow"), "self", "exponent")(call)
+        return _activated(call, _POWERS[exponent])
+    return _binary(function("pow"), "exponent")(call)
 
 
 def _clamp(call: Call) -> str:
@@ -167,20 +154,29 @@ def _clamp(call: Call) -> str:
         return x
 
     values = (limit for _, limit in limits)
-    return write(call, call.result.dtype, expression, call["self"], *values)
+    return _write(call, call.result.dtype, expression, call["self"], *values)
 
 
-def _product_added(product: Function) -> Handler:
+def _product_added(product: Binary) -> Handler:
     """Return the handler of ``self`` plus ``value`` times a product or quotient of two tensors."""
 
     def handler(call: Call) -> Results:
         value = call["value"]
-        expression = binary(
-            lambda x, a, b: e.add(x, _times(product(a, b), value)), "self", "tensor1", "tensor2"
-        )
-        return expression(call)
+
+        def expression(x: Scalar, a: Scalar, b: Scalar) -> Scalar:
+            return e.add(x, _times(product(a, b), value))
+
+        tensors = call["self"], call["tensor1"], call["tensor2"]
+        return _write(call, call.result.dtype, expression, *tensors)
 
     return handler
+
+
+def _lerp(call: Call) -> Results:
+    def expression(a: Scalar, b: Scalar, weight: Scalar) -> Scalar:
+        return e.add(a, mul(weight, e.sub(b, a)))
+
+    return _write(call, call.result.dtype, expression, call["self"], call["end"], call["weight"])
 
 
 def _filled(value: float | None) -> Handler:
@@ -218,23 +214,27 @@ def _softplus(x: Scalar, beta: float, threshold: float) -> Scalar:
     return e.where(e.less(threshold, scaled), x, value if beta == 1 else div(value, beta))
 
 
+def _threshold(x: Scalar, threshold: float, value: float) -> Scalar:
+    return e.where(e.less(threshold, x), x, value)
+
+
 def _relu6(x: Scalar) -> Scalar:
     return e.clip(e.add(x, 3.0), 0.0, 6.0)
 
 
 def _hardtanh(call: Call) -> str:
-    return activated(call, e.clip, call.get("min_val"), call.get("max_val"))
+    return _activated(call, e.clip, call.get("min_val"), call.get("max_val"))
 
 
 def _gelu(call: Call) -> str:
-    return activated(call, e.gelu_tanh if call["approximate"] == "tanh" else e.gelu)
+    return _activated(call, e.gelu_tanh if call["approximate"] == "tanh" else e.gelu)
 
 
 def _prelu(call: Call) -> str:
     x, slope = call["self"], call["weight"]
     if call.rank(slope) == 1:
         slope = call.channels(slope, max(2, call.rank(x)))
-    return write(call, call.result.dtype, e.leaky_relu, x, slope)
+    return _write(call, call.result.dtype, e.leaky_relu, x, slope)
 
 
 # -- comparisons and logic ------------------------------------------------------------------------
@@ -256,10 +256,10 @@ def _promoted(call: Call, *values: Any) -> str:
     return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
 
 
-def _comparison(expression: Function) -> Handler:
+def _comparison(expression: Binary) -> Handler:
     def handler(call: Call) -> str:
         values = call["self"], call["other"]
-        return write(call, _promoted(call, *values), expression, *values)
+        return _write(call, _promoted(call, *values), expression, *values)
 
     return handler
 
@@ -268,7 +268,7 @@ def _logical(expression: Function) -> Handler:
     def handler(call: Call) -> str:
         values = [call[name] for name in ("self", "other") if call.get(name) is not None]
         booleans = [call.cast(v, "bool") if isinstance(v, str) else bool(v) for v in values]
-        return write(call, "bool", expression, *booleans)
+        return _write(call, "bool", expression, *booleans)
 
     return handler
 
@@ -309,19 +309,19 @@ def _masked_fill(call: Call) -> str:
     return call.emit(Elementwise(e.where(X, fill, Input(1)), result), *tensors)
 
 
-def _float_test(expression: Function) -> Handler:
+def _float_test(expression: Unary) -> Handler:
     """Return the handler of a test for NaN or infinity, which integers never pass."""
 
     def handler(call: Call) -> str:
         x, shape = call["self"], call.result.shape
         if is_float(call.dtype(x)):
-            return write(call, call.dtype(x), expression, x)
+            return _write(call, call.dtype(x), expression, x)
         return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
 
     return handler
 
 
-_UNARY: Mapping[str, Function] = {
+_UNARY: Mapping[str, Unary] = {
     **{
         name: function(name)
         for name in (
@@ -350,7 +350,7 @@ _UNARY: Mapping[str, Function] = {
     "hardsigmoid": lambda x: div(_relu6(x), 6.0),
 }
 """Functions of one tensor without parameters."""
-_COMPARISONS: Mapping[str, Function] = {
+_COMPARISONS: Mapping[str, Binary] = {
     "eq": e.equal,
     "ne": e.differ,
     "lt": e.less,
@@ -359,55 +359,48 @@ _COMPARISONS: Mapping[str, Function] = {
     "ge": lambda a, b: apply("less_equal", b, a),
 }
 
-HANDLERS: Mapping[str, Handler] = {
-    **{f"aten.{name}.default": unary(make) for name, make in _UNARY.items()},
-    **handlers("add.Tensor|Scalar", _scaled(e.add)),
-    **handlers("sub.Tensor|Scalar", _scaled(e.sub)),
-    **handlers("rsub.Tensor|Scalar", _reversed_sub),
-    **handlers("mul.Tensor|Scalar", binary(mul)),
-    **handlers("div.Tensor|Scalar|Tensor_mode|Scalar_mode", _divide),
-    **handlers("remainder.Tensor|Scalar", binary(_remainder)),
-    **handlers("fmod.Tensor|Scalar", binary(function("rem"))),
-    **handlers("floor_divide.default|Scalar", _floor_divide),
-    **handlers("pow.Tensor_Scalar|Tensor_Tensor", _power),
-    **handlers("maximum max.other", binary(function("max"))),
-    **handlers("minimum min.other", binary(function("min"))),
-    **handlers("clamp.default|Tensor", _clamp),
-    **handlers("addcmul", _product_added(mul)),
-    **handlers("addcdiv", _product_added(div)),
-    **handlers(
-        "lerp.Scalar|Tensor",
-        binary(lambda a, b, w: e.add(a, mul(w, e.sub(b, a))), "self", "end", "weight"),
-    ),
-    **handlers("_to_copy to.dtype|device|dtype_layout type_as lift_fresh_copy", _convert),
-    # The contents of an empty tensor are undefined: zeros are as good as anything.
-    **handlers("zeros_like new_zeros empty_like new_empty empty.memory_format", _filled(0)),
-    **handlers("ones_like new_ones", _filled(1)),
-    **handlers("full_like new_full", _filled(None)),
-    **handlers("hardtanh", _hardtanh),
-    **handlers("elu", unary(_elu, "alpha", "scale", "input_scale")),
-    **handlers("gelu", _gelu),
-    **handlers("softplus", unary(_softplus, "beta", "threshold")),
-    **handlers("prelu _prelu_kernel", _prelu),
-    **handlers(
-        "threshold", unary(lambda x, t, v: e.where(e.less(t, x), x, v), "threshold", "value")
-    ),
-    **handlers("leaky_relu", unary(e.leaky_relu, "negative_slope")),
-    **{
-        name: handler
-        for operator, make in _COMPARISONS.items()
-        for name, handler in handlers(f"{operator}.Tensor|Scalar", _comparison(make)).items()
-    },
-    **handlers("where.self|ScalarOther|ScalarSelf|Scalar", _where),
-    **handlers("masked_fill.Tensor|Scalar", _masked_fill),
-    **handlers("logical_and", _logical(function("and"))),
-    **handlers("logical_or", _logical(function("or"))),
-    **handlers("logical_xor", _logical(e.differ)),
-    **handlers("logical_not", _logical(function("not"))),
-    **handlers("bitwise_and.Tensor|Scalar", _bitwise(function("and"))),
-    **handlers("bitwise_or.Tensor|Scalar", _bitwise(function("or"))),
-    **handlers("bitwise_xor.Tensor|Scalar", _bitwise(e.differ)),
-    **handlers("bitwise_not", _bitwise(function("not"))),
-    **handlers("isnan", _float_test(lambda x: e.differ(x, x))),
-    **handlers("isinf", _float_test(lambda x: e.equal(apply("abs", x), math.inf))),
-}
+HANDLERS: Mapping[str, Handler] = table(
+    {
+        **{name: _unary(make) for name, make in _UNARY.items()},
+        "add.Tensor|Scalar": _scaled(e.add),
+        "sub.Tensor|Scalar": _scaled(e.sub),
+        "rsub.Tensor|Scalar": _reversed_sub,
+        "mul.Tensor|Scalar": _binary(mul),
+        "div.Tensor|Scalar|Tensor_mode|Scalar_mode": _divide,
+        "remainder.Tensor|Scalar": _binary(_remainder),
+        "fmod.Tensor|Scalar": _binary(function("rem")),
+        "floor_divide.default|Scalar": _floor_divide,
+        "pow.Tensor_Scalar|Tensor_Tensor": _power,
+        "maximum max.other": _binary(function("max")),
+        "minimum min.other": _binary(function("min")),
+        "clamp.default|Tensor": _clamp,
+        "addcmul": _product_added(mul),
+        "addcdiv": _product_added(div),
+        "lerp.Scalar|Tensor": _lerp,
+        "_to_copy to.dtype|device|dtype_layout type_as lift_fresh_copy": _convert,
+        # The contents of an empty tensor are undefined: zeros are as good as anything.
+        "zeros_like new_zeros empty_like new_empty empty.memory_format": _filled(0),
+        "ones_like new_ones": _filled(1),
+        "full_like new_full": _filled(None),
+        "hardtanh": _hardtanh,
+        "elu": _unary(_elu, "alpha", "scale", "input_scale"),
+        "gelu": _gelu,
+        "softplus": _unary(_softplus, "beta", "threshold"),
+        "prelu _prelu_kernel": _prelu,
+        "threshold": _unary(_threshold, "threshold", "value"),
+        "leaky_relu": _unary(e.leaky_relu, "negative_slope"),
+        **{f"{name}.Tensor|Scalar": _comparison(make) for name, make in _COMPARISONS.items()},
+        "where.self|ScalarOther|ScalarSelf|Scalar": _where,
+        "masked_fill.Tensor|Scalar": _masked_fill,
+        "logical_and": _logical(function("and")),
+        "logical_or": _logical(function("or")),
+        "logical_xor": _logical(e.differ),
+        "logical_not": _logical(function("not")),
+        "bitwise_and.Tensor|Scalar": _bitwise(function("and")),
+        "bitwise_or.Tensor|Scalar": _bitwise(function("or")),
+        "bitwise_xor.Tensor|Scalar": _bitwise(e.differ),
+        "bitwise_not": _bitwise(function("not")),
+        "isnan": _float_test(lambda x: e.differ(x, x)),
+        "isinf": _float_test(lambda x: e.equal(apply("abs", x), math.inf)),
+    }
+)

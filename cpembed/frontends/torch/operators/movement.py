@@ -10,7 +10,7 @@ import numpy as np
 
 from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul
-from cpembed.frontends.torch.call import Call, Handler, Results, handlers, per_axis
+from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Concat, Gather, Resize, Slice
 from cpembed.graph.kinds.base import Array
 
@@ -130,14 +130,12 @@ def _limits(call: Call, x: str, axis: int) -> tuple[int, int]:
 
 
 def _slice(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     return call.part(x, axis, *_limits(call, x, axis), call["step"])
 
 
 def _slice_scatter(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     start, stop = _limits(call, x, axis)
     if call["step"] != 1:
         call.reject("elements are stored with gaps between them: store whole ranges")
@@ -145,8 +143,7 @@ def _slice_scatter(call: Call) -> str:
 
 
 def _select_scatter(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     index = call["index"] % call.shape(x)[axis]
     shape = [1 if k == axis else size for k, size in enumerate(call.shape(x))]
     return _replaced(call, call.reshaped(call["src"], shape), axis, index, index + 1)
@@ -165,24 +162,21 @@ def _replaced(call: Call, source: str, axis: int, start: int, stop: int) -> str:
 
 
 def _select(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     index = call["index"] % call.shape(x)[axis]
     return call.reshaped(call.part(x, axis, index, index + 1), call.result.shape)
 
 
 def _narrow(call: Call) -> str:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     start = call["start"] % call.shape(x)[axis]
     return call.part(x, axis, start, start + call["length"])
 
 
 def _split(call: Call) -> tuple[str, ...]:
     """Emit parts of the sizes that the results have."""
-    x = call["self"]
+    x, axis = call.along_dim()
     call.in_result("indices")
-    axis = call.axis(x, call["dim"])
     parts: list[str] = []
     start = 0
     for result in call.results:
@@ -195,8 +189,7 @@ def _split(call: Call) -> tuple[str, ...]:
 
 
 def _unbind(call: Call) -> tuple[str, ...]:
-    x = call["self"]
-    axis = call.axis(x, call["dim"])
+    x, axis = call.along_dim()
     parts = (call.part(x, axis, k, k + 1) for k in range(call.shape(x)[axis]))
     return tuple(call.reshaped(part, call.result.shape) for part in parts)
 
@@ -292,8 +285,8 @@ def _nearest(axes: int, offset: float) -> Handler:
         pairs = zip(image, sizes, tables, strict=True)
         if all(np.array_equal(plain.indices(size, result), t) for size, result, t in pairs):
             return call.emit(plain, x)
-        for axis, table in enumerate(tables, call.rank(x) - axes):
-            x = call.emit(Gather(axis), x, call.tensor(table))
+        for axis, places in enumerate(tables, call.rank(x) - axes):
+            x = call.emit(Gather(axis), x, call.tensor(places))
         return x
 
     return handler
@@ -303,8 +296,8 @@ def _nearest(axes: int, offset: float) -> Handler:
 
 
 def _index_select(call: Call) -> str:
-    x = call["self"]
-    return call.emit(Gather(call.axis(x, call["dim"])), x, call["index"])
+    x, axis = call.along_dim()
+    return call.emit(Gather(axis), x, call["index"])
 
 
 def _index(call: Call) -> str:
@@ -344,66 +337,51 @@ def _gather(call: Call) -> str:
     return call.gathered_elements(x, index, call.axis(x, call["dim"]))
 
 
-HANDLERS: Mapping[str, Handler] = {
-    **handlers(
-        "clone contiguous alias detach lift positive resolve_conj resolve_neg",
-        lambda call: call["self"],
-    ),
-    **handlers(
+HANDLERS: Mapping[str, Handler] = table(
+    {
+        "clone contiguous alias detach lift positive resolve_conj resolve_neg": lambda call: call[
+            "self"
+        ],
         "view reshape _unsafe_view flatten.using_ints unflatten.int view_as reshape_as ravel "
-        "unsqueeze squeeze.default|dim|dims view_copy atleast_1d atleast_2d _reshape_alias",
-        _view,
-    ),
-    **handlers(
-        "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout", _dropout
-    ),
-    **handlers("permute", _permute),
-    **handlers("transpose.int swapaxes swapdims", _transpose),
-    **handlers("t mT", _matrix_transpose),
-    **handlers(
-        "numpy_T",
-        lambda call: call.transposed(call["self"], range(call.rank(call["self"]))[::-1]),
-    ),
-    **handlers("movedim.intlist|int", _move_axes),
-    **handlers("expand expand_as broadcast_to", _expand),
-    **handlers("repeat tile", _repeat),
-    **handlers("repeat_interleave.self_int", _repeat_each),
-    **handlers("copy", _copy),
-    **handlers("flip", _flip),
-    **handlers("roll", _roll),
-    **handlers("slice.Tensor", _slice),
-    **handlers("slice_scatter", _slice_scatter),
-    **handlers("select.int", _select),
-    **handlers("select_scatter", _select_scatter),
-    **handlers("narrow", _narrow),
-    **handlers("split.Tensor|sizes split_with_sizes chunk tensor_split.sections|indices", _split),
-    **handlers("unbind.int", _unbind),
-    **handlers("cat concat", _cat),
-    **handlers("stack", _stack),
-    **handlers("constant_pad_nd", _constant_pad),
-    **handlers("pad", _pad_by_mode),
-    **handlers("reflection_pad1d reflection_pad2d reflection_pad3d", _pad("reflect", "padding")),
-    **handlers("replication_pad1d replication_pad2d replication_pad3d", _pad("edge", "padding")),
-    **handlers(
-        "pixel_shuffle",
-        lambda call: call.blocks_to_pixels(call["self"], call["upscale_factor"]),
-    ),
-    **handlers(
-        "pixel_unshuffle",
-        lambda call: call.pixels_to_blocks(call["self"], call["downscale_factor"]),
-    ),
-    **handlers("channel_shuffle", _channel_shuffle),
-    **handlers("upsample_linear1d.default|vec", _linear(1)),
-    **handlers("upsample_bilinear2d.default|vec", _linear(2)),
-    **handlers("upsample_trilinear3d.default|vec", _linear(3)),
-    **{
-        name: handler
-        for operator, offset in (("upsample_nearest", 0.0), ("_upsample_nearest_exact", 0.5))
-        for n in (1, 2, 3)
-        for name, handler in handlers(f"{operator}{n}d.default|vec", _nearest(n, offset)).items()
-    },
-    **handlers("embedding", lambda call: call.emit(Gather(0), call["weight"], call["indices"])),
-    **handlers("index_select", _index_select),
-    **handlers("index.Tensor _unsafe_index.Tensor", _index),
-    **handlers("gather", _gather),
-}
+        "unsqueeze squeeze.default|dim|dims view_copy atleast_1d atleast_2d _reshape_alias": _view,
+        "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout": _dropout,
+        "permute": _permute,
+        "transpose.int swapaxes swapdims": _transpose,
+        "t mT": _matrix_transpose,
+        "numpy_T": lambda call: call.transposed(call["self"], range(call.rank(call["self"]))[::-1]),
+        "movedim.intlist|int": _move_axes,
+        "expand expand_as broadcast_to": _expand,
+        "repeat tile": _repeat,
+        "repeat_interleave.self_int": _repeat_each,
+        "copy": _copy,
+        "flip": _flip,
+        "roll": _roll,
+        "slice.Tensor": _slice,
+        "slice_scatter": _slice_scatter,
+        "select.int": _select,
+        "select_scatter": _select_scatter,
+        "narrow": _narrow,
+        "split.Tensor|sizes split_with_sizes chunk tensor_split.sections|indices": _split,
+        "unbind.int": _unbind,
+        "cat concat": _cat,
+        "stack": _stack,
+        "constant_pad_nd": _constant_pad,
+        "pad": _pad_by_mode,
+        "reflection_pad1d reflection_pad2d reflection_pad3d": _pad("reflect", "padding"),
+        "replication_pad1d replication_pad2d replication_pad3d": _pad("edge", "padding"),
+        "pixel_shuffle": lambda call: call.blocks_to_pixels(call["self"], call["upscale_factor"]),
+        "pixel_unshuffle": lambda call: call.pixels_to_blocks(
+            call["self"], call["downscale_factor"]
+        ),
+        "channel_shuffle": _channel_shuffle,
+        "upsample_linear1d.default|vec": _linear(1),
+        "upsample_bilinear2d.default|vec": _linear(2),
+        "upsample_trilinear3d.default|vec": _linear(3),
+        **{f"upsample_nearest{n}d.default|vec": _nearest(n, 0.0) for n in (1, 2, 3)},
+        **{f"_upsample_nearest_exact{n}d.default|vec": _nearest(n, 0.5) for n in (1, 2, 3)},
+        "embedding": lambda call: call.emit(Gather(0), call["weight"], call["indices"]),
+        "index_select": _index_select,
+        "index.Tensor _unsafe_index.Tensor": _index,
+        "gather": _gather,
+    }
+)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from cpembed.frontends import expressions as e
-from cpembed.frontends.composites import Window
 from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul
-from cpembed.frontends.torch.call import Call, Handler, Results, handlers, per_axis
+from cpembed.frontends.products import Window
+from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Elementwise, Reduce, Softmax
 
 # -- convolutions ---------------------------------------------------------------------------------
@@ -30,23 +30,17 @@ def _convolution(call: Call, axes: int, transposed: bool) -> str:
         before, after = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     else:
         before = after = (0,) * axes if padding == "valid" else per_axis(padding, axes)
-    options: dict[str, Any] = {
-        "strides": per_axis(call["stride"], axes),
-        "before": before,
-        "after": after,
-        "dilations": dilations,
-        "groups": call["groups"],
-    }
+    window = Window(
+        taps=call.shape(weights)[2:],
+        strides=per_axis(call["stride"], axes),
+        dilations=dilations,
+        before=before,
+        after=after,
+    )
+    options: dict[str, Any] = {"groups": call["groups"], "shape": call.result.shape}
     if transposed:
         options["output_padding"] = per_axis(call["output_padding"], axes)
-
-    def write(weights: str, bias: str | None) -> str:
-        result = call.convolved(x, weights, transposed=transposed, **options)
-        return call.reshaped(call.biased(result, bias), call.result.shape)
-
-    if transposed:
-        return call.scalable(weights, bias, write, axis=1, groups=call["groups"])
-    return call.scalable(weights, bias, write)
+    return call.convolved(x, weights, bias, window, transposed=transposed, **options)
 
 
 def _any_convolution(call: Call) -> str:
@@ -162,7 +156,8 @@ def _pooled(call: Call, operation: str, axes: int, counts_padding: bool = False)
     taps = per_axis(call["kernel_size"], axes)
     padding = per_axis(call["padding"], axes)
     strides = per_axis(call["stride"], axes, taps)
-    window = Window(taps, strides, per_axis(call.get("dilation") or 1, axes), padding, padding)
+    dilations = per_axis(call.get("dilation") or 1, axes)
+    window = Window(taps=taps, strides=strides, dilations=dilations, before=padding, after=padding)
     ceil_mode = bool(call["ceil_mode"])
     return call.pooled(
         operation, call["self"], window, ceil_mode=ceil_mode, counts_padding=counts_padding
@@ -208,44 +203,37 @@ def _adaptive(operation: str, axes: int) -> Handler:
                     f"all alike: choose a size that divides {size}"
                 )
         taps = tuple(s // r for s, r in zip(sizes, results, strict=True))
-        zeros = (0,) * axes
-        window = Window(taps, taps, (1,) * axes, zeros, zeros)
+        ones, zeros = (1,) * axes, (0,) * axes
+        window = Window(taps=taps, strides=taps, dilations=ones, before=zeros, after=zeros)
         return call.first_of(call.pooled(operation, x, window))
 
     return handler
 
 
-HANDLERS: Mapping[str, Handler] = {
-    **handlers("conv1d.default|padding", _conv(1)),
-    **handlers("conv2d.default|padding", _conv(2)),
-    **handlers("conv3d.default|padding", _conv(3)),
-    **handlers("conv_transpose1d", _conv(1, transposed=True)),
-    **handlers("conv_transpose2d.input", _conv(2, transposed=True)),
-    **handlers("conv_transpose3d.input", _conv(3, transposed=True)),
-    **handlers("convolution", _any_convolution),
-    **handlers("linear", _linear),
-    **handlers("matmul", _matmul("self", "other")),
-    **handlers("mm bmm", _matmul("self", "mat2")),
-    **handlers("mv", _matmul("self", "vec")),
-    **handlers("dot", _matmul("self", "tensor")),
-    **handlers("outer", _outer),
-    **handlers("addmm", _product_added("mat1", "mat2")),
-    **handlers("addmv", _product_added("mat", "vec")),
-    **handlers("baddbmm", _product_added("batch1", "batch2")),
-    **handlers(
-        "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", _attention
-    ),
-    **{
-        name: handler
-        for n in (1, 2, 3)
-        for operators, handler_of_axes in (
-            (f"max_pool{n}d max_pool{n}d_with_indices", _max_pool(n)),
-            (f"avg_pool{n}d", _average_pool(n)),
-            (f"adaptive_avg_pool{n}d", _adaptive("mean", n)),
-            (f"adaptive_max_pool{n}d", _adaptive("max", n)),
-        )
-        for name, handler in handlers(operators, handler_of_axes).items()
-    },
-    **handlers("_adaptive_avg_pool2d", _adaptive("mean", 2)),
-    **handlers("_adaptive_avg_pool3d", _adaptive("mean", 3)),
-}
+HANDLERS: Mapping[str, Handler] = table(
+    {
+        "conv1d.default|padding": _conv(1),
+        "conv2d.default|padding": _conv(2),
+        "conv3d.default|padding": _conv(3),
+        "conv_transpose1d": _conv(1, transposed=True),
+        "conv_transpose2d.input": _conv(2, transposed=True),
+        "conv_transpose3d.input": _conv(3, transposed=True),
+        "convolution": _any_convolution,
+        "linear": _linear,
+        "matmul": _matmul("self", "other"),
+        "mm bmm": _matmul("self", "mat2"),
+        "mv": _matmul("self", "vec"),
+        "dot": _matmul("self", "tensor"),
+        "outer": _outer,
+        "addmm": _product_added("mat1", "mat2"),
+        "addmv": _product_added("mat", "vec"),
+        "baddbmm": _product_added("batch1", "batch2"),
+        "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu": _attention,
+        **{f"max_pool{n}d max_pool{n}d_with_indices": _max_pool(n) for n in (1, 2, 3)},
+        **{f"avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
+        **{f"adaptive_avg_pool{n}d": _adaptive("mean", n) for n in (1, 2, 3)},
+        **{f"adaptive_max_pool{n}d": _adaptive("max", n) for n in (1, 2, 3)},
+        "_adaptive_avg_pool2d": _adaptive("mean", 2),
+        "_adaptive_avg_pool3d": _adaptive("mean", 3),
+    }
+)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cpembed.frontends.expressions import X, Y, apply, div, mul, sub
-from cpembed.frontends.torch.call import Call, Handler, Results, handlers
+from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import LayerNorm, Reduce, Softmax
 from cpembed.graph.kinds.base import Array
 
@@ -159,25 +159,27 @@ def _instance_norm(call: Call) -> Results:
     return _grouped(call, call.shape(call["input"])[1])
 
 
-HANDLERS: Mapping[str, Handler] = {
-    **handlers("sum.default|dim_IntList", _reduction("sum")),
-    **handlers("mean.default|dim", _reduction("mean")),
-    **handlers("prod.default|dim_int", _reduction("prod")),
-    **handlers("amax max.default|dim", _extremum("max")),
-    **handlers("amin min.default|dim", _extremum("min")),
-    **handlers("var.correction|dim|default", _variance()),
-    **handlers("std.correction|dim|default", _variance(root=True)),
-    **handlers("var_mean.correction|dim|default", _variance(with_mean=True)),
-    **handlers("linalg_vector_norm norm.ScalarOpt_dim|Scalar", _norm),
-    **handlers("softmax.int _softmax", _softmax(False)),
-    **handlers("log_softmax.int _log_softmax", _softmax(True)),
-    **handlers("logsumexp", _log_sum_exp),
-    **handlers("any.default|dim|dims", _of_booleans("max")),
-    **handlers("all.default|dim|dims", _of_booleans("min")),
-    **handlers("cumsum", _cumulative_sum),
-    **handlers("batch_norm native_batch_norm _native_batch_norm_legit_no_training", _batch_norm),
-    **handlers("_native_batch_norm_legit.no_stats", _statistics_of_one),
-    **handlers("layer_norm native_layer_norm", _layer_norm),
-    **handlers("group_norm native_group_norm", _group_norm),
-    **handlers("instance_norm", _instance_norm),
-}
+HANDLERS: Mapping[str, Handler] = table(
+    {
+        "sum.default|dim_IntList": _reduction("sum"),
+        "mean.default|dim": _reduction("mean"),
+        "prod.default|dim_int": _reduction("prod"),
+        "amax max.default|dim": _extremum("max"),
+        "amin min.default|dim": _extremum("min"),
+        "var.correction|dim|default": _variance(),
+        "std.correction|dim|default": _variance(root=True),
+        "var_mean.correction|dim|default": _variance(with_mean=True),
+        "linalg_vector_norm norm.ScalarOpt_dim|Scalar": _norm,
+        "softmax.int _softmax": _softmax(False),
+        "log_softmax.int _log_softmax": _softmax(True),
+        "logsumexp": _log_sum_exp,
+        "any.default|dim|dims": _of_booleans("max"),
+        "all.default|dim|dims": _of_booleans("min"),
+        "cumsum": _cumulative_sum,
+        "batch_norm native_batch_norm _native_batch_norm_legit_no_training": _batch_norm,
+        "_native_batch_norm_legit.no_stats": _statistics_of_one,
+        "layer_norm native_layer_norm": _layer_norm,
+        "group_norm native_group_norm": _group_norm,
+        "instance_norm": _instance_norm,
+    }
+)
