@@ -36,18 +36,18 @@ class Drawing:
         default_factory=dict[object, tuple[Option, ...]]
     )
 
-    def tensor(self, size: float, given: int | None = None) -> str:
+    def tensor(self, size: float, input_layout: int | None = None) -> str:
         rng = random.Random(f"tensor {self.seed} {size}")
         pairs = [(a, b) for a in range(self.layouts) for b in range(self.layouts) if a != b]
         conversion = {pair: size * rng.uniform(0.2, 1.0) for pair in pairs if rng.random() < 0.9}
         conversion |= {pair: size for pair in pairs if 0 in pair}
         name = f"t{len(self.tensors)}"
         names = tuple(f"L{k}" for k in range(self.layouts))
-        self.tensors.append(Tensor(name, names, conversion, given))
+        self.tensors.append(Tensor(name, names, conversion, input_layout))
         return name
 
     def image(self, size: float = 1.0) -> str:
-        return self.tensor(size, given=0)
+        return self.tensor(size, input_layout=0)
 
     def product(self, *reads: str, size: float = 1.0) -> str:
         """A convolution or a matrix product."""
@@ -211,7 +211,8 @@ def line(problem: Problem, reductions: Reductions | None) -> str:
         return str(error)
     seconds = time.process_time() - started
     return (
-        f"{found.left:9,} entries left to the solver  {seconds:7.2f} s  cost {found.cost:9.3f}  "
+        f"{found.solver_entries:9,} entries left to the solver  {seconds:7.2f} s  "
+        f"cost {found.cost:9.3f}  "
         f"bound {found.bound:9.3f}  gap {found.gap:7.2%}  "
         f"{'proven' if found.proven else 'not proven'}"
     )

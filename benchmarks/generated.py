@@ -36,24 +36,26 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.network.layout import Layout
-from cpembed.network.operators import Placed, bytes_moved, conversion_plan, generated_plan
+from cpembed.network.operators import PlacedTensor, bytes_moved, conversion_plan, generated_plan
 
 _SECONDS = 0.2
 """For which a kernel is called."""
 
 
-def image(shape: tuple[int, ...], dtype: str, *, last: bool = True, halo: int = 0) -> Placed:
+def image(shape: tuple[int, ...], dtype: str, *, last: bool = True, halo: int = 0) -> PlacedTensor:
     """An image, channels last or as its axes are."""
     layout = Layout.plain(shape)
     layout = layout.channels_last() if last else layout
-    return Placed(TensorType(shape, dtype), layout.with_halo((halo, halo)) if halo else layout)
+    return PlacedTensor(
+        TensorType(shape, dtype), layout.with_halo((halo, halo)) if halo else layout
+    )
 
 
-def placed(shape: tuple[int, ...], dtype: str) -> Placed:
-    return Placed.plain(TensorType(shape, dtype))
+def placed(shape: tuple[int, ...], dtype: str) -> PlacedTensor:
+    return PlacedTensor.plain(TensorType(shape, dtype))
 
 
-def operators() -> Iterator[tuple[str, Kind, list[Placed], Placed]]:
+def operators() -> Iterator[tuple[str, Kind, list[PlacedTensor], PlacedTensor]]:
     """A name, a kind, its inputs and its output."""
     block = (1, 256, 56, 56)
     add = Apply("add", (Input(0), Input(1)))
@@ -89,8 +91,8 @@ def operators() -> Iterator[tuple[str, Kind, list[Placed], Placed]]:
     shuffled = Transpose((0, 2, 1, 3, 4))
     turned = (1, 116, 2, 28, 28)
     yield "shuffle of rows", shuffled, [placed(groups, "uint8")], placed(turned, "uint8")
-    last = Placed(TensorType(groups, "uint8"), Layout(groups, (0, 3, 4, 1, 2), 1, (0,) * 5))
-    mixed = Placed(TensorType(turned, "uint8"), Layout(turned, (0, 3, 4, 1, 2), 1, (0,) * 5))
+    last = PlacedTensor(TensorType(groups, "uint8"), Layout(groups, (0, 3, 4, 1, 2), 1, (0,) * 5))
+    mixed = PlacedTensor(TensorType(turned, "uint8"), Layout(turned, (0, 3, 4, 1, 2), 1, (0,) * 5))
     yield "shuffle, channels last", shuffled, [last], mixed
     yield (
         "heads",
@@ -106,13 +108,13 @@ def operators() -> Iterator[tuple[str, Kind, list[Placed], Placed]]:
     )
 
 
-def conversions() -> Iterator[tuple[str, Placed, Placed]]:
+def conversions() -> Iterator[tuple[str, PlacedTensor, PlacedTensor]]:
     """A name and both layouts."""
     shape = (1, 256, 56, 56)
     for dtype in ("uint8", "float32"):
         last, plain = image(shape, dtype), image(shape, dtype, last=False)
         halo = image(shape, dtype, halo=1)
-        blocked = Placed(last.type, Layout.plain(shape).blocked(16))
+        blocked = PlacedTensor(last.type, Layout.plain(shape).blocked(16))
         yield f"NCHW to NHWC, {dtype}", plain, last
         yield f"NHWC to NCHW, {dtype}", last, plain
         yield f"NHWC to NHWC with a halo, {dtype}", last, halo
@@ -122,13 +124,13 @@ def conversions() -> Iterator[tuple[str, Placed, Placed]]:
     yield "NCHW to NHWC, 3 channels", image(picture, "uint8", last=False), image(picture, "uint8")
 
 
-def best_us(plan: KernelPlan, tensors: list[Placed]) -> float:
+def best_us(plan: KernelPlan, tensors: list[PlacedTensor]) -> float:
     """Of many calls the fastest."""
     generator = np.random.default_rng(0)
     buffers: list[Any] = []
     for tensor in tensors:
-        buffer = empty(tensor.layout.elements, tensor.stored)
-        values = generator.integers(0, 100, tensor.layout.elements).astype(tensor.stored)
+        buffer = empty(tensor.layout.elements, tensor.storage_dtype)
+        values = generator.integers(0, 100, tensor.layout.elements).astype(tensor.storage_dtype)
         buffer.copyfrom(values)
         buffers.append(buffer)
     call: Callable[[], Any] = compile_plan(plan).bound(*buffers)
@@ -146,7 +148,7 @@ def main() -> None:
     threads: int = parser.parse_args().threads
     print(f"{'':36}{'us':>9}{'GB/s':>9}")
 
-    def row(name: str, plan: KernelPlan, tensors: list[Placed], moved: int) -> None:
+    def row(name: str, plan: KernelPlan, tensors: list[PlacedTensor], moved: int) -> None:
         us = best_us(plan, tensors)
         print(f"{name:36}{us:9.1f}{moved / us / 1e3:9.1f}", flush=True)
 

@@ -45,6 +45,7 @@ class Header:
     rows: Iterable[tuple[str, str]]
 
     def __post_init__(self) -> None:
+        # Rows may come from a generator, and a block may be printed more than once.
         object.__setattr__(self, "rows", tuple(self.rows))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -146,7 +147,8 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = options.max_width
-        widths = [_Widths.of(self, number) for number in range(len(self.columns))]
+        widths = [_Widths.measure(self, number) for number in range(len(self.columns))]
+        # Stacked cells keep a row together, which a split table does not.
         if self.stacked is not None and _total(width.natural for width in widths) > room:
             yield self._stacked(self.stacked)
             return
@@ -210,7 +212,7 @@ class _Widths:
     least: int
 
     @classmethod
-    def of(cls, table: Table, column: int) -> _Widths:
+    def measure(cls, table: Table, column: int) -> _Widths:
         from rich.cells import cell_len
 
         name = table.columns[column]

@@ -8,23 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpembed.cli import options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
-from cpembed.cli.options import (
-    Subcommand,
-    distinct,
-    file_option,
-    json_option,
-    library_options,
-    options_from,
-    shapes_option,
-    targets_option,
-    threads_option,
-    use_threads,
-    workers_of,
-    workers_options,
-)
-from cpembed.cli.output import Bar, message, print_json, print_text, write
+from cpembed.cli.output import Bar, message, print_json, print_report, print_text, write
 from cpembed.driver.options import BenchOptions
 
 if TYPE_CHECKING:
@@ -41,10 +28,10 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     return layout
 
 
-@click.command("bench", cls=Subcommand)
+@click.command("bench", cls=options.Subcommand)
 @click.argument("suite", shell_complete=suites)
-@targets_option
-@library_options(
+@options.targets_option
+@options.library_options(
     BenchOptions,
     leave_out=["weights", "search", "rank", "identifier", "shift", "layout"],
     texts={
@@ -53,7 +40,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
         "code; auto: native, and only the search if this machine can do neither.",
     },
 )
-@shapes_option
+@options.shapes_option
 @click.option("--no-run", is_flag=True, help="Search only; run nothing.")
 @click.option(
     "--layout",
@@ -64,7 +51,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     help="Channels before or after the image (NDHWC in 3-D, NWC in 1-D), or in blocks of any "
     "number; not every operator has layouts.",
 )
-@threads_option("the kernels")
+@options.threads_option("the kernels")
 @click.option(
     "--baseline",
     "baselines",
@@ -73,9 +60,9 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     help="Compare each kernel with a library: onednn, mkl, openblas, tvm. May be repeated, "
     "or a comma list.",
 )
-@file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
-@workers_options
-@json_option
+@options.file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
+@options.workers_options
+@options.json_option
 def bench_command(
     *,
     suite: str,
@@ -103,8 +90,8 @@ def bench_command(
     cpembed bench resnet50 --target avx512_vnni --output uint8 --bias --scale --relu
     cpembed bench layers.csv --target avx512_vnni --target vta_1x16x16
     """
-    use_threads(threads)
-    options = options_from(
+    options.use_threads(threads)
+    settings = options.options_from(
         BenchOptions,
         {
             **values,
@@ -115,15 +102,15 @@ def bench_command(
     )
     if plot is not None:
         _check_plot(baselines)
-    names = distinct(targets)
+    names = options.distinct(targets)
     if len(names) > 1 and (plot is not None or baselines):
         several = "--baseline and --plot apply to one target: leave them, or other targets, out"
         raise click.UsageError(several, click.get_current_context())
     # Processes start here, so that they load while this one does.
-    with workers_of(compiles=not no_run) as executing:
+    with options.workers_of(compiles=not no_run) as executing:
         from cpembed.driver.bench import open_bench
 
-        benches = [open_bench(suite, name, options) for name in names]
+        benches = [open_bench(suite, name, settings) for name in names]
 
         if any(bench.measures and bench.pending for bench in benches):
             executing.require_measuring()
@@ -133,9 +120,8 @@ def bench_command(
                 f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
                 for bench in benches
             )
-            return (
-                f"interrupted: {rows}; the same command{' without --fresh' * options.fresh} resumes"
-            )
+            fresh = " without --fresh" * settings.fresh
+            return f"interrupted: {rows}; the same command{fresh} resumes"
 
         with Stop("row", interrupted) as stop:
             for bench in benches:
@@ -154,12 +140,9 @@ def bench_command(
 
         title = f"{bench.suite} on {bench.maker.spec.name}"
         write_whole(plot, baselines_svg(bench.finished(), title))
-    if as_json:
-        print_json(bench.to_json())
-    else:
-        from cpembed.report.bench import report
+    from cpembed.report.bench import report
 
-        print_text(*report(bench))
+    print_report(bench, lambda: report(bench), as_json=as_json)
     return bench.exit_code()
 
 

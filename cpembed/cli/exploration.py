@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpembed.cli import options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
-from cpembed.cli.options import (
-    Subcommand,
-    constraints_option,
-    file_option,
-    folder_option,
-    json_option,
-    seed_option,
-    shapes_option,
-    timeout_option,
-    workers_of,
-    workers_options,
-)
 from cpembed.cli.outcome import INFEASIBLE, STOPPED
-from cpembed.cli.output import Bar, message, print_json, print_text
+from cpembed.cli.output import Bar, message, print_report
 
 if TYPE_CHECKING:
     from cpembed.exploration.costing import Method
@@ -35,10 +24,10 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-@click.command("explore", cls=Subcommand)
+@click.command("explore", cls=options.Subcommand)
 @click.argument("space", type=click.Path(path_type=Path), metavar="SPACE.toml")
 @click.argument("suite", metavar="SUITE|MODEL")
-@shapes_option
+@options.shapes_option
 @click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
 @click.option(
     "--method",
@@ -78,9 +67,9 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
     help="The largest value of an objective, with its unit: power=2W, area=1.5mm2, energy=3mJ, "
     "time=20ms, cycles=1e9. May be repeated.",
 )
-@seed_option("Seed of the method.")
-@timeout_option("Stop after S seconds and print the front so far.")
-@workers_options
+@options.seed_option("Seed of the method.")
+@options.timeout_option("Stop after S seconds and print the front so far.")
+@options.workers_options
 @click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print K rows of the front.")
 @click.option(
     "--pick",
@@ -88,33 +77,29 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
     metavar="NUMBER",
     help="Number of an evaluated point: print the program of each layer on it.",
 )
-@file_option("--save-target", "Write the machine of --pick, else the front's first, as a target.")
-@file_option("--certificate", "Write the fate of every point as JSON (exact).")
-@file_option("--plot", "Draw the front into an SVG file.")
+@options.file_option(
+    "--save-target", "Write the machine of --pick, else the front's first, as a target."
+)
+@options.file_option("--certificate", "Write the fate of every point as JSON (exact).")
+@options.file_option("--plot", "Draw the front into an SVG file.")
 @click.option("--fresh", is_flag=True, help="Start over instead of using stored results.")
-@folder_option("--results", "Folder that keeps costs.  [default: the user's cache folder]")
-@json_option
+@options.folder_option("--results", "Folder that keeps costs.  [default: the user's cache folder]")
+@options.json_option
 def explore_command(
     *,
     space: Path,
     suite: str,
     shapes: dict[str, tuple[int, ...]],
-    layers: str | None,
     method: Method,
-    trials: int,
     population: int | None,
-    objectives: list[str] | None,
-    limits: tuple[str, ...],
-    seed: int,
-    timeout: float | None,
     top: int | None,
     pick: int | None,
     save_target: Path | None,
     certificate: Path | None,
     plot: Path | None,
     fresh: bool,
-    results: Path | None,
     as_json: bool,
+    **values: Any,
 ) -> int:
     """Find the machines of a space that are the best for the layers of SUITE: a front, since no
     machine is the best in every respect.
@@ -135,16 +120,10 @@ def explore_command(
         space,
         suite,
         method=method,
-        trials=trials,
-        objectives=objectives,
-        limits=limits,
-        layers=layers,
         shapes=shapes or None,
         population=population or POPULATION,
-        seed=seed,
-        timeout=timeout,
-        results=results,
         fresh=fresh,
+        **values,
     )
 
     def interrupted() -> str:
@@ -162,12 +141,10 @@ def explore_command(
             return INTERRUPTED
     picked = _picked(result, pick)
     _write(result, picked, save_target, certificate, plot)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from cpembed.report.explore import report
+    from cpembed.report.explore import report
 
-        print_text(*report(result, top, None if pick is None else picked))
+    detail = None if pick is None else picked
+    print_report(result, lambda: report(result, top, detail), as_json=as_json)
     return INTERRUPTED if stop.requested else result.exit_code()
 
 
@@ -188,7 +165,7 @@ def _check(
 
 
 def _run(exploration: Exploration, stop: Stop) -> None:
-    with workers_of() as workers, Bar() as bar:
+    with options.workers_of() as workers, Bar() as bar:
         steps = exploration.run(workers)
         for step in steps:
             bar.show(step.doing, often=True, total=step.total, completed=step.done)
@@ -236,7 +213,7 @@ def _write(
         write_whole(plot, front_svg(result))
 
 
-@click.command("shape", cls=Subcommand)
+@click.command("shape", cls=options.Subcommand)
 @click.argument("suite", metavar="SUITE|MODEL", shell_complete=suites)
 @click.option(
     "--macs",
@@ -254,7 +231,7 @@ def _write(
     metavar="K",
     help="Number of shapes to find; each layer uses its best one.",
 )
-@constraints_option("Constraint set of the embeddings.  [default: in_place_padded]")
+@options.constraints_option("Constraint set of the embeddings.  [default: in_place_padded]")
 @click.option("--powers", is_flag=True, help="Only extents that are powers of two.")
 @click.option(
     "--smallest",
@@ -295,11 +272,13 @@ def _write(
     metavar="PERCENT",
     help="List all shapes, or sets of shapes, that cost at most PERCENT more than the best.",
 )
-@shapes_option
-@timeout_option("Stop after S seconds and print the best shapes so far, with the gap.")
-@file_option("--save", "Write the shapes as targets: FILE, or FILE_<shape>.toml if several.")
-@workers_options
-@json_option
+@options.shapes_option
+@options.timeout_option("Stop after S seconds and print the best shapes so far, with the gap.")
+@options.file_option(
+    "--save", "Write the shapes as targets: FILE, or FILE_<shape>.toml if several."
+)
+@options.workers_options
+@options.json_option
 def shape_command(
     *,
     suite: str,
@@ -338,7 +317,7 @@ def shape_command(
         raise click.UsageError("--layouts needs --packing: bytes that cost as much as an execution")
     if layouts and within is not None and count > 1:
         raise click.UsageError("--within with --layouts lists single shapes: leave --shapes out")
-    with workers_of() as executing:
+    with options.workers_of() as executing:
         from cpembed.embedding.constraint_set import load_constraint_set
         from cpembed.exploration.shapes.cells import Cost
         from cpembed.exploration.shapes.executions import Scope
@@ -372,10 +351,7 @@ def shape_command(
     if not result.shapes:
         code = INFEASIBLE if result.infeasible else STOPPED
         message(result.why_nothing)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from cpembed.report.shape import report
+    from cpembed.report.shape import report
 
-        print_text(*report(result))
+    print_report(result, lambda: report(result), as_json=as_json)
     return code

@@ -8,38 +8,24 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from cpembed.cli.options import (
-    Subcommand,
-    json_option,
-    library_options,
-    options_from,
-    require_one,
-    shapes_option,
-    subject,
-    target_option,
-    threads_option,
-    timeout_option,
-    use_threads,
-    verbose_option,
-    workload_argument,
-)
+from cpembed.cli import options
 from cpembed.cli.outcome import INFEASIBLE, print_missing, print_notes, print_solved
-from cpembed.cli.output import Bar, ProgressLine, print_json, print_text
+from cpembed.cli.output import Bar, ProgressLine, print_report
 from cpembed.driver.options import BuildOptions, RunOptions
 
 
-@click.command("run", cls=Subcommand)
-@workload_argument()
-@target_option()
-@library_options(
+@click.command("run", cls=options.Subcommand)
+@options.workload_argument()
+@options.target_option()
+@options.library_options(
     RunOptions,
     leave_out=["search"],
     defaults={"seed": None},
     texts={"seed": "Seed of the data and of the search.  [default: fresh data]"},
 )
-@threads_option()
-@verbose_option
-@json_option
+@options.threads_option()
+@options.verbose_option
+@options.json_option
 def run_command(
     *,
     words: tuple[str, ...],
@@ -59,13 +45,13 @@ def run_command(
     cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from cpembed.driver.result import SolveResult
     from cpembed.driver.run import run
 
-    options = options_from(RunOptions, values)
-    require_one(rank=options.rank is not None, id=options.identifier is not None)
-    resolved = subject(words, target, options)
+    settings = options.options_from(RunOptions, values)
+    options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
+    resolved = options.subject(words, target, settings)
     with ProgressLine() as progress:
         result = run(resolved.workload, resolved.target, resolved.options, progress=progress)
     if isinstance(result, SolveResult):
@@ -73,13 +59,10 @@ def run_command(
     # Messages come first: a reader of stdout may leave while the result is printed.
     print_notes(result.solved)
     consequence = "portable code verified the program, and no time of the instruction was measured"
-    code = print_missing(result.missing, options.backend, consequence)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from cpembed.report.run import report
+    code = print_missing(result.missing, settings.backend, consequence)
+    from cpembed.report.run import report
 
-        print_text(*report(result, verbose=verbose))
+    print_report(result, lambda: report(result, verbose=verbose), as_json=as_json)
     return code
 
 
@@ -91,9 +74,9 @@ _MODEL_PARAMETERS = frozenset(
 _MODEL_SUFFIXES = (".onnx", ".pt2")
 
 
-@click.command("build", cls=Subcommand)
-@workload_argument()
-@target_option()
+@click.command("build", cls=options.Subcommand)
+@options.workload_argument()
+@options.target_option()
 @click.option(
     "-o",
     "--directory",
@@ -103,7 +86,7 @@ _MODEL_SUFFIXES = (".onnx", ".pt2")
     metavar="DIR",
     help="Folder of the library; files of the same names are replaced.",
 )
-@library_options(
+@options.library_options(
     BuildOptions,
     leave_out=["search", "seed", "threads"],
     defaults={"name": None},
@@ -112,10 +95,10 @@ _MODEL_SUFFIXES = (".onnx", ".pt2")
         "model's]"
     },
 )
-@shapes_option
-@threads_option("the library, unless its caller says otherwise")
-@verbose_option
-@json_option
+@options.shapes_option
+@options.threads_option("the library, unless its caller says otherwise")
+@options.verbose_option
+@options.json_option
 def build_command(
     *,
     words: tuple[str, ...],
@@ -139,30 +122,28 @@ def build_command(
     cpembed build resnet18.onnx --target avx512_vnni -o resnet18
     cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
     """
-    use_threads(threads)
+    options.use_threads(threads)
     if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
-        from cpembed.cli.models import ModelBuild, build_model
+        from cpembed.cli.models import build_model
 
         _require_model_options(click.get_current_context())
-        build = ModelBuild(
-            model=Path(words[0]),
-            target=target,
-            folder=folder,
-            name=values["name"],
+        return build_model(
+            Path(words[0]),
+            target,
+            folder,
             shapes=shapes,
-            torch=values["torch"],
-            timeout=values["timeout"],
+            as_json=as_json,
+            **{name: values[name] for name in ("name", "torch", "timeout")},
         )
-        return build_model(build, as_json=as_json)
     if shapes:
         raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
     name = values["name"] or "kernel"
-    options = options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
-    require_one(rank=options.rank is not None, id=options.identifier is not None)
-    resolved = subject(words, target, options)
+    settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
+    options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
+    resolved = options.subject(words, target, settings)
     with ProgressLine() as progress:
         result = build_library(
             resolved.workload, resolved.target, folder, resolved.options, progress=progress
@@ -171,13 +152,10 @@ def build_command(
         return print_solved(result, as_json=as_json, verbose=verbose)
     print_notes(result.selection.solved)
     consequence = "the library is portable code, and slow"
-    code = print_missing(result.missing, options.backend, consequence)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from cpembed.report.run import build_report
+    code = print_missing(result.missing, settings.backend, consequence)
+    from cpembed.report.run import build_report
 
-        print_text(*build_report(result))
+    print_report(result, lambda: build_report(result), as_json=as_json)
     return code
 
 
@@ -191,18 +169,18 @@ def _require_model_options(context: click.Context) -> None:
             raise click.UsageError(problem)
 
 
-@click.command("layouts", cls=Subcommand)
-@workload_argument()
-@target_option()
+@click.command("layouts", cls=options.Subcommand)
+@options.workload_argument()
+@options.target_option()
 @click.option(
     "--measure",
     is_flag=True,
     help="Build, verify and time a kernel for each layout, or simulate it; otherwise times are "
     "estimates.",
 )
-@timeout_option("Stop each search after S seconds.")
-@threads_option("the kernels")
-@json_option
+@options.timeout_option("Stop each search after S seconds.")
+@options.threads_option("the kernels")
+@options.json_option
 def layouts_command(
     *,
     words: tuple[str, ...],
@@ -219,15 +197,12 @@ def layouts_command(
     cpembed layouts conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target avx512_vnni
     cpembed layouts gemm m=64 n=64 k=256 --target avx512_vnni --measure
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from cpembed.driver.layouts import compare_layouts
 
     with Bar() as bar:
         result = compare_layouts(words, target, measures=measure, timeout=timeout, progress=bar)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from cpembed.report.layouts import report
+    from cpembed.report.layouts import report
 
-        print_text(*report(result))
+    print_report(result, lambda: report(result), as_json=as_json)
     return 0 if any(row.embedding is not None for row in result.rows) else INFEASIBLE

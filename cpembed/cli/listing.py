@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from cpembed.cli.options import Subcommand, json_option
+from cpembed.cli import options
 from cpembed.cli.output import print_json, print_text
 
 
-@click.command("targets", cls=Subcommand)
-@json_option
+@click.command("targets", cls=options.Subcommand)
+@options.json_option
 def targets_command(*, as_json: bool) -> int:
     """List the shipped targets: instruction, element types, and whether this machine executes them.
 
@@ -24,8 +24,8 @@ def targets_command(*, as_json: bool) -> int:
     return 0
 
 
-@click.command("operators", cls=Subcommand)
-@json_option
+@click.command("operators", cls=options.Subcommand)
+@options.json_option
 def operators_command(*, as_json: bool) -> int:
     """List the operators with the sizes and options they take, and the suites of layers."""
     from cpembed.report import listing

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import (
-    Subcommand,
-    combined,
-    distinct,
-    file_option,
-    folder_option,
-    json_option,
-    seed_option,
-    shapes_option,
-    target_option,
-    targets_option,
-    threads_option,
-    timeout_option,
-    use_threads,
-)
-from cpembed.cli.output import Bar, message, print_json, print_text
+from cpembed.cli import options
+from cpembed.cli.output import Bar, message, print_json, print_report, print_text
 
 if TYPE_CHECKING:
     from cpembed.network.plan import Policy
@@ -38,16 +23,16 @@ solver."""
 WRONG = 1
 """Exit code of wrong results, which are a bug of cpembed."""
 
-model_options = combined(
+model_options = options.combined(
     click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
-    shapes_option,
+    options.shapes_option,
 )
 """Argument of a model file, with the option for sizes that it leaves open."""
 
 
-@click.command("match", cls=Subcommand)
+@click.command("match", cls=options.Subcommand)
 @model_options
-@targets_option
+@options.targets_option
 @click.option(
     "--alternatives/--no-alternatives",
     default=True,
@@ -55,8 +40,8 @@ model_options = combined(
     help="If the instruction does not fit, or is mostly idle, try those that the target's file "
     "names as alternatives.",
 )
-@timeout_option("Stop each search after S seconds.", SECONDS)
-@json_option
+@options.timeout_option("Stop each search after S seconds.", SECONDS)
+@options.json_option
 def match_command(
     *,
     model: Path,
@@ -76,23 +61,20 @@ def match_command(
     from cpembed.frontends import load_model
     from cpembed.network.match import match
 
-    names = distinct(targets)
+    names = options.distinct(targets)
     graph = load_model(model, shapes or None)
     with Bar() as bar:
         result = match(graph, names, alternatives=alternatives, timeout=timeout, progress=bar)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from cpembed.report.match import report
+    from cpembed.report.match import report
 
-        print_text(*report(result))
+    print_report(result, lambda: report(result), as_json=as_json)
     return 0
 
 
-@click.command("network", cls=Subcommand)
+@click.command("network", cls=options.Subcommand)
 @model_options
-@target_option()
-@threads_option("the network")
+@options.target_option()
+@options.threads_option("the network")
 @click.option(
     "--input",
     "input_file",
@@ -100,8 +82,8 @@ def match_command(
     metavar="FILE",
     help="Inputs: .npz by their names, or .npy of the only one.  [default: random]",
 )
-@folder_option("--output", "Write each output of the network here, as NAME.npy.")
-@folder_option("--save", "Keep the library here (see `cpembed build`).")
+@options.folder_option("--output", "Write each output of the network here, as NAME.npy.")
+@options.folder_option("--save", "Keep the library here (see `cpembed build`).")
 @click.option(
     "--layouts",
     "policy",
@@ -117,7 +99,7 @@ def match_command(
     is_flag=True,
     help="Measure the kernels among which layouts are chosen, once, instead of estimating them.",
 )
-@timeout_option("Stop each search for embeddings after S seconds.", 20.0)
+@options.timeout_option("Stop each search for embeddings after S seconds.", 20.0)
 @click.option(
     "--layout-time",
     type=click.FloatRange(min=0, min_open=True),
@@ -126,11 +108,11 @@ def match_command(
     metavar="S",
     help="Stop the search for layouts after S seconds.",
 )
-@seed_option("Seed of random inputs.")
+@options.seed_option("Seed of random inputs.")
 @click.option("--no-verify", is_flag=True, help="Do not compare each operator with its definition.")
 @click.option("--plan-only", is_flag=True, help="Print the plan and its costs; compile nothing.")
-@file_option("--report", "Write the network as an HTML page.")
-@json_option
+@options.file_option("--report", "Write the network as an HTML page.")
+@options.json_option
 def network_command(
     *,
     model: Path,
@@ -159,7 +141,7 @@ def network_command(
     cpembed network resnet18.onnx --target avx512_vnni --report resnet18.html
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
 
@@ -167,14 +149,16 @@ def network_command(
     inputs = random_inputs(graph, seed) if input_file is None else read_inputs(graph, input_file)
     with Bar() as bar:
         from cpembed.network.plan import Planning
-        from cpembed.network.service import Asked, network, network_plan
+        from cpembed.network.service import NetworkRequest, network, network_plan
 
         planning = Planning(timeout, layout_time, policy, measures)
         run: NetworkRun | StepwiseRun | None = None
         if plan_only:
             document = network_plan(graph, target, planning, bar)
         else:
-            result = network(graph, Asked(target, save, planning, not no_verify), inputs, bar)
+            result = network(
+                graph, NetworkRequest(target, save, planning, not no_verify), inputs, bar
+            )
             document, run = result.document, result.run
     if output is not None and run is not None:
         write_outputs(output, run.outputs)
@@ -198,18 +182,23 @@ def network_command(
     return WRONG
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelBuild:
-    """Options of ``cpembed build`` for a whole model.
+def build_model(
+    model: Path,
+    target: str,
+    folder: Path,
+    *,
+    name: str | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    torch: bool,
+    timeout: float | None,
+    as_json: bool,
+) -> int:
+    """Build and verify the library of a network; return the exit code.
 
     Parameters
     ----------
-    model
-        File of the model.
-    target
-        Name or file of the target.
-    folder
-        Folder of the library.
+    model, target, folder
+        File of the model, name or file of the target, folder of the library.
     name
         Name of the library; None for the model's.
     shapes
@@ -218,42 +207,32 @@ class ModelBuild:
         True adds a module for PyTorch.
     timeout
         Limit of each search in seconds; None for the default.
+    as_json
+        True prints the JSON document instead of the text.
     """
-
-    model: Path
-    target: str
-    folder: Path
-    name: str | None
-    shapes: Mapping[str, tuple[int, ...]]
-    torch: bool
-    timeout: float | None
-
-
-def build_model(build: ModelBuild, *, as_json: bool) -> int:
-    """Build and verify the library of a network; return the exit code."""
     from cpembed.export.library import Contents
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
-    from cpembed.network.service import Asked, network
+    from cpembed.network.service import NetworkRequest, network
 
-    graph = load_model(build.model, build.shapes or None)
-    request = Asked(
-        build.target,
-        build.folder,
-        Planning(timeout=build.timeout or SEARCH_LIMIT),
+    graph = load_model(model, shapes or None)
+    request = NetworkRequest(
+        target,
+        folder,
+        Planning(timeout=timeout or SEARCH_LIMIT),
         times=False,
-        name=build.name,
-        contents=Contents(torch=build.torch),
+        name=name,
+        contents=Contents(torch=torch),
     )
     with Bar() as bar:
         result = network(graph, request, random_inputs(graph, 0), bar)
     result.require()
-    files, path = sorted(path.name for path in build.folder.iterdir()), build.folder
+    files, path = sorted(path.name for path in folder.iterdir()), folder
     if result.library is not None:
         files, path = list(result.library.files), result.library.path
     if as_json:
-        print_json({**result.document, "folder": str(build.folder), "files": files})
+        print_json({**result.document, "folder": str(folder), "files": files})
     else:
         print_text(*_library_lines(result.document, path, files))
     return 0

@@ -30,6 +30,7 @@ class Subcommand(click.Command):
     """Subcommand that rejects a repeated option with a value, of which click would ignore one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # The parser lists options in the order of the command line, repeated ones repeatedly.
         _, _, parsed = self.make_parser(ctx).parse_args(list(args))
         for option in self.params:
             if not isinstance(option, click.Option) or option.is_flag or option.multiple:
@@ -43,6 +44,7 @@ def combined(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     """Return several arguments and options as one decorator."""
 
     def add(function: F) -> F:
+        # click lists options in the order in which decorators stand above a function.
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
@@ -244,15 +246,8 @@ _CALLBACKS: Mapping[str, Callable[..., Any]] = {"weights": _weights, "timeout": 
 
 
 def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    """Return the options dataclass of a command from the values that click parsed.
-
-    Parameters
-    ----------
-    kind
-        Class of the options.
-    values
-        Parameters of the command; those that are no fields of the class are ignored.
-    """
+    """Return the options dataclass of a command from its parameters, of which those that are no
+    fields of the class are ignored."""
     from cpembed.embedding.constraint_set import Weights
 
     names = {field.name for field in dataclasses.fields(kind)}
@@ -426,6 +421,7 @@ def subject(words: Sequence[str], target: str, options: SearchOptions) -> Subjec
 
     spec = hardware_spec(target)
     computation = workload(words, spec)
+    # The set decides default element types too, so it is loaded before the search.
     if options.constraints is not None:
         constraints = constraint_set(options.constraints)
         options = dataclasses.replace(options, constraints=constraints)

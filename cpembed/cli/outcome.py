@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from cpembed.cli.output import message, print_json, print_text
+from cpembed.cli.output import Document, message, print_report
 
 if TYPE_CHECKING:
     from cpembed.blocks import Block
     from cpembed.driver.options import BackendName
     from cpembed.driver.result import SolveResult
 
-
-class _Document(Protocol):
-    def to_json(self) -> dict[str, Any]: ...
-
-
-R = TypeVar("R", bound=_Document)
 
 INFEASIBLE, STOPPED, UNAVAILABLE = 3, 4, 5
 """Exit codes: proven infeasible, stopped without a result, back end or device missing."""
@@ -29,16 +23,13 @@ def print_solved(result: SolveResult, *, as_json: bool, verbose: bool = False) -
     Raises :class:`~cpembed.errors.TransformError` if no embedding has a program.
     """
 
-    def report(result: SolveResult) -> Iterable[Block]:
-        from cpembed.report.solve import report
+    from cpembed.report.solve import report
 
-        return report(result, verbose=verbose)
-
-    return print_result(result, result, report, as_json=as_json)
+    return print_result(result, result, lambda: report(result, verbose=verbose), as_json=as_json)
 
 
 def print_result(
-    result: R, solved: SolveResult, report: Callable[[R], Iterable[Block]], *, as_json: bool
+    result: Document, solved: SolveResult, report: Callable[[], Iterable[Block]], *, as_json: bool
 ) -> int:
     """Print a result that is made from a search; return the exit code.
 
@@ -49,7 +40,7 @@ def print_result(
     solved
         Search that it is made from.
     report
-        Function that makes the text, and imports what that needs.
+        Makes the text.
     as_json
         True prints the JSON document instead.
 
@@ -61,10 +52,7 @@ def print_result(
 
     # Messages come first: a reader of stdout may leave while the result is printed.
     code = _search_messages(solved)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        print_text(*report(result))
+    print_report(result, report, as_json=as_json)
     if not code:
         solved.of_rank(1)
     return code

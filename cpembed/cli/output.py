@@ -11,9 +11,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from cpembed.errors import readable
 
@@ -122,6 +123,7 @@ def discard_output() -> None:
 def print_json(document: dict[str, Any]) -> None:
     import msgspec
 
+    # Infinities and NaN are no JSON: a document that has them is a bug, which must not be printed.
     text = json.dumps(document, ensure_ascii=False, allow_nan=False)
     if not _can_print(text):
         text = json.dumps(document, allow_nan=False)
@@ -147,6 +149,30 @@ def print_text(*parts: Block) -> None:
     for block in blocks:
         plain.print(block)
     write("".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines()))
+
+
+class Document(Protocol):
+    """Result that has a JSON document."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def print_report(result: Document, report: Callable[[], Iterable[Block]], *, as_json: bool) -> None:
+    """Print a result.
+
+    Parameters
+    ----------
+    result
+        Result with a JSON document.
+    report
+        Makes the text.
+    as_json
+        True prints the document instead of the text.
+    """
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_text(*report())
 
 
 def message(text: str) -> None:
@@ -253,17 +279,8 @@ class Bar:
         self.show(text, total=total, completed=done)
 
     def show(self, text: str | None = None, *, often: bool = False, **changes: Any) -> None:
-        """Draw the bar.
-
-        Parameters
-        ----------
-        text
-            New text; None keeps the old one.
-        often
-            True skips the drawing if the last one was a moment ago.
-        **changes
-            Changed fields of the bar: ``advance``, ``total``, ``completed``.
-        """
+        """Draw the bar with a new text and the changed fields ``advance``, ``total``,
+        ``completed``; with ``often`` only if it was not drawn a moment ago."""
         now = time.perf_counter()
         if self._bar is None or (often and now - self._drawn < _REDRAW):
             return

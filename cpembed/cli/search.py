@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import (
-    Subcommand,
-    file_option,
-    json_option,
-    library_options,
-    options_from,
-    require_one,
-    subject,
-    target_option,
-    threads_option,
-    use_threads,
-    verbose_option,
-    workload_argument,
-)
+from cpembed.cli import options
 from cpembed.cli.outcome import print_notes, print_result, print_solved
-from cpembed.cli.output import ProgressLine, message, print_json, print_text
+from cpembed.cli.output import ProgressLine, message, print_report
 from cpembed.driver.options import (
     CandidateOptions,
     EstimateOptions,
@@ -35,20 +21,16 @@ from cpembed.driver.options import (
 )
 
 if TYPE_CHECKING:
-    from cpembed.blocks import Block
-    from cpembed.cli.options import Subject
-    from cpembed.driver.estimate import EstimateResult
     from cpembed.driver.result import Explanation
-    from cpembed.driver.solve import ParetoResult
 
 TOP = 5
 """Default number of candidates that are printed."""
 
 
-@click.command("solve", cls=Subcommand)
-@workload_argument()
-@target_option()
-@library_options(EstimateOptions, leave_out=["top"], texts={"seed": "Seed of the search."})
+@click.command("solve", cls=options.Subcommand)
+@options.workload_argument()
+@options.target_option()
+@options.library_options(EstimateOptions, leave_out=["top"], texts={"seed": "Seed of the search."})
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -67,8 +49,8 @@ TOP = 5
     is_flag=True,
     help="Print the time of each candidate by the description of a machine in the target's file.",
 )
-@verbose_option
-@json_option
+@options.verbose_option
+@options.json_option
 def solve_command(
     *,
     words: tuple[str, ...],
@@ -87,20 +69,20 @@ def solve_command(
     cpembed solve conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target amx_int8
     cpembed solve "C[x,y] += A[x,z] * B[z,y]" x=64 y=64 z=64 --target vta_1x16x16 --all
     """
-    require_one(top=top is not None, all=every, pareto=pareto)
+    options.require_one(top=top is not None, all=every, pareto=pareto)
     count = None if every or pareto else top or TOP
-    options = options_from(EstimateOptions, {**values, "top": count})
-    if estimated or options.machine is not None or options.rank_by == "estimate":
+    settings = options.options_from(EstimateOptions, {**values, "top": count})
+    if estimated or settings.machine is not None or settings.rank_by == "estimate":
         if pareto:
             excluded = "--pareto weighs no times: leave out --estimate, --machine and --rank-by"
             raise click.UsageError(excluded, click.get_current_context())
-        resolved = subject(words, target, options)
+        resolved = options.subject(words, target, settings)
         return _print_estimates(resolved, as_json=as_json, verbose=verbose)
     from cpembed.cost.ranking import front
     from cpembed.driver.solve import ParetoResult, solve
 
-    search = SolveOptions(top=count, **shared(options, SearchOptions))
-    resolved = subject(words, target, search)
+    search = SolveOptions(top=count, **shared(settings, SearchOptions))
+    resolved = options.subject(words, target, search)
     with ProgressLine() as progress:
         result = solve(
             resolved.workload,
@@ -112,15 +94,15 @@ def solve_command(
     if not pareto or not (result.embeddings or as_json):
         return print_solved(result, as_json=as_json, verbose=verbose)
 
-    def report(result: ParetoResult) -> Iterable[Block]:
-        from cpembed.report.solve import pareto_report
+    from cpembed.report.solve import pareto_report
 
-        return pareto_report(result, verbose=verbose)
+    front_result = ParetoResult(result)
+    return print_result(
+        front_result, result, lambda: pareto_report(front_result, verbose=verbose), as_json=as_json
+    )
 
-    return print_result(ParetoResult(result), result, report, as_json=as_json)
 
-
-def _print_estimates(resolved: Subject, *, as_json: bool, verbose: bool) -> int:
+def _print_estimates(resolved: options.Subject, *, as_json: bool, verbose: bool) -> int:
     """Print the candidates with their estimated times; return the exit code."""
     from cpembed.driver.estimate import estimate
 
@@ -129,28 +111,27 @@ def _print_estimates(resolved: Subject, *, as_json: bool, verbose: bool) -> int:
     if not result.solved.embeddings and not as_json:
         return print_solved(result.solved, as_json=False, verbose=verbose)
 
-    def report(result: EstimateResult) -> Iterable[Block]:
-        from cpembed.report.solve import estimate_report
+    from cpembed.report.solve import estimate_report
 
-        return estimate_report(result, verbose=verbose)
+    return print_result(
+        result, result.solved, lambda: estimate_report(result, verbose=verbose), as_json=as_json
+    )
 
-    return print_result(result, result.solved, report, as_json=as_json)
 
-
-@click.command("explain", cls=Subcommand)
-@workload_argument()
-@target_option()
-@library_options(ExplainOptions, leave_out=["search", "seed"])
+@click.command("explain", cls=options.Subcommand)
+@options.workload_argument()
+@options.target_option()
+@options.library_options(ExplainOptions, leave_out=["search", "seed"])
 @click.option(
     "--chosen",
     is_flag=True,
     help="Explain the candidate that `cpembed run` runs on this machine, and why.",
 )
-@threads_option()
-@file_option("--svg", "Draw the candidate to an SVG file.")
-@file_option("--html", "Write the candidate to an HTML page with the drawing in it.")
-@verbose_option
-@json_option
+@options.threads_option()
+@options.file_option("--svg", "Draw the candidate to an SVG file.")
+@options.file_option("--html", "Write the candidate to an HTML page with the drawing in it.")
+@options.verbose_option
+@options.json_option
 def explain_command(
     *,
     words: tuple[str, ...],
@@ -170,23 +151,25 @@ def explain_command(
     cpembed explain deepbench:11 --target amx_int8
     cpembed explain deepbench:11 --target amx_int8 --chosen --html layer11.html
     """
-    options = options_from(ExplainOptions, values)
-    require_one(rank=options.rank is not None, id=options.identifier is not None, chosen=chosen)
-    if not chosen and (options.untuned or threads is not None or options.method != "auto"):
+    settings = options.options_from(ExplainOptions, values)
+    options.require_one(
+        rank=settings.rank is not None, id=settings.identifier is not None, chosen=chosen
+    )
+    if not chosen and (settings.untuned or threads is not None or settings.method != "auto"):
         only = "--method, --untuned and --threads change what `run` chooses: add --chosen"
         raise click.UsageError(only, click.get_current_context())
-    use_threads(threads)
+    options.use_threads(threads)
     from cpembed.driver.explain import explain, explain_chosen
     from cpembed.driver.plan import Request
     from cpembed.driver.result import Explanation
 
-    resolved = subject(words, target, options)
+    resolved = options.subject(words, target, settings)
     with ProgressLine() as progress:
         candidate = shared(resolved.options, CandidateOptions)
         if chosen:
             kernel = KernelOptions(**candidate)
             request = Request(resolved.workload, resolved.target, kernel, progress=progress)
-            result = explain_chosen(request, options.method)
+            result = explain_chosen(request, settings.method)
         else:
             result = explain(
                 resolved.workload, resolved.target, CandidateOptions(**candidate), progress=progress
@@ -198,12 +181,9 @@ def explain_command(
         return print_solved(result, as_json=as_json, verbose=verbose)
     print_notes(result.solved)
     _draw(result, svg, html)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from cpembed.report.explain import report
+    from cpembed.report.explain import report
 
-        print_text(*report(result, verbose=verbose))
+    print_report(result, lambda: report(result, verbose=verbose), as_json=as_json)
     return 0
 
 

@@ -8,23 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpembed.cli import options
 from cpembed.cli.interrupt import INTERRUPTED, Stop
-from cpembed.cli.options import (
-    Subcommand,
-    Subject,
-    json_option,
-    library_options,
-    options_from,
-    subject,
-    target_option,
-    threads_option,
-    use_threads,
-    workers_of,
-    workers_options,
-    workload_argument,
-)
 from cpembed.cli.outcome import print_solved
-from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_text
+from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_report, print_text
 from cpembed.driver.options import TuneOptions
 
 if TYPE_CHECKING:
@@ -32,16 +19,16 @@ if TYPE_CHECKING:
     from cpembed.runtime.cluster import Workers
 
 
-@click.command("tune", cls=Subcommand)
-@workload_argument(required=False)
-@target_option(required=False)
-@library_options(
+@click.command("tune", cls=options.Subcommand)
+@options.workload_argument(required=False)
+@options.target_option(required=False)
+@options.library_options(
     TuneOptions, leave_out=["weights", "search"], texts={"seed": "Seed of the search."}
 )
-@threads_option()
-@workers_options
+@options.threads_option()
+@options.workers_options
 @click.option("--show", is_flag=True, help="Tune nothing: list the results of WORKLOAD, or all.")
-@json_option
+@options.json_option
 def tune_command(
     *,
     words: tuple[str, ...],
@@ -62,10 +49,10 @@ def tune_command(
     cpembed tune resnet50:3 --target amx_int8
     cpembed tune --show
     """
-    use_threads(threads)
-    options = options_from(TuneOptions, values)
+    options.use_threads(threads)
+    settings = options.options_from(TuneOptions, values)
     if show:
-        return _show(words, target, options.database, as_json=as_json)
+        return _show(words, target, settings.database, as_json=as_json)
     if not words or target is None:
         missing = "'WORKLOAD...'" if not words else "'--target'"
         raise click.UsageError(
@@ -75,15 +62,17 @@ def tune_command(
     from cpembed.runtime.tuning.records import WIDEST
 
     # Without --constraints the widest set decides the element types, but all presets are tuned.
-    resolved = subject(words, target, replace(options, constraints=options.constraints or WIDEST))
+    resolved = options.subject(
+        words, target, replace(settings, constraints=settings.constraints or WIDEST)
+    )
     require_tunable(resolved.target)
-    if options.constraints is None:
-        resolved = replace(resolved, options=options)
-    with workers_of() as executing:
+    if settings.constraints is None:
+        resolved = replace(resolved, options=settings)
+    with options.workers_of() as executing:
         return _tune(resolved, executing, as_json=as_json)
 
 
-def _tune(resolved: Subject, workers: Workers, *, as_json: bool) -> int:
+def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:
     from cpembed.driver.result import SolveResult
     from cpembed.driver.tune import open_tuning
 
@@ -107,12 +96,9 @@ def _tune(resolved: Subject, workers: Workers, *, as_json: bool) -> int:
         if not tuning.done:
             return INTERRUPTED
     result = opened.result()
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from cpembed.report.tune import report
+    from cpembed.report.tune import report
 
-        print_text(*report(result))
+    print_report(result, lambda: report(result), as_json=as_json)
     return INTERRUPTED if stop.requested else 0
 
 
@@ -136,7 +122,7 @@ def _show(
         if target is None:
             context = click.get_current_context()
             raise click.UsageError("Missing '--target': it types the WORKLOAD", context)
-        key = workload_key(subject(words, target, TuneOptions(constraints=WIDEST)).workload)
+        key = workload_key(options.subject(words, target, TuneOptions(constraints=WIDEST)).workload)
         files = [file for file in files if file.key["workload"] == key]
     if as_json:
         print_json(report.records_json(files))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
+from cpembed.cli import options
 from cpembed.cli.interrupt import INTERRUPTED
-from cpembed.cli.options import Subcommand, certificates, tls_options
 from cpembed.cli.output import message
 
 
-@click.command("worker", cls=Subcommand)
+@click.command("worker", cls=options.Subcommand)
 @click.argument("address", metavar="ADDRESS|FILE")
 @click.option(
     "--measure",
@@ -24,7 +24,7 @@ from cpembed.cli.output import message
     help="Number of concurrent tasks, each in its own process.  [default: the cores of the "
     "process; 1 with --measure]",
 )
-@tls_options
+@options.tls_options
 def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
     """Join the Dask cluster whose scheduler is at ADDRESS, or wrote FILE, and work until it ends.
 
@@ -43,7 +43,9 @@ def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
     from cpembed.runtime.cluster.execution import cores
     from cpembed.runtime.cluster.joining import Joining, join
 
-    joining = Joining(address, slots or (1 if measure else cores()), measure, certificates())
+    joining = Joining(
+        address, slots or (1 if measure else cores()), measure, options.certificates()
+    )
     interrupted = join(joining, message)
     message("stopped" if interrupted else "the scheduler has ended")
     return INTERRUPTED if interrupted else 0

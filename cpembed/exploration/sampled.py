@@ -250,7 +250,7 @@ class SampledSearch:
 
         A step changes a number to its neighbour, or a word to any other.
         """
-        seen, frontier = {place}, [place]
+        reached, frontier = {place}, [place]
         while frontier:
             following: list[Place] = []
             for visited in frontier:
@@ -258,10 +258,10 @@ class SampledSearch:
                 if visited not in self._by_place and flaw is None:
                     return visited
                 for neighbour in self._neighbours(visited):
-                    if neighbour not in seen:
-                        seen.add(neighbour)
+                    if neighbour not in reached:
+                        reached.add(neighbour)
                         following.append(neighbour)
-            if len(seen) > max(_MAX_VISITED, 2 * self.space.combinations):
+            if len(reached) > max(_MAX_VISITED, 2 * self.space.combinations):
                 return None
             frontier = following
         return None

@@ -174,6 +174,7 @@ def evaluate(
     for k, operator in enumerate(graph.operators):
         results = operator.kind.evaluate([values[name] for name in operator.inputs])
         values |= zip(operator.outputs, results, strict=True)
+        # Arrays are dropped after their last reader.
         for name in {*operator.inputs}:
             if last[name] == k and name not in graph.outputs and not keep(name):
                 del values[name]

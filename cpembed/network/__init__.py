@@ -1,1 +1,1 @@
-"""Whole networks: matched, laid out, compiled, run."""
+"""Networks on a target: layouts and kernels chosen, compiled to a library, verified, timed."""

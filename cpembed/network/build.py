@@ -1,4 +1,4 @@
-"""From a model to a library: prepared for a target, planned, compiled, linked."""
+"""Build a model's library: prepare the graph for a target, plan, compile, link."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cpembed.targets.registry import missing_for
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """A network's library and what it was made from."""
+    """Library of a network, and what it was made from."""
 
     plan: NetworkPlan
     network: NetworkProgram
@@ -38,10 +38,11 @@ class CompiledNetwork:
         return self.plan.graph
 
     def open(self, threads: int = 0) -> RunningNetwork:
-        """The library, loaded; ``threads``: 0 for as many as it was planned for.
+        """Load the library.
 
-        Raises :class:`~cpembed.errors.CpembedError` where another library has taken its place.
-        """
+        ``threads`` is 0 for as many as it was planned for. Raises
+        :class:`~cpembed.errors.CpembedError` if
+        another library was written in its place."""
         if self.library.is_replaced:
             raise CpembedError(
                 f"{self.library.path} is another library now: open it before the next one is "
@@ -52,7 +53,7 @@ class CompiledNetwork:
 
 
 class RunningNetwork:
-    """A loaded network; a context manager."""
+    """Loaded network; a context manager."""
 
     def __init__(self, compiled: CompiledNetwork, library: OpenLibrary) -> None:
         self.compiled = compiled
@@ -80,26 +81,25 @@ class RunningNetwork:
         return outputs if others else last
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name.
+        """Compute the outputs by name.
 
-        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
-        """
+        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's."""
         graph = self.compiled.graph
         check_inputs(graph, inputs)
-        found = self.library.run(*self.in_order(inputs))
-        return self.named(found)
+        outputs = self.library.run(*self.in_order(inputs))
+        return self.named(outputs)
 
     def in_order(self, inputs: Mapping[str, Array]) -> list[Array]:
-        """Inputs in the library's order, as memory."""
-        return [in_memory(inputs[info.name]) for info in self.library.inputs]
+        """Return inputs in the library's order, in storage types."""
+        return [as_stored(inputs[info.name]) for info in self.library.inputs]
 
     def named(self, outputs: tuple[Array, ...]) -> dict[str, Array]:
-        """The library's outputs by name, of the network's types."""
+        """Return the library's outputs by name, in the network's types."""
         types, buffers = self.compiled.graph.types, self.compiled.network.results
         named = zip((info.name for info in self.library.outputs), outputs, strict=True)
-        found = dict(named)
+        by_buffer = dict(named)
         return {
-            name: typed(found[buffers[name]], types[name].dtype)
+            name: as_typed(by_buffer[buffers[name]], types[name].dtype)
             for name in self.compiled.graph.outputs
         }
 
@@ -119,21 +119,22 @@ class RunningNetwork:
 
 
 def prepared_for(graph: Graph, target: HardwareSpec) -> Graph:
-    """A graph with the element types that a target multiplies."""
+    """Return a graph with the element types that a target multiplies."""
     return uniquely_named(matching.prepared_for(graph, target))
 
 
 def uniquely_named(graph: Graph) -> Graph:
-    """A graph in which no two operators have one name: later ones are numbered."""
-    seen: dict[str, int] = {}
+    """Return a graph whose operators have distinct names; later ones are numbered."""
+    uses: dict[str, int] = {}
     operators: list[Operator] = []
     for operator in graph.operators:
         name = operator.name or operator.output
-        seen[name] = seen.get(name, 0) + 1
-        while seen[name] > 1 and f"{name} ({seen[name]})" in seen:
-            seen[name] += 1
-        new = name if seen[name] == 1 else f"{name} ({seen[name]})"
-        seen.setdefault(new, 1)
+        uses[name] = uses.get(name, 0) + 1
+        # The model itself may have names that end in such a number.
+        while uses[name] > 1 and f"{name} ({uses[name]})" in uses:
+            uses[name] += 1
+        new = name if uses[name] == 1 else f"{name} ({uses[name]})"
+        uses.setdefault(new, 1)
         operators.append(replace(operator, name=new))
     return graph.with_operators(operators)
 
@@ -142,24 +143,43 @@ def compile_network(
     graph: Graph,
     target: str | HardwareSpec,
     folder: Path,
-    how: Planning | None = None,
+    planning: Planning | None = None,
     *,
     name: str | None = None,
     contents: Contents = EVERYTHING,
     progress: Progress = silent,
     check: Callable[[CompiledNetwork], None] | None = None,
 ) -> CompiledNetwork:
-    """Write the library of a network, as a front end made it, to a folder.
+    """Write the library of a network to a folder.
 
-    Kernels run on as many threads as the process has for kernels. ``contents``: which files are
-    written; ``check`` is called before any is, and none is where it raises. Raises
-    :class:`~cpembed.errors.LoweringError` for an operator that has no kernel, and
-    :class:`BackendUnavailable` where there is no C compiler or the target has no library.
+    Kernels run on as many threads as the process has for kernels.
+
+    Parameters
+    ----------
+    graph : Graph
+        Network as a front end made it.
+    target : str or HardwareSpec
+    folder : Path
+    planning : Planning, optional
+    name : str, optional
+        Name of the library; by default the graph's.
+    contents : Contents
+        Files that are written.
+    progress : Progress, optional
+    check : callable, optional
+        Called before any file is written; none is if it raises.
+
+    Raises
+    ------
+    LoweringError
+        If an operator has no kernel.
+    BackendUnavailable
+        If there is no C compiler, or the target has no library.
     """
-    spec, how = hardware_spec(target), how or Planning()
-    require_library(spec)
-    plan = plan_network(prepared_for(graph, spec), spec, how, progress)
-    network = network_program(plan, name or library_name(graph.name), how.cache, progress)
+    spec, planning = hardware_spec(target), planning or Planning()
+    _require_library(spec)
+    plan = plan_network(prepared_for(graph, spec), spec, planning, progress)
+    network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)
     progress("linking", 0, 1)
     label = network.program.name
 
@@ -171,15 +191,15 @@ def compile_network(
     return CompiledNetwork(plan, network, library)
 
 
-def require_library(spec: HardwareSpec) -> None:
-    """Raises :class:`BackendUnavailable` for a target whose kernels no library of this machine
-    holds."""
+def _require_library(spec: HardwareSpec) -> None:
+    """Raise :class:`BackendUnavailable` unless a library of this machine can hold a target's
+    kernels."""
     if missing := missing_for(spec):
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; name another target")
 
 
-def library_name(text: str) -> str:
-    """A name of C for a model's, which is often that of its file."""
+def _library_name(text: str) -> str:
+    """Return a C identifier for a model's name, which is often that of its file."""
     stem = re.sub(r"\.(onnx|pt2)$", "", text)
     name = re.sub(r"\W+", "_", stem, flags=re.ASCII).strip("_")[:40] or "network"
     return name if name[0].isalpha() else f"n{name}"
@@ -228,15 +248,15 @@ def compile_model(
     return network
 
 
-def in_memory(array: Array) -> Array:
-    """Elements as a library takes them: :func:`typed` backwards."""
+def as_stored(array: Array) -> Array:
+    """Return elements in their storage types; inverse of :func:`as_typed`."""
     if array.dtype == np.bool_:
         return array.view(np.uint8)
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def typed(array: Array, dtype: str) -> Array:
-    """Of memory, the elements that it stands for."""
+def as_typed(array: Array, dtype: str) -> Array:
+    """Return the elements that stored ones stand for."""
     if dtype == "bool":
         return array.astype(np.bool_)
     if dtype == "bfloat16":

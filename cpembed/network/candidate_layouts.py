@@ -1,4 +1,4 @@
-"""Which layouts each tensor of a network may lie in."""
+"""Layouts that each tensor of a network may have."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from cpembed.network.layout import Layout
 from cpembed.network.physical_product import dimensions_of
 
 CONVOLUTIONS = ("conv", "depthwise")
-"""Parts of the names of computations whose operands are images: channels, then the image's axes."""
+"""Parts of the names of computations whose operands are images: channels, then spatial axes."""
 
 ALONG = (Elementwise, Table, Pool, Quantize, Dequantize, Concat, Resize, Pad, Expand)
-"""Kinds that take the layouts of their inputs along: what they read and write are images alike."""
+"""Kinds that propagate layouts: what they read and write are images alike."""
 
 BLOCK = 16
-"""Channels in a block, as many as a vector register has lanes of 32 bits."""
+"""Channels per block: a vector register has this many lanes of 32 bits."""
 
 
 @dataclass(frozen=True)
-class Layouts:
-    """Of every tensor of a graph that is no constant: the layouts that it may lie in, each another
-    memory, and what its halo holds (the value that readers' padding has)."""
+class CandidateLayouts:
+    """Candidate layouts of every tensor that is no constant, and the values in their halos."""
 
     graph: Graph
 
@@ -46,48 +45,48 @@ class Layouts:
 
     @cached_property
     def images(self) -> frozenset[str]:
-        """Tensors with channels as their second axis that convolutions read or write, and those
-        that such are made of or into."""
-        found: set[str] = set()
+        """Tensors with channels on axis 1 that convolutions read or write, and those propagated
+        from them."""
+        images: set[str] = set()
         for operator in self.graph.operators:
             if is_convolution(operator):
-                found |= {operator.inputs[0], *operator.outputs, *residual_of(operator)}
+                images |= {operator.inputs[0], *operator.outputs, *residual_of(operator)}
         while True:
-            before = len(found)
+            before = len(images)
             for operator in self.graph.operators:
                 touched = [n for n in (*operator.inputs, *operator.outputs) if self._may(n)]
-                if isinstance(operator.kind, ALONG) and found & {*touched}:
+                if isinstance(operator.kind, ALONG) and images & {*touched}:
                     rank = len(self.graph.types[operator.outputs[0]].shape)
-                    found |= {n for n in touched if len(self.graph.types[n].shape) == rank}
-            if len(found) == before:
-                return frozenset(found)
+                    images |= {n for n in touched if len(self.graph.types[n].shape) == rank}
+            if len(images) == before:
+                return frozenset(images)
 
     def _may(self, name: str) -> bool:
         return not self.graph.is_constant(name) and len(self.graph.types[name].shape) >= 3
 
     @cached_property
     def halos(self) -> dict[str, tuple[int, ...]]:
-        """Of the images that some convolution reads with padding: the width of it on each axis, the
-        widest that one reads."""
-        found: dict[str, tuple[int, ...]] = {}
+        """Widest padding on each spatial axis, of the images that a convolution reads with
+        padding."""
+        halos: dict[str, tuple[int, ...]] = {}
         for operator in self.graph.operators:
             kind = operator.kind
             if isinstance(kind, Product) and is_convolution(operator):
                 name = operator.inputs[0]
                 widths = padding_of(kind, self.graph.types[name])
                 if any(widths):
-                    known = found.get(name, (0,) * len(widths))
-                    found[name] = tuple(map(max, known, widths))
-        return found
+                    widest = halos.get(name, (0,) * len(widths))
+                    halos[name] = tuple(map(max, widest, widths))
+        return halos
 
     @cached_property
     def fills(self) -> dict[str, int]:
-        """What a tensor's halo holds: the padding of the first convolution that reads it."""
-        found: dict[str, int] = {}
+        """Value in each tensor's halo: the padding of the first convolution that reads it."""
+        fills: dict[str, int] = {}
         for operator in self.graph.operators:
             if isinstance(operator.kind, Product) and self.reads_padding(operator, operator.kind):
-                found.setdefault(operator.inputs[0], operator.kind.padding)
-        return found
+                fills.setdefault(operator.inputs[0], operator.kind.padding)
+        return fills
 
     def reads_padding(self, operator: Operator, kind: Product) -> bool:
         if operator.inputs[0] not in self.halos or not is_convolution(operator):
@@ -95,25 +94,29 @@ class Layouts:
         return any(padding_of(kind, self.graph.types[operator.inputs[0]]))
 
     @cached_property
-    def of(self) -> Mapping[str, tuple[Layout, ...]]:
-        """Each tensor's layouts."""
-        return {name: self._of(name) for name in self.activations}
+    def by_tensor(self) -> Mapping[str, tuple[Layout, ...]]:
+        """Layouts of each tensor, no two of which are the same memory."""
+        return {name: self._candidates(name) for name in self.activations}
 
-    def _of(self, name: str) -> tuple[Layout, ...]:
+    def _candidates(self, name: str) -> tuple[Layout, ...]:
         plain = Layout.plain(self.graph.types[name].shape)
         if name not in self.images:
             return (plain,)
-        found = [plain] if self._is_outside(name) else []
-        found.append(plain.channels_last())
+        candidates = [plain] if self._is_outside(name) else []
+        candidates.append(plain.channels_last())
         channels = plain.shape[1]
+        # A single block of channels is the same memory as channels last.
         if channels % BLOCK == 0 and channels > BLOCK:
-            found.append(plain.blocked(BLOCK))
+            candidates.append(plain.blocked(BLOCK))
+        # The caller's memory has no halo.
         if name in self.halos and name not in self.graph.outputs:
-            found += [layout.with_halo(self.halos[name]) for layout in found if layout != plain]
-        return distinct(found)
+            candidates += [
+                layout.with_halo(self.halos[name]) for layout in candidates if layout != plain
+            ]
+        return distinct(candidates)
 
     def _is_outside(self, name: str) -> bool:
-        """Whether somebody reads or writes a tensor in the order of its axes."""
+        """True if an operator or the caller accesses a tensor in the order of its axes."""
         if name in self.graph.inputs or name in self.graph.outputs:
             return True
         touching = [*self.graph.readers[name]]
@@ -122,12 +125,12 @@ class Layouts:
 
 
 def distinct(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
-    """Those that are different memories."""
-    found: list[Layout] = []
+    """Drop layouts that are the same memory as an earlier one."""
+    unique: list[Layout] = []
     for layout in layouts:
-        if not any(layout.same_memory(other) for other in found):
-            found.append(layout)
-    return tuple(found)
+        if not any(layout.same_memory(earlier) for earlier in unique):
+            unique.append(layout)
+    return tuple(unique)
 
 
 def is_convolution(operator: Operator) -> bool:
@@ -136,7 +139,7 @@ def is_convolution(operator: Operator) -> bool:
 
 
 def residual_of(operator: Operator) -> tuple[str, ...]:
-    """The tensor that a product adds to its result, if any."""
+    """Return the tensor that a product adds to its result, if any."""
     kind = operator.kind
     if isinstance(kind, Product) and kind.epilogue is not None and kind.epilogue.residual:
         return operator.inputs[-1:]
@@ -144,8 +147,8 @@ def residual_of(operator: Operator) -> tuple[str, ...]:
 
 
 def padding_of(kind: Product, first: TensorType) -> tuple[int, ...]:
-    """How far the first factor is read beyond its image, on each axis after the channels: the
-    larger of both sides."""
+    """Return how far the first factor is read beyond each spatial axis, the larger of both
+    sides."""
     workload = kind.computation
     operand = workload.inputs[0]
     groups = dimensions_of(first.shape, operand.shape)

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a network as files of numpy."""
+"""Inputs and outputs of a network: files of numpy, random and special values."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ from cpembed.graph.kinds import Gather
 from cpembed.runtime.measurement.verification import with_special_values
 
 LARGEST_FILE = 1 << 32
-"""Bytes of a file of inputs."""
+"""Maximum size of a file of inputs, in bytes."""
 
+# Maximum number of bytes of an element, and of the header of an array in a file.
 _LARGEST_ELEMENT, _HEADER_BYTES = 16, 1 << 16
-"""Bytes of an element of any type, and of what stands before the array in a file."""
 
 LONGEST_NAME = 200
-"""Letters of a file's name, without its ending."""
+"""Maximum number of letters of a file's name, without its ending."""
 
 
 def read_inputs(graph: Graph, path: Path) -> dict[str, Array]:
-    """The inputs of a network: a ``.npz`` with an array of each name, or a ``.npy`` of the only
-    one. Nothing is converted.
+    """Read a network's inputs: a ``.npz`` with an array per name, or a ``.npy`` of the only one.
 
-    Raises :class:`WorkloadError`, which names the file, for anything else.
-    """
+    Nothing is converted. Raises :class:`WorkloadError`, which names the file, for anything else."""
     try:
         file = os.fdopen(open_regular(path), "rb")
     except OSError as error:
@@ -48,9 +46,11 @@ def _arrays(graph: Graph, path: Path, file: BinaryIO) -> dict[str, Array]:
     try:
         if os.fstat(file.fileno()).st_size > LARGEST_FILE:
             raise WorkloadError(f"{path}: more than 4 GiB: not a file of inputs")
+        # A small zip may unpack to any size.
         if zipfile.is_zipfile(file):
             _check_unpacked(graph, path, file)
         file.seek(0)
+        # Pickles could run code.
         loaded: Any = np.load(file, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             if len(graph.inputs) != 1:
@@ -80,7 +80,7 @@ def _check_unpacked(graph: Graph, path: Path, file: BinaryIO) -> None:
 
 
 def write_outputs(folder: Path, outputs: Mapping[str, Array]) -> None:
-    """A file ``NAME.npy`` for each output: :func:`file_names`."""
+    """Write a file ``NAME.npy`` per output, named by :func:`file_names`."""
     make_folder(folder)
     for name, file in file_names(outputs).items():
         content = io.BytesIO()
@@ -89,46 +89,55 @@ def write_outputs(folder: Path, outputs: Mapping[str, Array]) -> None:
 
 
 def file_names(names: Iterable[str]) -> dict[str, str]:
-    """For each tensor a file's name of its own: letters that such a name should not have replaced,
-    the end of a long one cut off, and a number where that makes two alike.
+    """Return a unique file name per tensor.
+
+    Unsuitable letters are replaced, long names are cut, and names that become equal are numbered.
 
     >>> file_names(["out/sum:0", "out sum 0", "logits"])
-    {'out/sum:0': 'out_sum_0', 'out sum 0': 'out_sum_0-2', 'logits': 'logits'}
-    """
-    found: dict[str, str] = {}
+    {'out/sum:0': 'out_sum_0', 'out sum 0': 'out_sum_0-2', 'logits': 'logits'}"""
+    files: dict[str, str] = {}
     # Upper and lower case are one name on some file systems.
-    taken: set[str] = set()
+    used: set[str] = set()
     for name in names:
         short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:LONGEST_NAME].lstrip(".") or "_"
         file, number = short, 2
-        while file.lower() in taken:
+        while file.lower() in used:
             file, number = f"{short}-{number}", number + 1
-        taken.add(file.lower())
-        found[name] = file
-    return found
+        used.add(file.lower())
+        files[name] = file
+    return files
 
 
 def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
-    """Inputs of a network: floats normally distributed, integers over what a byte holds."""
+    """Return random inputs: normally distributed floats, integers over the range of a byte."""
     random = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
+    inputs: dict[str, Array] = {}
     for name, kind in graph.inputs.items():
         if kind.dtype.startswith("float"):
-            found[name] = random.normal(size=kind.shape).astype(kind.dtype)
+            inputs[name] = random.normal(size=kind.shape).astype(kind.dtype)
         elif kind.dtype == "bool":
-            found[name] = random.integers(0, 2, kind.shape).astype(np.bool_)
+            inputs[name] = random.integers(0, 2, kind.shape).astype(np.bool_)
         else:
             limits = np.iinfo(kind.dtype)
             low, high = max(limits.min, -128), min(limits.max, 255)
             low = 0 if limits.bits > 8 else low
-            found[name] = random.integers(low, high, kind.shape, kind.dtype, endpoint=True)
-    return found
+            inputs[name] = random.integers(low, high, kind.shape, kind.dtype, endpoint=True)
+    return inputs
 
 
 def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
-    """The inputs with special values among them
-    (:func:`~cpembed.runtime.measurement.verification.with_special_values`). Booleans, single
-    elements, and integers by which a gather finds elements are the same arrays."""
+    """Return inputs with special values among them.
+
+    Booleans, single elements, and integers by which a gather selects elements are the same arrays;
+    see
+    :func:`~cpembed.runtime.measurement.verification.with_special_values`.
+
+    Parameters
+    ----------
+    graph : Graph
+    inputs : mapping from str to ndarray
+    seed : int, default 0
+    """
     generator = np.random.default_rng(seed)
     indices = _read_as_indices(graph)
     return {
@@ -140,11 +149,11 @@ def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> 
 
 
 def _read_as_indices(graph: Graph) -> set[str]:
-    """Tensors from which the indices of a gather are computed."""
-    found: set[str] = set()
+    """Return the tensors from which the indices of a gather are computed."""
+    names: set[str] = set()
     for operator in reversed(graph.operators):
         if isinstance(operator.kind, Gather):
-            found.add(operator.inputs[1])
-        if found.intersection(operator.outputs):
-            found.update(operator.inputs)
-    return found
+            names.add(operator.inputs[1])
+        if names.intersection(operator.outputs):
+            names.update(operator.inputs)
+    return names

@@ -1,8 +1,7 @@
-"""What is kept between calls: kernels chosen and compiled, each in a file of its own.
+"""Cache of chosen, measured and compiled kernels, and their compilation to object files.
 
-A file is named by a digest of all that its contents depend on, the package's source included; what
-cannot be read, or was written by another user, is made again.
-"""
+Each entry is a file named by a digest of all that its contents depend on, the package's source
+included. What cannot be read, or was written by another user, is made again."""
 
 from __future__ import annotations
 
@@ -26,22 +25,22 @@ from cpembed.stores import SealedFolder, store_folder
 T = TypeVar("T")
 
 FOLDER_VARIABLE = "CPEMBED_NETWORK_CACHE"
-"""Another folder; empty: nothing is kept."""
+"""Environment variable that names another folder; an empty one disables the cache."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def default_folder() -> Path | None:
-    """Where kernels are kept."""
-    told = os.environ.get(FOLDER_VARIABLE)
-    if told is not None:
-        return Path(told) if told else None
+    """Return the folder of the cache; None if it is disabled."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is not None:
+        return Path(folder) if folder else None
     return store_folder("network")
 
 
 @cache
 def source_digest(packages: tuple[str, ...]) -> str:
-    """Of the code and the tables in some packages and modules, by their paths."""
+    """Return the digest of the code and tables in packages and modules, given by their paths."""
     digest = hashlib.sha256()
     for package in packages:
         root = _PACKAGE / package
@@ -53,13 +52,13 @@ def source_digest(packages: tuple[str, ...]) -> str:
 
 
 def digest_of(*parts: Any) -> str:
-    """Of values whose texts say all of them."""
+    """Return the digest of values whose ``repr`` is complete."""
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Files of ``folder``; None keeps nothing."""
+    """Pickled values in files of ``folder``; None keeps nothing."""
 
     folder: Path | None
 
@@ -68,44 +67,51 @@ class Cache:
         return SealedFolder(self.folder)
 
     def get(self, kind: type[T], key: str) -> T | None:
-        """What is kept under a key; None where there is nothing of the kind that can be read."""
+        """Return the value under a key, or None if there is none of that type that can be read."""
         contents = self._files.get(key)
         if contents is None:
             return None
         try:
-            found = pickle.loads(contents)  # Of this user: it is sealed.
+            value = pickle.loads(contents)  # Of this user: it is sealed.
         except Exception:  # Of other versions of Python or of a library: anything.
             return None
-        return found if isinstance(found, kind) else None
+        return value if isinstance(value, kind) else None
 
     def put(self, key: str, value: Any) -> None:
-        """Keep a value; a folder that cannot be written keeps nothing."""
+        """Store a value, if the folder can be written."""
         self._files.put(key, pickle.dumps(value))
 
-    def of(self, kind: type[T], key: str, make: Callable[[], T]) -> T:
-        """What is kept, or what is made and then kept."""
-        found = self.get(kind, key)
-        if found is None:
-            found = make()
-            self.put(key, found)
-        return found
+    def get_or_make(self, kind: type[T], key: str, make: Callable[[], T]) -> T:
+        """Return the value under a key, made and stored if there is none.
+
+        Parameters
+        ----------
+        kind : type
+        key : str
+        make : callable
+        """
+        value = self.get(kind, key)
+        if value is None:
+            value = make()
+            self.put(key, value)
+        return value
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many are done, and of how many."""
+"""Function that is called with a phase, the number of finished steps, and the number of all."""
 
 
-def silent(what: str, done: int, of: int) -> None:
-    """Nobody watches."""
+def silent(*_: object) -> None:
+    """Ignore progress."""
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def symbol_of(plan: KernelPlan) -> str:
-    """A name that only equal kernels, compiled alike, have."""
+    """Return a symbol that only equal kernels, compiled alike, have."""
     host = compiled_for()
     compiler = source_digest(("codegen",)), versions()["apache-tvm"], host.name, host.attributes
     return f"k{digest_of(plan, compiler)[:24]}"
@@ -114,23 +120,38 @@ def symbol_of(plan: KernelPlan) -> str:
 def compiled(
     plans: Mapping[str, KernelPlan], cache: Cache, progress: Progress
 ) -> dict[str, CompiledObject]:
-    """Object files by symbol.
+    """Return object files by symbol, from the cache or compiled in several processes.
 
-    Raises :class:`~cpembed.errors.LoweringError` for a kernel that does not compile, and
-    :class:`~cpembed.errors.CrashError` for one that ends the compiler.
+    Parameters
+    ----------
+    plans : mapping from str to KernelPlan
+        Kernels by symbol.
+    cache : Cache
+    progress : Progress
+
+    Raises
+    ------
+    LoweringError
+        If a kernel does not compile.
+    CrashError
+        If a kernel crashes the compiler.
     """
-    kept = {symbol: cache.get(CompiledObject, f"{symbol}.o") for symbol in plans}
-    found = {symbol: one for symbol, one in kept.items() if one is not None}
-    missing = [symbol for symbol in plans if symbol not in found]
+    cached = {symbol: cache.get(CompiledObject, f"{symbol}.o") for symbol in plans}
+    objects = {
+        symbol: compiled_object
+        for symbol, compiled_object in cached.items()
+        if compiled_object is not None
+    }
+    missing = [symbol for symbol in plans if symbol not in objects]
     progress("compiling", 0, len(missing))
     # What takes the longest comes first, so that no process waits for one at the end.
     missing.sort(key=lambda symbol: -len(plans[symbol].source))
     tasks = [(plans[symbol], symbol) for symbol in missing]
-    for number, (_, one) in enumerate(worker.call_each(_object, tasks, cores()), 1):
-        found[one.symbol] = one
-        cache.put(f"{one.symbol}.o", one)
+    for number, (_, compiled_object) in enumerate(worker.call_each(_object, tasks, cores()), 1):
+        objects[compiled_object.symbol] = compiled_object
+        cache.put(f"{compiled_object.symbol}.o", compiled_object)
         progress("compiling", number, len(missing))
-    return found
+    return objects
 
 
 def _object(task: tuple[KernelPlan, str]) -> CompiledObject:
@@ -138,7 +159,7 @@ def _object(task: tuple[KernelPlan, str]) -> CompiledObject:
     return CompiledObject(symbol, compile_host_object(plan, symbol).contents)
 
 
-def features(asked: Iterable[str]) -> tuple[str, ...]:
-    """What a processor has to have for kernels that ask for these features: those of this one, for
-    which they are compiled, too."""
-    return needed_features(tuple(dict.fromkeys(asked)))
+def features(required: Iterable[str]) -> tuple[str, ...]:
+    """Return the processor features of kernels and of this processor, for which they are
+    compiled."""
+    return needed_features(tuple(dict.fromkeys(required)))

@@ -1,4 +1,4 @@
-"""Where the elements of a network's tensor lie in memory.
+"""Layouts: positions of a tensor's elements in memory.
 
 >>> image = Layout.plain((1, 64, 56, 56))
 >>> last = image.channels_last()
@@ -9,8 +9,7 @@
 >>> str(image.blocked(16)), image.blocked(16).physical_shape
 ('NCHW16c', (1, 4, 56, 56, 16))
 >>> Layout.plain((1, 16, 8, 8)).blocked(16).same_memory(Layout.plain((1, 16, 8, 8)).channels_last())
-True
-"""
+True"""
 
 from __future__ import annotations
 
@@ -25,16 +24,25 @@ from numpy.typing import NDArray
 
 from cpembed.ir.polyhedral import same_map
 
+# Letters of the axes of images by their number; channels are axis 1.
 _IMAGE_AXES = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
-"""Letters of the axes of tensors that are images: channels are axis 1."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``order``: the axes of ``shape``, the outermost first. ``block``: axis 1, the channels, is in
-    blocks of so many: its place in ``order`` is that of the blocks, and what is within one lies
-    innermost; 1 where there are none. ``halo``: on both sides of each axis, so many elements lie in
-    memory that are no elements of the tensor and hold its zero point."""
+    """Order, blocks and halo of a tensor in memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    order : tuple of int
+        Axes, the outermost first.
+    block : int
+        Number of channels (axis 1) per block: axis 1 in ``order`` is that of the blocks, and the
+        channels of a block lie innermost. 1 for no blocks.
+    halo : tuple of int
+        Elements on both sides of each axis that are not the tensor's and hold its zero point.
+    """
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
@@ -43,22 +51,22 @@ class Layout:
 
     @classmethod
     def plain(cls, shape: Sequence[int]) -> Layout:
-        """Row-major, in the order of the axes."""
+        """Return the row-major layout."""
         return cls(tuple(shape), tuple(range(len(shape))), 1, (0,) * len(shape))
 
     def channels_last(self) -> Layout:
-        """The channels innermost."""
+        """Return the layout with the channels innermost."""
         rank = len(self.shape)
         return replace(self, order=(0, *range(2, rank), 1), block=1)
 
     def blocked(self, block: int) -> Layout:
-        """The channels in blocks, which have to be whole."""
+        """Return the layout with channels in blocks, whose size has to divide them."""
         if self.shape[1] % block:
             raise ValueError(f"{self.shape[1]} channels are no multiple of {block}")
         return replace(self, order=tuple(range(len(self.shape))), block=block)
 
     def with_halo(self, widths: Sequence[int]) -> Layout:
-        """So many elements on both sides of each of the axes after the channels."""
+        """Return the layout with a halo of some widths on the axes after the channels."""
         return replace(self, halo=(0, 0, *widths))
 
     @property
@@ -71,12 +79,12 @@ class Layout:
 
     @property
     def image_halo(self) -> tuple[int, ...]:
-        """The halo of the axes after the channels."""
+        """Widths of the halo on the axes after the channels."""
         return self.halo[2:]
 
     @cached_property
     def physical_shape(self) -> tuple[int, ...]:
-        """The extents in memory, the outermost first."""
+        """Extents in memory, the outermost first."""
         sizes = [size + 2 * halo for size, halo in zip(self.shape, self.halo, strict=True)]
         if self.block == 1:
             return tuple(sizes[axis] for axis in self.order)
@@ -85,45 +93,46 @@ class Layout:
 
     @property
     def elements(self) -> int:
-        """In memory, the halo included."""
+        """Number of elements in memory, the halo included."""
         return math.prod(self.physical_shape)
 
     def physical_index(self, index: Sequence[str]) -> list[str]:
-        """Texts of an element's index in memory, from those of its index in the tensor."""
-        moved = [f"{i} + {h}" if h else i for i, h in zip(index, self.halo, strict=True)]
+        """Return the texts of an element's index in memory, from those of its index in the
+        tensor."""
+        shifted = [f"{i} + {h}" if h else i for i, h in zip(index, self.halo, strict=True)]
         if self.block == 1:
-            return [moved[axis] for axis in self.order]
-        channel = moved[1]
-        moved[1] = f"({channel}) // {self.block}"
-        return [*(moved[axis] for axis in self.order), f"({channel}) % {self.block}"]
+            return [shifted[axis] for axis in self.order]
+        channel = shifted[1]
+        shifted[1] = f"({channel}) // {self.block}"
+        return [*(shifted[axis] for axis in self.order), f"({channel}) % {self.block}"]
 
     def strides(self) -> tuple[int, ...]:
-        """Elements in memory from one index of each axis to the next; of channels in blocks within
-        a block."""
+        """Return the distance in memory of consecutive indices per axis; for blocks, inside a
+        block."""
         physical = self.physical_shape
         steps = [math.prod(physical[k + 1 :]) for k in range(len(physical))]
-        places = {axis: k for k, axis in enumerate(self.order)}
-        found = [steps[places[axis]] for axis in range(len(self.shape))]
+        positions = {axis: k for k, axis in enumerate(self.order)}
+        strides = [steps[positions[axis]] for axis in range(len(self.shape))]
         if self.block > 1:
-            found[1] = 1
-        return tuple(found)
+            strides[1] = 1
+        return tuple(strides)
 
     def elements_of(self, buffer: NDArray[Any]) -> NDArray[Any]:
-        """The tensor, of a flat buffer: a copy in the order of its axes."""
+        """Return the tensor of a flat buffer, copied to the order of its axes."""
         array = buffer.reshape(self.physical_shape)
         if self.block > 1:
             # The blocks of the channels and what is within one, as one axis.
-            at = self.order.index(1)
-            array = np.moveaxis(array, -1, at + 1)
-            array = array.reshape((*array.shape[:at], -1, *array.shape[at + 2 :]))
-        places = {axis: place for place, axis in enumerate(self.order)}
-        array = array.transpose([places[axis] for axis in range(len(self.shape))])
+            position = self.order.index(1)
+            array = np.moveaxis(array, -1, position + 1)
+            array = array.reshape((*array.shape[:position], -1, *array.shape[position + 2 :]))
+        positions = {axis: place for place, axis in enumerate(self.order)}
+        array = array.transpose([positions[axis] for axis in range(len(self.shape))])
         cut = tuple(slice(h, h + s) for h, s in zip(self.halo, self.shape, strict=True))
         return np.ascontiguousarray(array[cut]).reshape(self.shape)
 
     @cached_property
     def map_text(self) -> str:
-        """The isl map from an element's index to its place in memory."""
+        """Map of isl from an element's index to its position in memory."""
         names = [f"i{axis}" for axis in range(len(self.shape))]
         texts = self.physical_index(names)
         total = "0"
@@ -134,13 +143,14 @@ class Layout:
         )
         return f"{{ [{', '.join(names)}] -> [{total}] : {bounds or 'true'} }}"
 
-    def same_memory(self, other: Layout) -> bool:
-        """Whether both say the same of every element and of the bytes around them."""
-        if self == other:
+    def same_memory(self, layout: Layout) -> bool:
+        """True if both layouts have every element, and the bytes around them, at the same
+        positions."""
+        if self == layout:
             return True
-        if self.elements != other.elements or self.shape != other.shape:
+        if self.elements != layout.elements or self.shape != layout.shape:
             return False
-        return _same(self.map_text, other.map_text)
+        return _same(self.map_text, layout.map_text)
 
     def __str__(self) -> str:
         letters = _IMAGE_AXES.get(len(self.shape))
@@ -154,7 +164,7 @@ class Layout:
 
 
 def _isl(text: str) -> str:
-    """Division and remainder as isl writes them."""
+    """Return a division or remainder as isl writes it."""
     if " // " in text:
         value, divisor = text.rsplit(" // ", 1)
         return f"floor(({value})/{divisor})"

@@ -1,10 +1,8 @@
-"""The ways in which each operator of a network can be executed, as a problem of layouts.
+"""Executions of each operator in each combination of layouts, as an assignment problem.
 
-An operator's option is a layout of each of its tensors, and for a product the kernel that is chosen
-for these; its cost is what that kernel's target estimates, packing included, or what moving the
-bytes takes; or both are measured. Products that nothing estimates cost what portable code of this
-kind takes.
-"""
+An execution is a layout for each tensor of an operator, and for products the kernel that is chosen
+for these. Its cost is estimated or measured (:mod:`cpembed.network.costs`). The solver is in
+:mod:`cpembed.network.assignment`."""
 
 from __future__ import annotations
 
@@ -19,54 +17,55 @@ from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Kind, Product, Reshape, Transpose
 from cpembed.network.assignment import Node, Option, Problem, Tensor
-from cpembed.network.candidate_layouts import Layouts, residual_of
-from cpembed.network.costs import Measuring, conversion_us, estimate_us
+from cpembed.network.candidate_layouts import CandidateLayouts, residual_of
+from cpembed.network.costs import KernelTimer, estimate_conversion_us, estimate_operator_us
 from cpembed.network.kernel_cache import Progress
 from cpembed.network.layout import Layout
-from cpembed.network.operators import Placed, conversion_plan, generated_plan
-from cpembed.network.physical_product import laid_out
-from cpembed.network.product_kernels import Layer, Products, Wanted
+from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
+from cpembed.network.physical_product import physical_product
+from cpembed.network.product_kernels import KernelRequest, ProductKernel, ProductKernels
 from cpembed.targets.base import Target
 from cpembed.targets.registry import open_target
 
 PORTABLE_MACS_PER_US = 500.0
-"""Multiply-accumulates a microsecond and thread of portable code: of the right order, so that a
-native kernel in another layout is taken before it."""
+"""Multiply-accumulates per microsecond and thread of portable code: only the order of magnitude, so
+that a native kernel in another layout is preferred."""
 
 MOST_COMBINATIONS = 256
-"""Of the layouts of an operator's tensors that are compared in one order of the axes: of a
-concatenation of many images, each with a halo or without, there are more."""
+"""Maximum number of layout combinations per operator and order of axes (a concatenation of many
+images, each with or without a halo, would explode)."""
 
 Ports = tuple[Layout, ...]
-"""A layout for each port of an operator: what it reads and is no constant, then what it writes."""
+"""Layout of each port: tensors that an operator reads, without constants, then those that it
+writes."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """One way to execute an operator; ``layer``: of a product."""
+    """Execution of an operator in layouts; products have a ``kernel``."""
 
     ports: Ports
     cost_us: float
-    layer: Layer | None = None
+    kernel: ProductKernel | None = None
     aliases: bool = False
-    """Whether the result is the input's memory, and nothing is executed."""
+    """True if the result is the input's memory and nothing is executed."""
 
 
 def ports_of(graph: Graph, operator: Operator) -> tuple[list[str], list[str]]:
-    """The tensors that it reads, but for constants, and those that it writes."""
+    """Return the tensors that an operator reads, without constants, and those that it writes."""
     return [n for n in operator.inputs if not graph.is_constant(n)], [*operator.outputs]
 
 
 @dataclass(frozen=True)
-class Ways:
-    """The executions of each operator of a graph."""
+class ExecutionChoices:
+    """Executions of each operator of a graph."""
 
     graph: Graph
-    layouts: Layouts
-    products: Products
+    layouts: CandidateLayouts
+    products: ProductKernels
     threads: int
-    measuring: Measuring | None = None
-    """Measures what options cost; None: they are estimated."""
+    timer: KernelTimer | None = None
+    """Measures the costs of executions; None estimates them."""
 
     @cached_property
     def target(self) -> Target[Any, Any, Any]:
@@ -75,105 +74,121 @@ class Ways:
     def search(self, progress: Progress) -> None:
         """Search the kernels of all products."""
         products = [(o, o.kind) for o in self.graph.operators if isinstance(o.kind, Product)]
-        asked = [w for o, kind in products for _, w in self._laid_out(o, kind)]
-        self.products.search(asked, progress)
-        self.products.search([w for one in asked for w in self._instead(one)], progress)
+        requests = [w for o, kind in products for _, w in self._physical_products(o, kind)]
+        self.products.search(requests, progress)
+        self.products.search(
+            [w for request in requests for w in self._without_placement(request)], progress
+        )
 
-    def _instead(self, wanted: Wanted) -> tuple[Wanted, ...]:
-        """Where no kernel of the instruction stores in a larger buffer, one that does not."""
-        layer = self.products.layer(wanted)
-        native = layer is not None and layer.is_native
-        return () if native or not wanted.placed else (replace(wanted, placed=False),)
+    def _without_placement(self, request: KernelRequest) -> tuple[KernelRequest, ...]:
+        """Return the request for an unplaced kernel, if no native kernel stores inside a larger
+        buffer."""
+        kernel = self.products.lookup(request)
+        is_native = kernel is not None and kernel.is_native
+        return () if is_native or not request.placed else (replace(request, placed=False),)
 
-    def without_kernels_that_add(self) -> list[str]:
-        """Products that add a residual, and that no kernel of the instruction computes with it."""
+    def products_without_fused_residual(self) -> list[str]:
+        """Return the products with a residual that no native kernel can add."""
         return [
             operator.name
             for operator in self.graph.operators
             if residual_of(operator)
-            and not any(way.layer and way.layer.is_native for way in self._product(operator))
+            and not any(
+                execution.kernel and execution.kernel.is_native
+                for execution in self._product(operator)
+            )
         ]
 
     @cached_property
     def executions(self) -> Mapping[str, tuple[Execution, ...]]:
-        """By operator.
+        """Executions by operator.
 
-        Raises :class:`LoweringError`, which names the operator, where there is none.
-        """
-        found: dict[str, tuple[Execution, ...]] = {}
+        Raises :class:`LoweringError`, which names the operator, if one has none."""
+        executions: dict[str, tuple[Execution, ...]] = {}
         for operator in self.graph.operators:
             is_product = isinstance(operator.kind, Product)
-            ways = self._product(operator) if is_product else self._generated(operator)
-            if not ways:
+            candidates = self._product(operator) if is_product else self._generated(operator)
+            if not candidates:
                 raise LoweringError(f"{self.graph.name}: {operator.name} has no kernel")
-            found[operator.name] = ways
-        return found
+            executions[operator.name] = candidates
+        return executions
 
-    def placed(self, name: str, layout: Layout) -> Placed:
+    def placed(self, name: str, layout: Layout) -> PlacedTensor:
         fill = self.layouts.fills.get(name, 0)
-        return Placed(self.graph.types[name], layout, fill)
+        return PlacedTensor(self.graph.types[name], layout, fill)
 
     # ------------------------------------------------------------------------------ products
 
-    def _laid_out(self, operator: Operator, kind: Product) -> Iterator[tuple[Ports, Wanted]]:
-        """A product in all layouts of its tensors."""
+    def _physical_products(
+        self, operator: Operator, kind: Product
+    ) -> Iterator[tuple[Ports, KernelRequest]]:
+        """Yield a product in all combinations of layouts, with the kernel that each one needs."""
         first_name, second_name = operator.inputs[:2]
         output, residual = operator.output, residual_of(operator)
         padded = self.layouts.reads_padding(operator, kind)
         for first in self._layouts(first_name):
+            # A halo holds the padding of the first reader only; others need a layout without it.
             if padded and first.has_halo and kind.padding != self.layouts.fills[first_name]:
                 continue
-            for stored in self.layouts.of[output]:
-                if lane_by_lane(kind) and first.order != stored.order:
+            for output_layout in self.layouts.by_tensor[output]:
+                # Channels are lanes on both sides, so both have to lie in the same order.
+                if _lane_by_lane(kind) and first.order != output_layout.order:
                     continue
-                for added in self.layouts.of[residual[0]] if residual else (None,):
+                for residual_layout in self.layouts.by_tensor[residual[0]] if residual else (None,):
                     try:
-                        made = laid_out(kind, first, stored, added)
+                        physical = physical_product(kind, first, output_layout, residual_layout)
                     except LoweringError:
                         continue
                     # A second factor that varies is read in the order of its axes.
-                    taken = [(first_name, first), (second_name, self._row_major(second_name))]
-                    taken += [] if added is None else [(residual[0], added)]
-                    places = dict(taken)
-                    if any(places[name] != layout for name, layout in taken):
+                    reads = [(first_name, first), (second_name, self._row_major(second_name))]
+                    reads += [] if residual_layout is None else [(residual[0], residual_layout)]
+                    layout_of = dict(reads)
+                    if any(layout_of[name] != layout for name, layout in reads):
                         continue
                     names, _ = ports_of(self.graph, operator)
-                    ports = [places.get(name) or self._row_major(name) for name in names]
-                    yield (*ports, stored), Wanted(made.computation, kind.epilogue, True)
+                    ports = [layout_of.get(name) or self._row_major(name) for name in names]
+                    yield (
+                        (*ports, output_layout),
+                        KernelRequest(physical.computation, kind.epilogue, True),
+                    )
 
     def _layouts(self, name: str) -> tuple[Layout, ...]:
         constant = self.graph.is_constant(name)
-        return (self._row_major(name),) if constant else self.layouts.of[name]
+        return (self._row_major(name),) if constant else self.layouts.by_tensor[name]
 
     def _row_major(self, name: str) -> Layout:
-        """The layout of a tensor in the order of its axes, as its list has it."""
+        """Return the row-major layout of a tensor, as its candidates have it."""
         plain = Layout.plain(self.graph.types[name].shape)
-        known = () if self.graph.is_constant(name) else self.layouts.of[name]
-        return next((layout for layout in known if layout.same_memory(plain)), plain)
+        candidates = () if self.graph.is_constant(name) else self.layouts.by_tensor[name]
+        return next((layout for layout in candidates if layout.same_memory(plain)), plain)
 
     def _product(self, operator: Operator) -> tuple[Execution, ...]:
         kind = operator.kind
         assert isinstance(kind, Product)
-        found: dict[Ports, Execution] = {}
-        added = bool(residual_of(operator))
-        for ports, placed in self._laid_out(operator, kind):
-            for wanted in (placed, *self._instead(placed)):
-                layer = self.products.layer(wanted)
-                if layer is None or (not wanted.placed and (added or ports[-1].has_halo)):
+        executions: dict[Ports, Execution] = {}
+        has_residual = bool(residual_of(operator))
+        for ports, placed_request in self._physical_products(operator, kind):
+            for request in (placed_request, *self._without_placement(placed_request)):
+                kernel = self.products.lookup(request)
+                # An unplaced kernel has a buffer of its own: it can neither leave a halo nor add.
+                if kernel is None or (not request.placed and (has_residual or ports[-1].has_halo)):
                     continue
-                cost = self._layer_us(layer, kind)
+                cost = self._product_us(kernel, kind)
                 if not math.isfinite(cost):
                     continue
-                known = found.get(ports)
-                if known is None or _order(layer, cost) < _order(known.layer, known.cost_us):
-                    found[ports] = Execution(ports, cost, layer)
-        return tuple(found.values())
+                # Several requests may serve the same layouts; the native, then cheapest one stays.
+                current = executions.get(ports)
+                if current is None or _priority(kernel, cost) < _priority(
+                    current.kernel, current.cost_us
+                ):
+                    executions[ports] = Execution(ports, cost, kernel)
+        return tuple(executions.values())
 
-    def _layer_us(self, layer: Layer, kind: Product) -> float:
-        if self.measuring is not None:
-            return self.measuring.layer_us(layer)
-        if layer.is_native:
-            return layer.cost_us
+    def _product_us(self, kernel: ProductKernel, kind: Product) -> float:
+        if self.timer is not None:
+            return self.timer.product_us(kernel)
+        if kernel.is_native:
+            return kernel.cost_us
         return kind.computation.macs / (PORTABLE_MACS_PER_US * self.threads)
 
     # ------------------------------------------------------------------------------ the others
@@ -181,137 +196,149 @@ class Ways:
     def _generated(self, operator: Operator) -> tuple[Execution, ...]:
         reads, writes = ports_of(self.graph, operator)
         names = [*reads, *writes]
-        found: list[Execution] = []
-        for ports in self._alike(names):
+        executions: list[Execution] = []
+        for ports in self._combinations(names):
             if _aliases(operator, ports) and not self._is_outside(names):
-                found.append(Execution(ports, 0.0, aliases=True))
+                executions.append(Execution(ports, 0.0, aliases=True))
                 continue
-            places = dict(zip(names, ports, strict=True))
-            inputs = [self._input(name, places) for name in operator.inputs]
-            outputs = [self.placed(name, places[name]) for name in writes]
+            layout_of = dict(zip(names, ports, strict=True))
+            inputs = [self._input(name, layout_of) for name in operator.inputs]
+            outputs = [self.placed(name, layout_of[name]) for name in writes]
             cost = self._kernel_us(operator.kind, inputs, outputs)
             if math.isfinite(cost):
-                found.append(Execution(ports, cost))
-        return tuple(found)
+                executions.append(Execution(ports, cost))
+        return tuple(executions)
 
-    def _kernel_us(self, kind: Kind, inputs: Sequence[Placed], outputs: Sequence[Placed]) -> float:
-        if self.measuring is None:
-            return estimate_us(self.target, kind, inputs, outputs, self.threads)
+    def _kernel_us(
+        self, kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
+    ) -> float:
+        if self.timer is None:
+            return estimate_operator_us(self.target, kind, inputs, outputs, self.threads)
         plan = generated_plan(kind, inputs, outputs, self.threads)
-        return self.measuring.plan_us(plan, (*inputs, *outputs))
+        return self.timer.plan_us(plan, (*inputs, *outputs))
 
-    def _conversion_us(self, source: Placed, into: Placed) -> float:
-        if self.measuring is None:
-            return conversion_us(self.target, source, into, self.threads)
-        plan = conversion_plan(source, into, self.threads)
-        return self.measuring.plan_us(plan, (source, into))
+    def _conversion_us(self, source: PlacedTensor, destination: PlacedTensor) -> float:
+        if self.timer is None:
+            return estimate_conversion_us(self.target, source, destination, self.threads)
+        plan = conversion_plan(source, destination, self.threads)
+        return self.timer.plan_us(plan, (source, destination))
 
-    def _alike(self, names: Sequence[str]) -> list[Ports]:
-        """Layouts of tensors that are all read and written by one operator: where there are
-        several inputs, all in the order of the one with most elements, others are converted."""
+    def _combinations(self, names: Sequence[str]) -> list[Ports]:
+        """Return combinations of layouts that agree with the order of the largest tensor.
+
+        An operator with several inputs walks all tensors in one order; others are converted."""
         if len(names) < 3:
-            return list(itertools.product(*(self.layouts.of[name] for name in names)))
-        whole = max(names, key=lambda name: self.graph.types[name].elements)
-        found: dict[Ports, None] = {}
-        for order in self.layouts.of[whole]:
-            alike = [[one for one in self.layouts.of[n] if agrees(one, order)] for n in names]
-            if math.prod(map(len, alike)) > MOST_COMBINATIONS:
+            return list(itertools.product(*(self.layouts.by_tensor[name] for name in names)))
+        largest = max(names, key=lambda name: self.graph.types[name].elements)
+        combinations: dict[Ports, None] = {}
+        for order in self.layouts.by_tensor[largest]:
+            agreeing = [
+                [layout for layout in self.layouts.by_tensor[n] if agrees(layout, order)]
+                for n in names
+            ]
+            if math.prod(map(len, agreeing)) > MOST_COMBINATIONS:
                 # All with the halo that they may have, which is the last layout, or none.
-                alike = [of[-1:] if order.has_halo else of[:1] for of in alike]
-            combined = itertools.product(*alike)
+                agreeing = [layouts[-1:] if order.has_halo else layouts[:1] for layouts in agreeing]
+            combined = itertools.product(*agreeing)
             places = (dict(zip(names, ports, strict=True)) for ports in combined)
-            found |= dict.fromkeys(tuple(place[name] for name in names) for place in places)
-        return list(found) or [tuple(self.layouts.of[name][0] for name in names)]
+            combinations |= dict.fromkeys(tuple(place[name] for name in names) for place in places)
+        return list(combinations) or [tuple(self.layouts.by_tensor[name][0] for name in names)]
 
-    def _input(self, name: str, places: Mapping[str, Layout]) -> Placed:
+    def _input(self, name: str, layout_of: Mapping[str, Layout]) -> PlacedTensor:
         kind = self.graph.types[name]
-        return self.placed(name, places[name]) if name in places else Placed.plain(kind)
+        return self.placed(name, layout_of[name]) if name in layout_of else PlacedTensor.plain(kind)
 
     def _is_outside(self, names: Sequence[str]) -> bool:
-        """Whether a tensor is the caller's memory."""
+        """True if a tensor is the caller's memory."""
         return any(name in self.graph.inputs or name in self.graph.outputs for name in names)
 
     # ------------------------------------------------------------------------------ the problem
 
     @cached_property
     def problem(self) -> Problem:
-        """The choice of an execution for each operator, of a layout for each tensor."""
+        """Choice of an execution for each operator and a layout for each tensor."""
         return Problem(
             tuple(self._node(operator) for operator in self.graph.operators),
             tuple(self._tensor(name) for name in self.layouts.activations),
         )
 
     def channels_last(self) -> dict[str, int]:
-        """Of each image the number of its layout with the channels innermost and no halo."""
-        found: dict[str, int] = {}
+        """Return the number of each image's layout with channels last and no halo."""
+        numbers: dict[str, int] = {}
         for name in self.layouts.images:
             last = Layout.plain(self.graph.types[name].shape).channels_last()
-            for number, layout in enumerate(self.layouts.of[name]):
+            for number, layout in enumerate(self.layouts.by_tensor[name]):
                 if layout.same_memory(last):
-                    found[name] = number
-        return found
+                    numbers[name] = number
+        return numbers
 
     def _node(self, operator: Operator) -> Node:
         reads, writes = ports_of(self.graph, operator)
-        numbers = [self.layouts.of[name].index for name in (*reads, *writes)]
+        numbers = [self.layouts.by_tensor[name].index for name in (*reads, *writes)]
         options = [
             Option(
-                ", ".join(map(str, way.ports)),
-                tuple(number(layout) for number, layout in zip(numbers, way.ports, strict=True)),
-                way.cost_us,
+                ", ".join(map(str, execution.ports)),
+                tuple(
+                    number(layout) for number, layout in zip(numbers, execution.ports, strict=True)
+                ),
+                execution.cost_us,
             )
-            for way in self.executions[operator.name]
+            for execution in self.executions[operator.name]
         ]
         return Node(operator.name, tuple(reads), tuple(writes), tuple(options))
 
     def _tensor(self, name: str) -> Tensor:
-        layouts, kind = self.layouts.of[name], self.graph.types[name]
+        layouts, kind = self.layouts.by_tensor[name], self.graph.types[name]
         row_major = Layout.plain(kind.shape)
-        plain = next((n for n, one in enumerate(layouts) if one.same_memory(row_major)), 0)
-        pairs = itertools.permutations(enumerate(self.placed(name, one) for one in layouts), 2)
-        costs = {(a, b): self._conversion_us(one, other) for (a, one), (b, other) in pairs}
+        row_major_number = next(
+            (n for n, layout in enumerate(layouts) if layout.same_memory(row_major)), 0
+        )
+        pairs = itertools.permutations(
+            enumerate(self.placed(name, layout) for layout in layouts), 2
+        )
+        costs = {(a, b): self._conversion_us(layout, target) for (a, layout), (b, target) in pairs}
         conversion = {pair: cost for pair, cost in costs.items() if math.isfinite(cost)}
         return Tensor(
-            name,
-            tuple(map(str, layouts)),
-            conversion,
-            plain if name in self.graph.inputs else None,
-            (plain,) if name in self.graph.outputs else (),
+            name=name,
+            layouts=tuple(map(str, layouts)),
+            conversion=conversion,
+            input_layout=row_major_number if name in self.graph.inputs else None,
+            output_layouts=(row_major_number,) if name in self.graph.outputs else (),
         )
 
 
-def lane_by_lane(kind: Product) -> bool:
-    """Whether each channel of the result is made of one of the image: both lie alike."""
+def _lane_by_lane(kind: Product) -> bool:
+    """True if each channel of the result depends on one of the image, so that both lie alike."""
     return "depthwise" in kind.computation.name
 
 
-def _order(layer: Layer | None, cost: float) -> tuple[bool, float]:
-    """Kernels of the instruction come before portable code."""
-    return layer is None or not layer.is_native, cost
+def _priority(kernel: ProductKernel | None, cost: float) -> tuple[bool, float]:
+    """Prefer kernels of the instruction to portable code."""
+    return kernel is None or not kernel.is_native, cost
 
 
-def agrees(layout: Layout, whole: Layout) -> bool:
-    """Whether the axes that have several elements in both lie in the same order; axes are counted
-    from the last, as they are broadcast.
+def agrees(layout: Layout, reference: Layout) -> bool:
+    """True if the axes with several elements in both layouts lie in the same order.
+
+    Axes are counted from the last, as they broadcast.
 
     >>> image = Layout.plain((1, 8, 4, 4))
     >>> scales = Layout.plain((1, 8, 1, 1))
     >>> agrees(scales, image.channels_last()), agrees(image, image.channels_last())
-    (True, False)
-    """
-    ours, theirs = _extended(layout), _extended(whole)
-    if len(ours) > 1 and layout.block != whole.block:
+    (True, False)"""
+    order, reference_order = _extended(layout), _extended(reference)
+    if len(order) > 1 and layout.block != reference.block:
         return False
-    return [a for a in ours if a in theirs] == [a for a in theirs if a in ours]
+    return [a for a in order if a in reference_order] == [a for a in reference_order if a in order]
 
 
 def _extended(layout: Layout) -> list[int]:
-    """Axes of several elements in their order in memory, counted from the last."""
+    """Return the axes with several elements in memory order, counted from the last."""
     return [axis - len(layout.shape) for axis in layout.order if layout.shape[axis] > 1]
 
 
 def _aliases(operator: Operator, ports: Ports) -> bool:
-    """Whether the result of moving elements lies as its input does."""
+    """True if the result of moving elements lies as its input does."""
     if len(ports) != 2:
         return False
     before, after = ports
@@ -322,9 +349,9 @@ def _aliases(operator: Operator, ports: Ports) -> bool:
         return plain and after.same_memory(Layout.plain(after.shape))
     if isinstance(operator.kind, Transpose) and before.block == after.block == 1:
         after_in_memory = [operator.kind.order[axis] for axis in after.order]
-        moved, kept = (
+        permuted, original = (
             [axis for axis in order if before.shape[axis] > 1]
             for order in (after_in_memory, before.order)
         )
-        return moved == kept
+        return permuted == original
     return False

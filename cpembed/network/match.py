@@ -1,6 +1,6 @@
-"""Which operators of a network a target's instruction computes, and how well it is used.
+"""Match a network with targets: which products an instruction computes, and how well it is used.
 
-Each product is matched like a workload by itself; products that compute the same are matched once.
+Each product is matched like a single workload; products that compute the same are matched once.
 
 >>> from cpembed.graph.graph import Graph, Operator
 >>> from cpembed.graph.kinds.base import TensorType
@@ -18,10 +18,9 @@ Each product is matched like a workload by itself; products that compute the sam
 ...         Operator("negate", negated, ("c",), ("d",)),
 ...     ),
 ... )
->>> (found,) = match(network, ["vta_1x16x16"], prepares=False).targets
->>> found.embedded, found.products, found.operators[1].reason
-(1, 1, 'no product')
-"""
+>>> (result,) = match(network, ["vta_1x16x16"], prepares=False).targets
+>>> result.embedded, result.products, result.operators[1].reason
+(1, 1, 'no product')"""
 
 from __future__ import annotations
 
@@ -44,21 +43,23 @@ from cpembed.ir.computation import Computation
 from cpembed.steps import Progress
 
 TIMEOUT = 10.0
-"""Seconds of each search, where nobody says otherwise: most take a tenth of one."""
+"""Default limit of each search in seconds; most take a tenth of one."""
 
 NO_PRODUCT = "no product"
 
 
 @dataclass(frozen=True)
 class OperatorMatch:
-    """An operator of the network: ``layer`` numbers its computation among the distinct ones of the
-    target's network, None where it is no product."""
+    """Operator of a network.
+
+    ``layer`` numbers its computation among the distinct ones; it is None for operators other than
+    products, as is ``match``."""
 
     name: str
     label: str
     computation: Computation | None = None
     layer: int | None = None
-    found: Match | None = None
+    match: Match | None = None
 
     @property
     def macs(self) -> int:
@@ -66,17 +67,17 @@ class OperatorMatch:
 
     @property
     def is_embedded(self) -> bool:
-        return self.found is not None and self.found.embedded_on is not None
+        return self.match is not None and self.match.embedded_on is not None
 
     @property
     def reason(self) -> str | None:
-        """Why it is not embedded, or runs on an alternative."""
-        return NO_PRODUCT if self.found is None else self.found.reason
+        """Why the operator is not embedded, or runs on an alternative."""
+        return NO_PRODUCT if self.match is None else self.match.reason
 
     @property
     def figure(self) -> Figure:
-        """A product for a table of several targets."""
-        return (self.found or Match()).figure(self.macs)
+        """Row of a table that compares targets."""
+        return (self.match or Match()).figure(self.macs)
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -87,15 +88,16 @@ class OperatorMatch:
             "macs": self.macs,
             "layer": self.layer,
         }
-        if self.found is None:
+        if self.match is None:
             return {**document, "outcome": "no", "embedded_on": None, "reason": NO_PRODUCT}
-        return {**document, **self.found.to_json()}
+        return {**document, **self.match.to_json()}
 
 
 @dataclass(frozen=True)
 class TargetMatch:
-    """A network on a target: its operators as they are once it is prepared for the target's element
-    types, ``layers`` distinct computations."""
+    """Network on a target, its operators prepared for the target's element types.
+
+    ``layers`` is the number of distinct computations."""
 
     target: str
     operators: tuple[OperatorMatch, ...]
@@ -103,19 +105,18 @@ class TargetMatch:
 
     @cached_property
     def matched(self) -> tuple[OperatorMatch, ...]:
-        """The products."""
-        return tuple(o for o in self.operators if o.found is not None)
+        """Products of the network."""
+        return tuple(o for o in self.operators if o.match is not None)
 
     @cached_property
     def fitting(self) -> tuple[OperatorMatch, ...]:
-        """The products that are embedded."""
+        """Products that are embedded."""
         return tuple(o for o in self.matched if o.is_embedded)
 
     @cached_property
     def undecided(self) -> dict[str, int]:
-        """Products of which it is not known whether they can be embedded, by how their search
-        ended."""
-        outcomes = Counter(o.found.outcome for o in self.matched if o.found is not None)
+        """Number of products whose search ended without an answer, by the way in which it ended."""
+        outcomes = Counter(o.match.outcome for o in self.matched if o.match is not None)
         return {name: outcomes[name] for name in ("stopped", "failed") if outcomes[name]}
 
     @property
@@ -124,21 +125,21 @@ class TargetMatch:
 
     @property
     def embedded(self) -> int:
-        """Products that the target or an alternative computes."""
+        """Number of products that the target or an alternative computes."""
         return len(self.fitting)
 
     @property
     def on_alternatives(self) -> int:
-        return sum(o.found is not None and o.found.embedded_on != self.target for o in self.fitting)
+        return sum(o.match is not None and o.match.embedded_on != self.target for o in self.fitting)
 
     @property
     def retyped(self) -> int:
-        """Products whose element types the target does not take."""
-        return sum(o.found is not None and o.found.retyped for o in self.matched)
+        """Number of products whose element types the target does not take."""
+        return sum(o.match is not None and o.match.retyped for o in self.matched)
 
     @cached_property
     def line(self) -> Line:
-        """What the products come to."""
+        """Totals over the products."""
         return line(self.target, [o.figure for o in self.matched])
 
     def totals_json(self) -> dict[str, Any]:
@@ -165,18 +166,19 @@ class TargetMatch:
 
 @dataclass(frozen=True, repr=False)
 class MatchResult(Displayed):
-    """A network on each target, in the order asked; ``operators`` are those of the model."""
+    """Network on each target, in the order of the request; ``operators`` counts those of the
+    model."""
 
     network: str
     operators: int
     targets: tuple[TargetMatch, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``match --json``."""
+        """Return the document of ``match --json``."""
         return {
             "network": self.network,
             "operators": self.operators,
-            "targets": [found.to_json() for found in self.targets],
+            "targets": [target.to_json() for target in self.targets],
         }
 
 
@@ -189,47 +191,58 @@ def match(
     prepares: bool = True,
     progress: Progress | None = None,
 ) -> MatchResult:
-    """Match each product of a network on each target.
+    """Match each product of a network with each target; searches run in the worker.
 
-    ``alternatives``: where an instruction does not fit, or is mostly idle, those that its
-    specification names are tried. ``timeout`` bounds each search in seconds, None does not.
-    ``prepares`` False takes the operators as they are, without passes. Searches run in the worker.
+    Parameters
+    ----------
+    graph : Graph
+    targets : sequence of str or HardwareSpec
+    alternatives : bool, default True
+        Try the alternatives of a specification if its instruction does not fit or is mostly idle.
+    timeout : float or None, default 10
+        Seconds of each search.
+    prepares : bool, default True
+        Run the passes first.
+    progress : Progress, optional
 
-    Raises :class:`~cpembed.errors.SpecError` for a wrong target and for two of one name, and what
-    the passes raise.
+    Raises
+    ------
+    SpecError
+        For a wrong target, and for two of one name; the passes may raise other errors.
     """
     specs = hardware_specs(targets)
     prepared = [prepared_for(graph, spec) if prepares else graph for spec in specs]
     work = [_distinct(network) for network in prepared]
-    total, done = sum(len(layers) for layers in work), 0
-    found: list[TargetMatch] = []
+    total, finished = sum(len(layers) for layers in work), 0
+    results: list[TargetMatch] = []
     for spec, network, layers in zip(specs, prepared, work, strict=True):
+        # Without alternatives the search ends at the instruction itself.
         searched = spec if alternatives else replace(spec, alternatives=())
         matches: dict[Computation, Match] = {}
         for layer, name in layers.items():
             if progress is not None:
-                progress(f"{name} on {spec.name}", done, total)
+                progress(f"{name} on {spec.name}", finished, total)
             matches[layer] = match_in_worker(
                 Request(layer, searched, KernelOptions(timeout=timeout))
             )
-            done += 1
-        found.append(_target_match(spec.name, network, matches))
+            finished += 1
+        results.append(_target_match(spec.name, network, matches))
     if progress is not None:
-        progress("", done, total)
-    return MatchResult(graph.name, len(graph.operators), tuple(found))
+        progress("", finished, total)
+    return MatchResult(graph.name, len(graph.operators), tuple(results))
 
 
 def _distinct(graph: Graph) -> dict[Computation, str]:
-    """Each computation once, and the first operator that has it."""
-    found: dict[Computation, str] = {}
+    """Return each distinct computation, and the name of the first operator that has it."""
+    names: dict[Computation, str] = {}
     for operator in graph.operators:
         if isinstance(operator.kind, Product):
-            found.setdefault(_anonymous(operator.kind.computation), operator.name)
-    return found
+            names.setdefault(_anonymous(operator.kind.computation), operator.name)
+    return names
 
 
 def _anonymous(computation: Computation) -> Computation:
-    """Without its name, which says nothing of the work: equal ones are the same work."""
+    """Return a computation without its name, which does not influence the match."""
     return replace(computation, name="product")
 
 
@@ -242,6 +255,12 @@ def _target_match(target: str, graph: Graph, matches: dict[Computation, Match]) 
         computation = operator.kind.computation
         layer = _anonymous(computation)
         label = operator.kind.label
-        return OperatorMatch(operator.name, label, computation, numbers[layer], matches[layer])
+        return OperatorMatch(
+            name=operator.name,
+            label=label,
+            computation=computation,
+            layer=numbers[layer],
+            match=matches[layer],
+        )
 
     return TargetMatch(target, tuple(map(row, graph.operators)), len(matches))

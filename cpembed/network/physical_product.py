@@ -1,9 +1,8 @@
-"""A product on tensors that lie in given layouts: its computation indexed as memory is.
+"""Products whose computations are indexed as memory is, for tensors in given layouts.
 
-A halo makes a padded convolution an unpadded one, channels in blocks are two axes, and the order of
-an operand's dimensions is that in memory; so what is searched for embeddings reads and writes
-memory as it is.
-"""
+A halo makes a padded convolution an unpadded one, channels in blocks are two axes, and dimensions
+follow their order in memory; so embeddings are searched for code that reads and writes memory as it
+is."""
 
 from __future__ import annotations
 
@@ -21,10 +20,11 @@ from cpembed.network.layout import Layout
 
 
 @dataclass(frozen=True)
-class LaidOut:
-    """``computation`` of a product on laid-out tensors; ``output`` is the place of its results in
-    the output's buffer, ``residual`` that of what is added, where that is asked for. ``vector``:
-    the shape of a vector of the epilogue."""
+class PhysicalProduct:
+    """Product on tensors in layouts.
+
+    ``output`` and ``residual`` are the positions of the result, and of what is added, in their
+    buffers."""
 
     computation: Computation
     output: Placement
@@ -32,59 +32,71 @@ class LaidOut:
 
     @property
     def is_padded(self) -> bool:
-        """Whether padding is read that is not in memory."""
+        """True if padding is read that is not in memory."""
         return any(operand.zero_outside for operand in self.computation.inputs)
 
 
-def laid_out(
+def physical_product(
     product: Product, first: Layout, output: Layout, residual: Layout | None = None
-) -> LaidOut:
-    """A product whose first factor, output and residual lie so; the second factor is as it comes.
+) -> PhysicalProduct:
+    """Return a product on tensors in layouts; the second factor stays row-major.
 
-    Raises :class:`LoweringError` where padding that is not 0 would have to be read outside the
-    buffer, or a layout does not suit the computation (channels in blocks that are groups).
+    Parameters
+    ----------
+    product : Product
+    first, output : Layout
+    residual : Layout, optional
+
+    Raises
+    ------
+    LoweringError
+        If padding other than 0 is not in memory, or a layout does not suit the computation
+        (channels in
+        blocks that are groups).
     """
     workload = product.computation
-    into = workload.inputs[0].name
-    workload = _in_memory(workload, into, first)
-    if product.padding and workload.operand(into).zero_outside:
+    name = workload.inputs[0].name
+    workload = _in_memory(workload, name, first)
+    if product.padding and workload.operand(name).zero_outside:
         raise LoweringError("padding that is not 0 has to be in memory")
     workload = _in_memory(workload, workload.output.name, output.without_halo)
     if residual is not None and (residual.order, residual.block) != (output.order, output.block):
         raise LoweringError("a residual lies in another order than the output")
-    placed = _placement(workload.output.shape, output)
-    added = None if residual is None else _placement(workload.output.shape, residual)
-    return LaidOut(workload, placed, added)
+    placement = _placement(workload.output.shape, output)
+    residual_placement = None if residual is None else _placement(workload.output.shape, residual)
+    return PhysicalProduct(workload, placement, residual_placement)
 
 
 def dimensions_of(shape: Sequence[int], split: Sequence[int]) -> list[list[int]]:
-    """Of each axis of a tensor the dimensions of an operand that is a row-major reshape of it; unit
-    dimensions go with an axis of one element, or with the one before them.
+    """Return, for each axis of a tensor, the dimensions of an operand that is a reshape of it.
+
+    Unit dimensions belong to an axis of one element, or to the axis before them.
 
     >>> dimensions_of((1, 12, 8), (1, 3, 4, 8)), dimensions_of((1, 12, 8), (12, 8))
-    ([[0], [1, 2], [3]], [[], [0], [1]])
-    """
-    found: list[list[int]] = []
-    place = 0
+    ([[0], [1, 2], [3]], [[], [0], [1]])"""
+    groups: list[list[int]] = []
+    position = 0
     for size in shape:
         dimensions: list[int] = []
         product = 1
-        while place < len(split) and (product < size or (not dimensions and split[place] == size)):
-            product *= split[place]
-            dimensions.append(place)
-            place += 1
+        while position < len(split) and (
+            product < size or (not dimensions and split[position] == size)
+        ):
+            product *= split[position]
+            dimensions.append(position)
+            position += 1
         if product != size:
             raise LoweringError(f"{list(split)} is no split of {list(shape)}")
-        found.append(dimensions)
-    if any(size != 1 for size in split[place:]):
+        groups.append(dimensions)
+    if any(size != 1 for size in split[position:]):
         raise LoweringError(f"{list(split)} is no split of {list(shape)}")
-    if found:
-        found[-1].extend(range(place, len(split)))
-    return found
+    if groups:
+        groups[-1].extend(range(position, len(split)))
+    return groups
 
 
 def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
-    """One operand as it lies in memory."""
+    """Return the computation with one operand indexed as it lies in memory."""
     plain = Layout.plain(layout.shape)
     if layout == plain:
         return workload
@@ -109,7 +121,9 @@ def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
 
 
 def _replaced(workload: Computation, operand: Operand, access: Access) -> Computation:
-    """Another shape of an operand and another access to it; it is padded where that leaves it."""
+    """Return the computation with another shape of, and access to, one operand.
+
+    It stays padded only if the access leaves the shape."""
     bounds = (i.bounds(workload.extents) for i in access.index)
     outside = any(
         low < 0 or high >= size
@@ -133,8 +147,7 @@ def _replaced(workload: Computation, operand: Operand, access: Access) -> Comput
 
 
 def _blocked(workload: Computation, name: str, group: list[int], block: int) -> Computation:
-    """The channel axis of an operand as blocks and what is within one: two axes, two dimensions of
-    every operand that has it."""
+    """Split the channel axis of an operand into blocks, in every operand that has it."""
     if len(group) != 1:
         raise LoweringError("groups of channels do not lie in blocks")
     axis = workload.access(name).index[group[0]].single_iterator
@@ -168,28 +181,28 @@ def _blocked(workload: Computation, name: str, group: list[int], block: int) -> 
         operands[operand.name] = replace(operand, shape=tuple(shape))
         accesses[operand.name] = Access(operand.name, tuple(index))
     return Computation(
-        workload.name,
-        tuple(axes),
-        tuple(operands[o.name] for o in workload.inputs),
-        tuple(operands[o.name] for o in workload.outputs),
-        changed_accesses(workload.statements, lambda old: accesses[old.operand]),
+        name=workload.name,
+        axes=tuple(axes),
+        inputs=tuple(operands[o.name] for o in workload.inputs),
+        outputs=tuple(operands[o.name] for o in workload.outputs),
+        statements=changed_accesses(workload.statements, lambda old: accesses[old.operand]),
     )
 
 
 def _placement(shape: Sequence[int], layout: Layout) -> Placement:
-    """Where an output of this shape, that of memory without the halo, lies with it."""
+    """Return the position of an output, whose shape has no halo, inside a buffer with its halo."""
     if not layout.has_halo:
         return Placement.inside(shape, (0,) * len(shape), shape)
     inner = layout.without_halo.physical_shape
     groups = dimensions_of(inner, shape)
-    whole, before = list(shape), [0] * len(shape)
+    outer, before = list(shape), [0] * len(shape)
     halos = [layout.halo[axis] for axis in layout.order] + [0] * (layout.block > 1)
     for dimensions, halo in zip(groups, halos, strict=True):
         if halo:
             split = [d for d in dimensions if shape[d] > 1] or dimensions[:1]
             (dimension,) = split
-            whole[dimension] += 2 * halo
+            outer[dimension] += 2 * halo
             before[dimension] = halo
-    placed = Placement.inside(whole, before, shape)
+    placed = Placement.inside(outer, before, shape)
     assert placed.elements == math.prod(layout.physical_shape)
     return placed

@@ -1,4 +1,4 @@
-"""A network planned for a target: an execution of each operator, a layout of each tensor."""
+"""Plan of a network: a kernel for each operator and a layout for each tensor."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scal
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment import Assignment, assign
 from cpembed.network.assignment.policies import by_policy
-from cpembed.network.candidate_layouts import Layouts
-from cpembed.network.costs import Measuring
+from cpembed.network.candidate_layouts import CandidateLayouts
+from cpembed.network.costs import KernelTimer
 from cpembed.network.kernel_cache import Cache, Progress, cores, default_folder, silent
 from cpembed.network.layout import Layout
-from cpembed.network.layout_problem import Execution, Ways
-from cpembed.network.product_kernels import Products
+from cpembed.network.layout_problem import Execution, ExecutionChoices
+from cpembed.network.product_kernels import ProductKernels
 
 
-def without_residuals(graph: Graph, names: Collection[str]) -> Graph:
-    """The graph in which these operators, by name, store what they make of their own sums, and
-    another operator adds the residual: equal bit for bit, since that is rounded in between either
-    way, or stored as floats where it is not."""
+def split_residuals(graph: Graph, names: Collection[str]) -> Graph:
+    """Split some products into a product and an operator that adds the residual.
+
+    Equal bit for bit, since the residual's addend is rounded in between either way, or stored as a
+    float
+    if it is not."""
     operators: list[Operator] = []
     tensors = set(graph.types)
     for operator in graph.operators:
@@ -45,14 +47,14 @@ def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
     assert kind.epilogue is not None
     assert kind.epilogue.residual is not None
     epilogue, residual = kind.epilogue, kind.epilogue.residual
-    alone = replace(epilogue, residual=None)
+    without_residual = replace(epilogue, residual=None)
     if not residual.rounds:
-        alone = Epilogue("float32", epilogue.scale, epilogue.bias, epilogue.relu)
+        without_residual = Epilogue("float32", epilogue.scale, epilogue.bias, epilogue.relu)
     added = Elementwise(_sum(epilogue, residual), kind.dtype, "float32")
     return (
         replace(
             operator,
-            kind=kind.with_epilogue(alone),
+            kind=kind.with_epilogue(without_residual),
             inputs=operator.inputs[:-1],
             outputs=(between,),
         ),
@@ -63,16 +65,15 @@ def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
 
 
 def _sum(epilogue: Epilogue, residual: Residual) -> Scalar:
-    """What :meth:`~cpembed.codegen.epilogue.Epilogue.apply` does with a residual, the second input,
-    and the stored value, the first."""
-    own, other = Input(0), Input(1)
+    """Return what an epilogue does with the stored value (input 0) and the residual (input 1)."""
+    value, addend = Input(0), Input(1)
     if epilogue.dtype == "float32":
-        total = Apply("add", (own, other))
+        total = Apply("add", (value, addend))
         return Apply("max", (total, Number(0.0))) if residual.relu else total
-    moved = Apply("sub", (own, Number(epilogue.zero_point))) if residual.rounds else own
-    scaled = Apply("mul", (Apply("sub", (other, Number(residual.zero_point))),
+    centred = Apply("sub", (value, Number(epilogue.zero_point))) if residual.rounds else value
+    scaled = Apply("mul", (Apply("sub", (addend, Number(residual.zero_point))),
                            Number(residual.scale)))  # fmt: skip
-    total = Apply("fma", (moved, Number(residual.own_scale), scaled))
+    total = Apply("fma", (centred, Number(residual.own_scale), scaled))
     low, high = epilogue.residual_range
     limited = Apply("max", (Apply("min", (Apply("round", (total,)), Number(high))), Number(low)))
     return Apply("add", (limited, Number(residual.stored_zero_point)))
@@ -81,13 +82,13 @@ def _sum(epilogue: Epilogue, residual: Residual) -> Scalar:
 CHANNELS_LAST = "channels_last"
 
 Policy = Literal["assigned", "channels_last", "alone"]
-"""How layouts are chosen: over the whole network, all channels last, or the fastest of each
-operator by itself. The last two are there to be compared with."""
+"""Choice of layouts: over the whole network, all channels last, or the fastest for each operator by
+itself. The last two are for comparisons."""
 
 
 @dataclass(frozen=True)
-class Converted:
-    """A tensor that is copied into another layout, once, after it was written."""
+class LayoutConversion:
+    """Copy of a tensor into another layout, made once after it was written."""
 
     tensor: str
     source: Layout
@@ -97,37 +98,47 @@ class Converted:
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """``executions`` by operator; ``written``: the layout in which each tensor is written or
-    given."""
+    """Executions by operator, and the layout in which each tensor is written or given."""
 
     target: HardwareSpec
-    ways: Ways
+    choices: ExecutionChoices
     executions: Mapping[str, Execution]
     written: Mapping[str, Layout]
-    conversions: tuple[Converted, ...]
+    conversions: tuple[LayoutConversion, ...]
     assignment: Assignment
 
     @property
     def graph(self) -> Graph:
-        return self.ways.graph
+        return self.choices.graph
 
     @property
     def threads(self) -> int:
-        return self.ways.threads
+        return self.choices.threads
 
     def execution(self, operator: Operator) -> Execution:
         return self.executions[operator.name]
 
 
 SEARCH_LIMIT = 20.0
-"""Seconds of each search for embeddings, where nobody says otherwise."""
+"""Default limit of each search for embeddings, in seconds."""
 
 
 @dataclass(frozen=True)
 class Planning:
-    """How kernels and layouts are chosen. ``timeout``: seconds of each search for embeddings;
-    ``time_limit``: of the search for layouts, by ``policy``; ``measures``: what options cost is
-    measured, not estimated; ``cache``: what is kept, by default in the user's folder."""
+    """Options of planning.
+
+    Attributes
+    ----------
+    timeout : float, optional
+        Seconds of each search for embeddings.
+    time_limit : float
+        Seconds of the search for layouts.
+    policy : Policy
+    measures : bool
+        Measure the costs of executions instead of estimating them.
+    cache : Cache
+        Cache of kernels, by default in the user's folder.
+    """
 
     timeout: float | None = SEARCH_LIMIT
     time_limit: float = 10.0
@@ -137,58 +148,84 @@ class Planning:
 
 
 def plan_network(
-    graph: Graph, target: HardwareSpec, how: Planning, progress: Progress = silent
+    graph: Graph, target: HardwareSpec, planning: Planning, progress: Progress = silent
 ) -> NetworkPlan:
     """Choose kernels and layouts for a graph that was prepared for the target.
 
-    Raises :class:`~cpembed.errors.LoweringError` where an operator has no kernel.
+    Parameters
+    ----------
+    graph : Graph
+    target : HardwareSpec
+    planning : Planning
+    progress : Progress
+
+    Raises
+    ------
+    LoweringError
+        If an operator has no kernel.
     """
-    ways = _ways(graph, target, how, progress)
-    problem = ways.problem
+    choices = _searched_choices(graph, target, planning, progress)
+    problem = choices.problem
     progress("choosing layouts", 0, 1)
-    chosen = assign(problem, time_limit=how.time_limit)
-    if how.policy != "assigned":
-        fixed = ways.channels_last() if how.policy == CHANNELS_LAST else None
-        chosen = by_policy(problem, chosen, fixed)
-    if ways.measuring is not None:
+    assignment = assign(problem, time_limit=planning.time_limit)
+    if planning.policy != "assigned":
+        fixed = choices.channels_last() if planning.policy == CHANNELS_LAST else None
+        assignment = by_policy(problem, assignment, fixed)
+    if choices.timer is not None:
         # A plan is sent to the worker, and lasts longer than whoever watches.
-        ways.measuring.progress = silent
-    return _planned(ways, target, chosen)
+        choices.timer.progress = silent
+    return _planned(choices, target, assignment)
 
 
-def _ways(graph: Graph, target: HardwareSpec, how: Planning, progress: Progress) -> Ways:
-    """The executions of each operator, the kernels of its products searched; residuals that no
-    kernel of the instruction adds are operators of their own."""
-    products, threads = Products(target, how.cache, how.timeout, cores()), thread_count()
-    measuring = Measuring(how.cache, threads, progress) if how.measures else None
-    ways = Ways(graph, Layouts(graph), products, threads, measuring)
-    ways.search(progress)
-    apart = ways.without_kernels_that_add()
-    if apart:
-        whole = without_residuals(graph, apart)
-        ways = replace(ways, graph=whole, layouts=Layouts(whole))
-        ways.search(progress)
-    return ways
+def _searched_choices(
+    graph: Graph, target: HardwareSpec, planning: Planning, progress: Progress
+) -> ExecutionChoices:
+    """Return the executions of each operator, with all kernels searched.
+
+    Residuals that no kernel of the instruction adds become operators of their own."""
+    products, threads = (
+        ProductKernels(target, planning.cache, planning.timeout, cores()),
+        thread_count(),
+    )
+    timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
+    choices = ExecutionChoices(
+        graph=graph,
+        layouts=CandidateLayouts(graph),
+        products=products,
+        threads=threads,
+        timer=timer,
+    )
+    choices.search(progress)
+    unfused = choices.products_without_fused_residual()
+    if unfused:
+        split = split_residuals(graph, unfused)
+        choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
+        choices.search(progress)
+    return choices
 
 
-def _planned(ways: Ways, target: HardwareSpec, assignment: Assignment) -> NetworkPlan:
-    """The plan that an assignment is."""
-    layouts = ways.layouts.of
-    problem = ways.problem
+def _planned(
+    choices: ExecutionChoices, target: HardwareSpec, assignment: Assignment
+) -> NetworkPlan:
+    """Return the plan of an assignment."""
+    layouts = choices.layouts.by_tensor
+    problem = choices.problem
     conversions = tuple(
-        Converted(
-            done.tensor,
-            layouts[done.tensor][done.source],
-            layouts[done.tensor][done.target],
-            problem.tensor_of[done.tensor].conversion[done.source, done.target],
+        LayoutConversion(
+            conversion.tensor,
+            layouts[conversion.tensor][conversion.source],
+            layouts[conversion.tensor][conversion.target],
+            problem.tensor_of[conversion.tensor].conversion[conversion.source, conversion.target],
         )
-        for done in assignment.conversions
+        for conversion in assignment.conversions
     )
     return NetworkPlan(
-        target,
-        ways,
-        {name: ways.executions[name][number] for name, number in assignment.options.items()},
-        {name: layouts[name][number] for name, number in assignment.written.items()},
-        conversions,
-        assignment,
+        target=target,
+        choices=choices,
+        executions={
+            name: choices.executions[name][number] for name, number in assignment.options.items()
+        },
+        written={name: layouts[name][number] for name, number in assignment.written.items()},
+        conversions=conversions,
+        assignment=assignment,
     )

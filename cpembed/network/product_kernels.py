@@ -1,4 +1,7 @@
-"""Which kernel computes a product on laid-out tensors, and the calls that it consists of."""
+"""Kernels of products: searched per combination of layouts, in parallel, and cached.
+
+The driver's choice looks up tuned records; what it returns is kept, so that a network is searched
+once and repeated blocks once in it."""
 
 from __future__ import annotations
 
@@ -31,20 +34,31 @@ from cpembed.targets.registry import open_target
 Array = NDArray[Any]
 
 FALLBACK = "axpy"
-"""The instruction in whose terms a product is portable code where nothing embeds: a vector times a
-number, which any processor has."""
+"""Instruction of portable code for products that embed nothing else: vector times number."""
 
 
+# Numbers of lanes of portable code, in the order in which they are tried.
 _LANES = (16, 8, 4, 2, 1)
-"""Numbers of lanes that are tried, in this order."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A kernel for a product: by the instruction of ``spec`` (None: portable code), of
-    ``candidate`` by ``schedule``, as ``cost_us`` estimates it, packing and unpacking included
-    (infinite where nothing estimates it). ``reason``: why it is not on the target that was asked
-    for, or not by its instruction."""
+class ProductKernel:
+    """Kernel of a product.
+
+    Attributes
+    ----------
+    spec : HardwareSpec or None
+        Target of the instruction; None for portable code.
+    candidate : Candidate
+    schedule : object
+    epilogue : Epilogue or None
+    cost_us : float
+        Estimated microseconds, packing and unpacking included; infinite without an estimate.
+    utilisation : float
+        Fraction of the executed operations that are useful.
+    reason : str, optional
+        Why the kernel does not use the requested target or its instruction.
+    """
 
     spec: HardwareSpec | None
     candidate: Candidate
@@ -60,12 +74,12 @@ class Layer:
 
     @property
     def target(self) -> str:
-        """Its name, for people."""
+        """Name of the target for people."""
         return "portable" if self.spec is None else self.spec.name
 
     @property
     def places(self) -> bool:
-        """Whether its output can be stored in a larger buffer."""
+        """True if the output can be stored inside a larger buffer."""
         return self.epilogue is not None and self.epilogue.placement is not None
 
     @property
@@ -73,87 +87,100 @@ class Layer:
         return self.candidate.embedding.identifier()
 
 
-def choose_layer(
+def choose_product_kernel(
     workload: Computation,
     target: HardwareSpec,
     epilogue: Epilogue | None,
     timeout: float | None = None,
-) -> Layer:
-    """The kernel for a workload that stores an epilogue: on a target, one of its alternatives, or
-    as portable code.
+) -> ProductKernel:
+    """Choose a kernel that stores an epilogue: on a target, one of its alternatives, or portable.
 
-    An epilogue with a placement asks for a kernel that stores in a larger buffer; one that can is
-    searched first.
+    Parameters
+    ----------
+    workload : Computation
+    target : HardwareSpec
+    epilogue : Epilogue or None
+        With a placement, a kernel that stores inside a larger buffer is preferred.
+    timeout : float, optional
+        Seconds of each search for embeddings.
     """
     options = KernelOptions(timeout=timeout)
-    asked = Request(workload, target, options, epilogue=epilogue, explains=False)
-    found = _chosen(asked)
-    if isinstance(found, Selection) and found.plan.native:
-        choice, spec = found.choice, found.solved.target
+    request = Request(workload, target, options, epilogue=epilogue, explains=False)
+    selection = _choice_or_reason(request)
+    if isinstance(selection, Selection) and selection.plan.native:
+        choice, spec = selection.choice, selection.solved.target
         cost = choice.estimated
-        return Layer(
-            spec,
-            choice.candidate.candidate,
-            choice.schedule,
-            epilogue,
-            float("inf") if cost is None else cost,
-            choice.candidate.overheads.occupancy,
-            None if spec == target else f"{target.name}: {_why(found)}",
+        return ProductKernel(
+            spec=spec,
+            candidate=choice.candidate.candidate,
+            schedule=choice.schedule,
+            epilogue=epilogue,
+            cost_us=float("inf") if cost is None else cost,
+            utilisation=choice.candidate.overheads.occupancy,
+            reason=None if spec == target else f"{target.name}: {_alternative_reason(selection)}",
         )
-    reason = "; ".join(found.plan.missing) if isinstance(found, Selection) else found
+    reason = "; ".join(selection.plan.missing) if isinstance(selection, Selection) else selection
     return _portable(workload, epilogue, reason)
 
 
-def _chosen(asked: Request) -> Selection | str:
-    """The choice, or why there is none."""
+def _choice_or_reason(request: Request) -> Selection | str:
+    """Return the driver's selection, or the reason why there is none."""
     try:
-        found = choose(asked)
+        outcome = choose(request)
     except (LoweringError, BackendUnavailable, WorkloadError) as error:
         return str(error)
-    if isinstance(found, Selection):
-        return found
-    if found.status is Status.INFEASIBLE:
+    if isinstance(outcome, Selection):
+        return outcome
+    if outcome.status is Status.INFEASIBLE:
         return "no embedding"
     return "no embedding found in time"
 
 
-def _why(found: Selection) -> str:
-    substitution = found.substitution
+def _alternative_reason(selection: Selection) -> str:
+    """Return why an alternative target was selected."""
+    substitution = selection.substitution
     if substitution is None or substitution.requested_cost is None:
         return "no embedding"
     return f"{substitution.requested_cost:.3g} us estimated"
 
 
-def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> Layer:
-    """Portable code in terms of :data:`FALLBACK` with the workload's own element types, of as many
-    lanes as leave the results in place where they have to be.
+def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> ProductKernel:
+    """Return portable code for the workload's element types.
 
-    Raises :class:`LoweringError` where no number does.
-    """
+    The number of lanes has to leave the results in place. Raises :class:`LoweringError` if none
+    does."""
     failed = LoweringError(f"{workload}: no kernel, not even a portable one")
     for lanes in _LANES:
-        found = choose(
+        selection = choose(
             Request(
                 workload,
                 _fallback(workload, lanes),
                 KernelOptions(backend="generic"),
             )
         )
-        if not isinstance(found, Selection):
+        if not isinstance(selection, Selection):
             continue
-        candidate = found.candidate
+        candidate = selection.candidate
         try:
             portable_plan(candidate.program, 1, epilogue)
         except LoweringError as error:
             failed = error
             continue
-        used = candidate.overheads.occupancy
-        return Layer(None, candidate.candidate, None, epilogue, float("inf"), used, reason)
+        occupancy = candidate.overheads.occupancy
+        return ProductKernel(
+            spec=None,
+            candidate=candidate.candidate,
+            schedule=None,
+            epilogue=epilogue,
+            cost_us=float("inf"),
+            utilisation=occupancy,
+            reason=reason,
+        )
     raise failed
 
 
 def _fallback(workload: Computation, lanes: int) -> HardwareSpec:
-    """The fallback's instruction with so many lanes."""
+    """Return the fallback's instruction with a number of lanes."""
     spec = load_hardware_spec(FALLBACK)
     types = [operand.dtype for operand in (*workload.inputs, workload.output)]
     names = [operand.name for operand in spec.instruction.computation.operands]
@@ -166,37 +193,50 @@ def _fallback(workload: Computation, lanes: int) -> HardwareSpec:
     return replace(spec, instruction=instruction)
 
 
-def recorded(
-    layer: Layer, epilogue: Epilogue | None, constants: Mapping[str, Array], threads: int = 0
+def recorded_kernel(
+    kernel: ProductKernel,
+    epilogue: Epilogue | None,
+    constants: Mapping[str, Array],
+    threads: int = 0,
 ) -> RecordedCalls:
-    """The calls of a layer that stores an epilogue (with its placements); ``constants`` are the
-    second factor, where it does not vary, and the vectors, in the workload's shapes."""
-    return recorded_calls(_kernel(layer, epilogue, Recorder(threads)), (), constants)
+    """Return the calls of a kernel.
+
+    Parameters
+    ----------
+    kernel : ProductKernel
+    epilogue : Epilogue or None
+        Epilogue with its placements.
+    constants : mapping from str to ndarray
+        Vectors, and the second factor unless it varies, in the workload's shapes.
+    threads : int, default 0
+        Number of threads; 0 for the process's.
+    """
+    return recorded_calls(_kernel(kernel, epilogue, Recorder(threads)), (), constants)
 
 
-def _kernel(layer: Layer, epilogue: Epilogue | None, recorder: Recorder) -> CompiledKernel:
-    program = layer.candidate.program
-    if layer.spec is None:
+def _kernel(kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder) -> CompiledKernel:
+    program = kernel.candidate.program
+    if kernel.spec is None:
         plan = portable_plan(program, recorder.thread_count(), epilogue)
-        return CompiledKernel(program, plan, layer.reason, epilogue, processor=recorder)
-    target = open_target(layer.spec)
+        return CompiledKernel(program, plan, kernel.reason, epilogue, processor=recorder)
+    target = open_target(kernel.spec)
     lowered = target.lower(program, epilogue)
-    kernel = planned_kernel(target, lowered, layer.schedule, recorder)
-    if kernel is None:
-        raise LoweringError(f"{layer.target} has no kernels that a library can hold")
-    return kernel
+    compiled = planned_kernel(target, lowered, kernel.schedule, recorder)
+    if compiled is None:
+        raise LoweringError(f"{kernel.target} has no kernels that a library can hold")
+    return compiled
 
 
+# Packages and modules whose code a search depends on.
 _SOURCES = (
     *("ir", "hw", "embedding", "transform", "cost", "codegen", "targets", "driver"),
     "network/product_kernels.py",
 )
-"""What a search depends on."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A workload that stores an epilogue; ``placed``: in a larger buffer."""
+class KernelRequest:
+    """Workload that stores an epilogue; if ``placed``, inside a larger buffer."""
 
     workload: Computation
     epilogue: Epilogue | None
@@ -204,8 +244,10 @@ class Wanted:
 
     @property
     def searched(self) -> Epilogue | None:
-        """The epilogue of the search: stored in its place where it is to be placed, whatever that
-        place will be."""
+        """Epilogue of the search.
+
+        A placed one is placed where it is, since its final position does not influence the choice.
+        """
         if not self.placed:
             return self.epilogue
         output = self.workload.output
@@ -215,65 +257,72 @@ class Wanted:
 
 
 @dataclass
-class Products:
-    """Kernels on a target. ``timeout``: seconds of each search."""
+class ProductKernels:
+    """Kernels of products on a target; ``timeout`` limits each search for embeddings, in
+    seconds."""
 
     target: HardwareSpec
     cache: Cache
     timeout: float | None = None
     workers: int = 1
-    found: dict[Wanted, Layer | None] = field(default_factory=dict["Wanted", "Layer | None"])
+    kernels: dict[KernelRequest, ProductKernel | None] = field(
+        default_factory=dict["KernelRequest", "ProductKernel | None"]
+    )
 
-    def key(self, wanted: Wanted) -> str:
+    def key(self, request: KernelRequest) -> str:
+        """Return the cache key of a search."""
         constants = calibration_digest(open_target(self.target))
         sources = source_digest(_SOURCES)
         threads = thread_count()
-        return digest_of("layer", wanted, self.target, constants, threads, self.timeout, sources)
+        return digest_of("layer", request, self.target, constants, threads, self.timeout, sources)
 
-    def search(self, wanted: Iterable[Wanted], progress: Progress) -> None:
-        """Find the kernels that are not known yet."""
-        missing: list[Wanted] = []
-        for one in dict.fromkeys(wanted):
-            if one in self.found:
+    def search(self, requests: Iterable[KernelRequest], progress: Progress) -> None:
+        """Search the kernels that are not known yet, in parallel."""
+        missing: list[KernelRequest] = []
+        for request in dict.fromkeys(requests):
+            if request in self.kernels:
                 continue
-            kept = self.cache.get(_Kept, self.key(one))
-            if kept is not None:
-                self.found[one] = kept.layer
+            cached = self.cache.get(_CachedKernel, self.key(request))
+            if cached is not None:
+                self.kernels[request] = cached.kernel
             else:
-                missing.append(one)
+                missing.append(request)
         total = len(missing)
         progress("choosing kernels", 0, total)
         search = partial(_search, self.target, self.timeout)
-        for number, (one, layer) in enumerate(call_each(search, missing, self.workers), 1):
-            self._keep(one, layer)
+        for number, (request, kernel) in enumerate(call_each(search, missing, self.workers), 1):
+            self._keep(request, kernel)
             progress("choosing kernels", number, total)
 
-    def _keep(self, wanted: Wanted, layer: Layer | None) -> None:
-        self.found[wanted] = layer
-        self.cache.put(self.key(wanted), _Kept(layer))
+    def _keep(self, request: KernelRequest, kernel: ProductKernel | None) -> None:
+        self.kernels[request] = kernel
+        self.cache.put(self.key(request), _CachedKernel(kernel))
 
-    def layer(self, wanted: Wanted) -> Layer | None:
-        """The kernel; None where there is none."""
-        if wanted not in self.found:
-            self.search([wanted], silent)
-        return self.found[wanted]
+    def lookup(self, request: KernelRequest) -> ProductKernel | None:
+        """Return the kernel of a request, searched if necessary; None if there is none."""
+        if request not in self.kernels:
+            self.search([request], silent)
+        return self.kernels[request]
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """The result of a search."""
+class _CachedKernel:
+    """Result of a search, in the cache."""
 
-    layer: Layer | None
+    kernel: ProductKernel | None
 
 
-def _search(target: HardwareSpec, timeout: float | None, wanted: Wanted) -> Layer | None:
+def _search(
+    target: HardwareSpec, timeout: float | None, request: KernelRequest
+) -> ProductKernel | None:
     try:
-        return choose_layer(wanted.workload, target, wanted.searched, timeout)
+        return choose_product_kernel(request.workload, target, request.searched, timeout)
     except LoweringError:
         return None
 
 
-def utilisation(workload: Computation, of_laid_out: float) -> float:
-    """The useful share of what is executed for a product. A product on laid-out tensors, whose
-    share is given, does not know which zeros were inserted into an image."""
-    return of_laid_out * workload.useful_macs / workload.macs
+def utilisation(workload: Computation, occupancy: float) -> float:
+    """Return the useful fraction of the executed operations, zeros between elements discounted.
+
+    ``occupancy`` is that of the physical product, which does not know about such zeros."""
+    return occupancy * workload.useful_macs / workload.macs

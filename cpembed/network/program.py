@@ -1,4 +1,4 @@
-"""A planned network as a program of calls: buffers for its tensors, kernels, constants packed."""
+"""Program of a planned network: buffers of its tensors, calls of kernels, packed constants."""
 
 from __future__ import annotations
 
@@ -20,20 +20,27 @@ from cpembed.network.candidate_layouts import residual_of
 from cpembed.network.kernel_cache import Cache, Progress, compiled, digest_of, features, symbol_of
 from cpembed.network.layout import Layout
 from cpembed.network.layout_problem import ports_of
-from cpembed.network.operators import Placed, conversion_plan, generated_plan
-from cpembed.network.operators.values import memory_of, stored
-from cpembed.network.physical_product import laid_out
+from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
+from cpembed.network.operators.values import flat_storage, storage_type
+from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan
-from cpembed.network.product_kernels import recorded
+from cpembed.network.product_kernels import recorded_kernel
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class NetworkProgram:
-    """``program`` of a network; ``calls``: which of its calls, a first one and an end, an operator
-    or a conversion is; ``tensors``: the buffer of each tensor in the layout in which it is
-    written; ``results``: the buffer of each output of the network."""
+    """Program, and how it relates to the network.
+
+    Attributes
+    ----------
+    program : Program
+    calls : mapping from str to (int, int)
+        Range of the calls of each operator and each conversion.
+    tensors, results : mapping from str to str
+        Buffer of each tensor in the layout in which it is written, and of each output.
+    """
 
     program: Program
     calls: Mapping[str, tuple[int, int]]
@@ -44,35 +51,46 @@ class NetworkProgram:
 def network_program(
     plan: NetworkPlan, name: str, cache: Cache, progress: Progress
 ) -> NetworkProgram:
-    """Everything that the network's library is made of.
+    """Compile the kernels of a plan and return its program.
 
-    Raises :class:`~cpembed.errors.LoweringError` where a kernel cannot be compiled.
+    Parameters
+    ----------
+    plan : NetworkPlan
+    name : str
+        Name of the library.
+    cache : Cache
+    progress : Progress
+
+    Raises
+    ------
+    LoweringError
+        If a kernel cannot be compiled.
     """
-    made = _Maker(plan)
-    made.make()
-    kernels = compiled(made.plans, cache, progress)
+    builder = _ProgramBuilder(plan)
+    builder.make()
+    kernels = compiled(builder.plans, cache, progress)
     program = Program(
-        name,
-        made.in_order(),
-        kernels,
-        (),
-        tuple(made.calls),
-        features(asked_features(plan)),
+        name=name,
+        buffers=builder.in_order(),
+        kernels=kernels,
+        prepare=(),
+        run=tuple(builder.calls),
+        features=features(required_features(plan)),
         threads=plan.threads,
     )
-    return NetworkProgram(program, made.ranges, made.tensors, made.results)
+    return NetworkProgram(program, builder.ranges, builder.tensors, builder.results)
 
 
-def asked_features(plan: NetworkPlan) -> Iterator[str]:
-    """The processor features that the kernels' instructions are."""
+def required_features(plan: NetworkPlan) -> Iterator[str]:
+    """Yield the processor features that the kernels' instructions require."""
     for execution in plan.executions.values():
-        if execution.layer is not None and execution.layer.spec is not None:
-            yield from execution.layer.spec.cpu_features
+        if execution.kernel is not None and execution.kernel.spec is not None:
+            yield from execution.kernel.spec.cpu_features
 
 
 @dataclass
-class _Maker:
-    """Collects buffers and calls."""
+class _ProgramBuilder:
+    """Buffers and calls of a program while it is built."""
 
     plan: NetworkPlan
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
@@ -99,12 +117,13 @@ class _Maker:
                 else:
                     self._generated(operator)
             self.ranges[operator.name] = first, len(self.calls)
+            # Converted right after it was written, once for all readers.
             for name in operator.outputs:
                 self._convert(name)
-        self._return_others()
+        self._return_copies()
 
     def in_order(self) -> tuple[Buffer, ...]:
-        """The buffers: inputs and outputs as the network has them, then the rest."""
+        """Return the buffers: the network's inputs and outputs in their order, then the rest."""
         graph = self.plan.graph
         first = [self.buffers[name] for name in graph.inputs]
         first += [self.buffers[self.results[name]] for name in dict.fromkeys(graph.outputs)]
@@ -114,21 +133,28 @@ class _Maker:
     # ------------------------------------------------------------------------------- buffers
 
     def _add(self, tensor: str, layout: Layout, role: Role, shape: tuple[int, ...] = ()) -> str:
-        """A buffer for a tensor in a layout."""
+        """Add a buffer for a tensor in a layout."""
         kind = self.plan.graph.types[tensor]
-        fill = self.plan.ways.layouts.fills.get(tensor, 0) if layout.has_halo else None
+        fill = self.plan.choices.layouts.fills.get(tensor, 0) if layout.has_halo else None
         name = tensor if role is not Role.WORKSPACE else self._unused(f"{tensor}@{layout}")
-        buffer = Buffer(name, stored(kind.dtype), layout.elements, role, shape, fill=fill)
+        buffer = Buffer(
+            name=name,
+            dtype=storage_type(kind.dtype),
+            elements=layout.elements,
+            role=role,
+            shape=shape,
+            fill=fill,
+        )
         self.buffers[name] = buffer
         self.places[tensor, layout] = name
         self.tensors.setdefault(tensor, name)
         return name
 
     def _unused(self, text: str) -> str:
-        """A name that no buffer has, and no input or output of the network will have."""
-        taken = {*self.plan.graph.inputs, *self.plan.graph.outputs}
+        """Return a name that no buffer has, and no input or output of the network will have."""
+        reserved = {*self.plan.graph.inputs, *self.plan.graph.outputs}
         name, number = text, 2
-        while name in taken or name in self.buffers:
+        while name in reserved or name in self.buffers:
             name, number = f"{text} ({number})", number + 1
         return name
 
@@ -139,27 +165,30 @@ class _Maker:
     def _output(self, name: str, layout: Layout) -> str:
         graph = self.plan.graph
         plain = layout.same_memory(Layout.plain(layout.shape))
-        ends = name in graph.outputs and not graph.readers[name]
-        if ends and plain and name not in self.results:
+        is_final = name in graph.outputs and not graph.readers[name]
+        if is_final and plain and name not in self.results:
             self.results[name] = name
             return self._add(name, layout, Role.OUTPUT, layout.shape)
         return self._add(name, layout, Role.WORKSPACE)
 
     def _place(self, tensor: str, layout: Layout) -> str:
-        """The buffer of a tensor in a layout, or in another that is the same memory."""
-        found = self.places.get((tensor, layout))
-        if found is not None:
-            return found
-        for (name, other), buffer in self.places.items():
-            if name == tensor and other.same_memory(layout):
+        """Return the buffer of a tensor in a layout, or in one that is the same memory."""
+        buffer = self.places.get((tensor, layout))
+        if buffer is not None:
+            return buffer
+        for (name, known_layout), buffer in self.places.items():
+            if name == tensor and known_layout.same_memory(layout):
                 return buffer
         raise InvariantError(f"{tensor} is not there as {layout}")
 
     def _constant(self, array: Array, dtype: str) -> str:
-        flat = memory_of(array)
+        flat = flat_storage(array)
         key = f"c{digest_of(flat.dtype.str, flat.shape, flat.tobytes())[:24]}"
+        # Equal constants share a buffer, also across operators.
         if key not in self.buffers:
-            self.buffers[key] = Buffer(key, dtype, flat.size, Role.CONSTANT, (), flat)
+            self.buffers[key] = Buffer(
+                name=key, dtype=dtype, elements=flat.size, role=Role.CONSTANT, shape=(), data=flat
+            )
         return key
 
     # --------------------------------------------------------------------------------- calls
@@ -170,21 +199,25 @@ class _Maker:
         self.calls.append(Call(symbol, tuple(arguments), label))
 
     def _convert(self, tensor: str) -> None:
-        """The copies of a tensor in other layouts."""
-        for done in self.plan.conversions:
-            if done.tensor != tensor:
+        """Add the copies of a tensor in other layouts."""
+        for conversion in self.plan.conversions:
+            if conversion.tensor != tensor:
                 continue
             first = len(self.calls)
-            source, target = self._placed(tensor, done.source), self._placed(tensor, done.target)
-            read = self._place(tensor, done.source)
-            label = f"{tensor} as {done.target}"
+            source, target = (
+                self._placed(tensor, conversion.source),
+                self._placed(tensor, conversion.target),
+            )
+            read = self._place(tensor, conversion.source)
+            label = f"{tensor} as {conversion.target}"
             plan = conversion_plan(source, target, self.plan.threads)
-            self._call(plan, [read, self._output(tensor, done.target)], label)
+            self._call(plan, [read, self._output(tensor, conversion.target)], label)
             self.ranges[label] = first, len(self.calls)
 
-    def _return_others(self) -> None:
-        """Outputs of the network that no operator wrote in memory of their own: tensors that others
-        read too, inputs, constants."""
+    def _return_copies(self) -> None:
+        """Add copies of outputs that no operator wrote in memory of their own.
+
+        These are tensors with other readers, inputs, and constants."""
         graph = self.plan.graph
         for name in graph.outputs:
             if name in self.results:
@@ -194,7 +227,11 @@ class _Maker:
             result = self._unused(f"{name}.result") if name in graph.inputs else name
             self.results[name] = result
             self.buffers[result] = Buffer(
-                result, stored(kind.dtype), plain.elements, Role.OUTPUT, plain.shape
+                name=result,
+                dtype=storage_type(kind.dtype),
+                elements=plain.elements,
+                role=Role.OUTPUT,
+                shape=plain.shape,
             )
             if not kind.elements:
                 continue
@@ -202,16 +239,16 @@ class _Maker:
             if constant is None:
                 read = self._place(name, plain)
             else:
-                read = self._constant(constant, stored(kind.dtype))
+                read = self._constant(constant, storage_type(kind.dtype))
             placed = self._placed(name, plain)
             plan = conversion_plan(placed, placed, self.plan.threads)
             self._call(plan, [read, result], f"{name} returned")
 
-    def _placed(self, tensor: str, layout: Layout) -> Placed:
-        return self.plan.ways.placed(tensor, layout)
+    def _placed(self, tensor: str, layout: Layout) -> PlacedTensor:
+        return self.plan.choices.placed(tensor, layout)
 
     def _alias(self, operator: Operator) -> None:
-        """The result is the input's memory under another shape."""
+        """Let the result be the input's memory under another shape."""
         (source,), (target,) = ports_of(self.plan.graph, operator)
         before, after = self.plan.execution(operator).ports
         buffer = self._place(source, before)
@@ -227,7 +264,7 @@ class _Maker:
             for name in operator.inputs
         ]
         arguments = [
-            self._constant(graph.constants[name], stored(graph.types[name].dtype))
+            self._constant(graph.constants[name], storage_type(graph.types[name].dtype))
             if graph.is_constant(name)
             else self._place(name, layouts[name])
             for name in operator.inputs
@@ -241,48 +278,51 @@ class _Maker:
         graph, execution = self.plan.graph, self.plan.execution(operator)
         reads, (output,) = ports_of(graph, operator)
         layouts = dict(zip((*reads, output), execution.ports, strict=True))
-        layer = execution.layer
-        assert layer is not None
+        kernel = execution.kernel
+        assert kernel is not None
         residual = residual_of(operator)
-        added = layouts[residual[0]] if residual else None
+        residual_layout = layouts[residual[0]] if residual else None
         first, second = operator.inputs[:2]
         plain = Layout.plain(graph.types[first].shape)
-        made = laid_out(kind, layouts.get(first, plain), layouts[output], added)
+        physical = physical_product(
+            kind, layouts.get(first, plain), layouts[output], residual_layout
+        )
         epilogue = kind.epilogue
-        if layer.places:
-            epilogue = replace(epilogue or Epilogue(kind.dtype), placement=made.output)
+        if kernel.places:
+            epilogue = replace(epilogue or Epilogue(kind.dtype), placement=physical.output)
         if epilogue is not None and epilogue.residual is not None:
-            placed = replace(epilogue.residual, placement=made.residual)
-            epilogue = replace(epilogue, residual=placed)
-        constants = self._packed_ahead(operator, kind, made.computation)
-        calls = recorded(layer, epilogue, constants, self.plan.threads)
+            placed_residual = replace(epilogue.residual, placement=physical.residual)
+            epilogue = replace(epilogue, residual=placed_residual)
+        constants = self._constants(operator, kind, physical.computation)
+        calls = recorded_kernel(kernel, epilogue, constants, self.plan.threads)
         names = {
-            id(calls.given[made.computation.output.name]): self._place(output, layouts[output])
+            id(calls.given[physical.computation.output.name]): self._place(output, layouts[output])
         }
-        for operand, tensor in zip(made.computation.inputs, (first, second), strict=True):
+        for operand, tensor in zip(physical.computation.inputs, (first, second), strict=True):
             if operand.name in calls.given:
                 names[id(calls.given[operand.name])] = self._place(tensor, layouts[tensor])
         for memory_name, memory in calls.given.items():
+            # Vectors are constants, so the only variable operand with such a name is the residual.
             if memory_name.startswith("@"):
                 names[id(memory)] = self._place(residual[0], layouts[residual[0]])
         for call in calls.run:
             arguments = [self._memory(memory, names, operator) for memory in call.buffers]
             self._call(call.plan, arguments, operator.name)
 
-    def _packed_ahead(
+    def _constants(
         self, operator: Operator, kind: Product, workload: Computation
     ) -> dict[str, Array]:
-        """The constants of a product, in the shapes of its computation."""
+        """Return the constants of a product, in the shapes of its computation."""
         graph = self.plan.graph
-        found: dict[str, Array] = {}
+        constants: dict[str, Array] = {}
         for operand, tensor in zip(workload.inputs, operator.inputs, strict=False):
             if graph.is_constant(tensor):
-                found[operand.name] = graph.constants[tensor].reshape(operand.shape)
+                constants[operand.name] = graph.constants[tensor].reshape(operand.shape)
         shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
         for name, tensor in zip(kind.vectors, operator.inputs[2:], strict=False):
             if name in (BIAS, SCALE):
-                found[name] = graph.constants[tensor].reshape(shape)
-        return found
+                constants[name] = graph.constants[tensor].reshape(shape)
+        return constants
 
     def _memory(self, memory: Memory, names: dict[int, str], operator: Operator) -> str:
         if id(memory) in names:

@@ -1,4 +1,4 @@
-"""A compiled network executed: verified operator by operator, and timed."""
+"""Run a compiled network: verified operator by operator, and timed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,32 @@ from cpembed.graph.kinds import Product
 from cpembed.network.build import CompiledNetwork, RunningNetwork
 from cpembed.network.inputs import special_inputs
 from cpembed.network.kernel_cache import Progress
-from cpembed.network.verification import Judged, judge_network
+from cpembed.network.verification import Verdict, verify_network
 from cpembed.runtime import worker
 from cpembed.steps import step
 
 ROUNDS, COLD_ROUNDS = 30, 5
-"""Runs that are timed; runs after all caches were filled with something else."""
+"""Maximum number of timed runs, and number of runs after the caches were flushed."""
 
+# Time limit of the warm runs, in seconds.
 _SECONDS = 5.0
-"""Of timing, whatever the rounds."""
 
+# Number of bytes that are written to flush the caches.
 _FLUSHED = 256 << 20
-"""Bytes that are written to fill the caches with something else."""
 
 
 @dataclass(frozen=True)
 class NetworkTimes:
-    """Microseconds, medians of whole runs: ``warm`` one after the other, ``cold`` after the caches
-    were filled with something else, so that weights come from memory; ``steps`` of each call of a
-    warm run."""
+    """Median microseconds of whole runs.
+
+    Attributes
+    ----------
+    warm_us, cold_us : float
+        Runs one after the other, and after flushing the caches, so that weights come from memory.
+    steps_us : tuple of float
+        Time of each call of a warm run.
+    rounds : int
+    """
 
     warm_us: float
     cold_us: float
@@ -45,21 +52,31 @@ class NetworkTimes:
 
 @dataclass(frozen=True)
 class NetworkRun:
-    """What a run of a network found; ``judged`` is empty where nothing was to be verified, of a
-    second run, on inputs with special values, ``special``. ``special_inputs``: the inputs that have
-    such."""
+    """Result of running a network.
+
+    Attributes
+    ----------
+    outputs : mapping from str to ndarray
+    verdicts : tuple of Verdict
+        Empty if nothing was verified.
+    times : NetworkTimes or None
+    special_verdicts : tuple of Verdict
+        Verdicts of a second run, on inputs with special values.
+    special_inputs : tuple of str
+        Inputs that have special values.
+    """
 
     outputs: Mapping[str, Array]
-    judged: tuple[Judged, ...]
+    verdicts: tuple[Verdict, ...]
     times: NetworkTimes | None
-    special: tuple[Judged, ...] = ()
+    special_verdicts: tuple[Verdict, ...] = ()
     special_inputs: tuple[str, ...] = ()
 
     @property
-    def failed(self) -> tuple[Judged, ...]:
-        both = (*self.judged, *self.special)
-        found = {one.operator: one for one in both if not one.verified}
-        return tuple(found.values())
+    def failed(self) -> tuple[Verdict, ...]:
+        both = (*self.verdicts, *self.special_verdicts)
+        by_operator = {verdict.operator: verdict for verdict in both if not verdict.verified}
+        return tuple(by_operator.values())
 
 
 def run_network(
@@ -71,18 +88,31 @@ def run_network(
     times: bool = True,
     progress: Progress,
 ) -> NetworkRun:
-    """Run a network in the worker, which may die in this process's place.
+    """Run a network in the worker, so that a crash does not end this process.
 
-    Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's, and
-    :class:`~cpembed.errors.CrashError` where a kernel ends the worker.
+    Parameters
+    ----------
+    compiled : CompiledNetwork
+    inputs : mapping from str to ndarray
+    threads : int, default 0
+        Number of threads; 0 for as many as the network was planned for.
+    verifies, times : bool, default True
+    progress : Progress
+
+    Raises
+    ------
+    WorkloadError
+        For other inputs than the network's.
+    CrashError
+        If a kernel crashes the worker.
     """
     check_inputs(compiled.graph, inputs)
 
-    def shown(phase: str, done: int) -> None:
-        progress(phase, done, len(compiled.graph.operators))
+    def report(phase: str, count: int) -> None:
+        progress(phase, count, len(compiled.graph.operators))
 
     return worker.call(
-        _executed, compiled, dict(inputs), threads, verifies, times, progress=shown
+        _executed, compiled, dict(inputs), threads, verifies, times, progress=report
     )  # fmt: skip
 
 
@@ -98,20 +128,20 @@ def _executed(
     kinds = [operator.kind for operator in compiled.graph.operators]
     macs = sum(kind.computation.macs for kind in kinds if isinstance(kind, Product))
     with compiled.open(threads) as running:
-        judged: list[list[Judged]] = [[], []]
-        special = special_inputs(compiled.graph, inputs) if verifies else {}
-        changed = tuple(name for name, array in special.items() if array is not inputs[name])
-        rounds = [inputs, *([special] if changed else [])] if verifies else []
-        for number, given in enumerate(rounds):
+        verdicts: list[list[Verdict]] = [[], []]
+        special_arrays = special_inputs(compiled.graph, inputs) if verifies else {}
+        changed = tuple(name for name, array in special_arrays.items() if array is not inputs[name])
+        rounds = [inputs, *([special_arrays] if changed else [])] if verifies else []
+        for number, values in enumerate(rounds):
             phase = "verifying with special values" if number else "verifying"
             progress(phase, 0)
             with step(f"{phase} of a network", 50 * macs):
-                judged[number], _ = judge_network(
+                verdicts[number], _ = verify_network(
                     compiled.plan,
                     compiled.network,
                     running.library,
-                    given,
-                    partial(_shown, progress, phase),
+                    values,
+                    partial(_report, progress, phase),
                 )
         with step("running a network", macs):
             outputs = running.run(inputs)
@@ -120,28 +150,35 @@ def _executed(
             progress("timing", 0)
             with step("timing a network", 100 * macs):
                 timed = _timed(running, inputs)
-    return NetworkRun(outputs, tuple(judged[0]), timed, tuple(judged[1]), changed)
+    return NetworkRun(
+        outputs=outputs,
+        verdicts=tuple(verdicts[0]),
+        times=timed,
+        special_verdicts=tuple(verdicts[1]),
+        special_inputs=changed,
+    )
 
 
-def _shown(progress: Callable[[str, int], None], phase: str, done: int, of: int) -> None:
-    progress(phase, done)
+def _report(progress: Callable[[str, int], None], phase: str, count: int, total: int) -> None:
+    progress(phase, count)
 
 
 def _timed(running: RunningNetwork, inputs: Mapping[str, Array]) -> NetworkTimes:
-    library, given = running.library, running.in_order(inputs)
+    library, inputs_in_order = running.library, running.in_order(inputs)
+    # Not timed: the first runs fill caches and touch the workspace.
     for _ in range(3):
-        library.run(*given)
+        library.run(*inputs_in_order)
     warm: list[float] = []
     steps: list[NDArray[Any]] = []
     end = time.perf_counter() + _SECONDS
     while len(warm) < ROUNDS and (len(warm) < 3 or time.perf_counter() < end):
-        warm.append(_seconds(lambda: library.run(*given)))
-        steps.append(library.run_timed(*given)[1])
+        warm.append(_seconds(lambda: library.run(*inputs_in_order)))
+        steps.append(library.run_timed(*inputs_in_order)[1])
     cold: list[float] = []
-    other = np.zeros(_FLUSHED, np.uint8)
+    flushed = np.zeros(_FLUSHED, np.uint8)
     for number in range(COLD_ROUNDS):
-        other[:] = number
-        cold.append(_seconds(lambda: library.run(*given)))
+        flushed[:] = number
+        cold.append(_seconds(lambda: library.run(*inputs_in_order)))
     return NetworkTimes(
         1e6 * statistics.median(warm),
         1e6 * statistics.median(cold),

@@ -1,4 +1,4 @@
-"""What ``cpembed network`` does, as a library."""
+"""Command ``cpembed network`` as a library: plan, compile, verify and run; one JSON document."""
 
 from __future__ import annotations
 
@@ -28,20 +28,32 @@ from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.run import NetworkRun, run_network
 from cpembed.network.stepwise import StepwiseRun, run_stepwise, stepwise_document
-from cpembed.network.verification import Judged
+from cpembed.network.verification import Verdict
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.targets.capabilities import links_here, saved_file_instructions
 from cpembed.targets.registry import open_target
 
 
 @dataclass(frozen=True)
-class Asked:
-    """``folder``: where the library is written, once it is verified, or the programs of a target
-    without libraries; None: nowhere."""
+class NetworkRequest:
+    """Options of a run.
+
+    Attributes
+    ----------
+    target : str
+    folder : Path, optional
+        Folder for the library, once it is verified, or for the programs of a target without
+        libraries.
+    planning : Planning
+    verifies, times : bool
+    name : str, optional
+        Name of the library.
+    contents : Contents
+    """
 
     target: str
     folder: Path | None = None
-    how: Planning = field(default_factory=Planning)
+    planning: Planning = field(default_factory=Planning)
     verifies: bool = True
     times: bool = True
     name: str | None = None
@@ -50,21 +62,20 @@ class Asked:
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """``document``: what ``cpembed network --json`` prints; ``library``: what was written, None
-    where an operator differs from its definition, or nothing was to be."""
+    """Document that ``cpembed network --json`` prints, and the library that was written, if any."""
 
     document: dict[str, Any]
     library: Library | None
     run: NetworkRun | StepwiseRun
 
     @property
-    def failed(self) -> tuple[Judged, ...]:
+    def failed(self) -> tuple[Verdict, ...]:
         return self.run.failed
 
     def require(self) -> None:
-        """Raises :class:`InvariantError` where an operator differs from its definition."""
+        """Raise :class:`InvariantError` if an operator differs from its definition."""
         if self.failed:
-            named = ", ".join(one.operator for one in self.failed[:3])
+            named = ", ".join(verdict.operator for verdict in self.failed[:3])
             raise InvariantError(
                 f"{len(self.failed)} operators differ from their definition ({named}): please "
                 "report this command line"
@@ -77,91 +88,113 @@ _STEPWISE = (
 )
 
 
-class _Differs(Exception):
-    """Keeps a library that is wrong from being written."""
+class _WrongResultError(Exception):
+    """Keeps a wrong library from being written."""
 
 
 def network(
-    graph: Graph, asked: Asked, inputs: Mapping[str, Array], progress: Progress = silent
+    graph: Graph, request: NetworkRequest, inputs: Mapping[str, Array], progress: Progress = silent
 ) -> NetworkResult:
-    """Plan, compile and run a network as a front end made it.
+    """Plan, compile and run a network.
 
-    Raises :class:`~cpembed.errors.WorkloadError` for other inputs than its own, and as
-    :func:`~cpembed.network.build.compile_network` does.
+    Raises as :func:`~cpembed.network.build.compile_network` does.
+
+    Parameters
+    ----------
+    graph : Graph
+        Network as a front end made it.
+    request : NetworkRequest
+    inputs : mapping from str to ndarray
+    progress : Progress, optional
+
+    Raises
+    ------
+    WorkloadError
+        For other inputs than the network's.
     """
     check_inputs(graph, inputs)
-    spec = hardware_spec(asked.target)
+    spec = hardware_spec(request.target)
     if not _links(spec):
-        found = run_stepwise(
+        stepwise = run_stepwise(
             prepared_for(graph, spec),
             spec,
             inputs,
             progress=progress,
-            timeout=asked.how.timeout,
-            save=asked.folder,
+            timeout=request.planning.timeout,
+            save=request.folder,
         )
-        document = stepwise_document(found)
-        if asked.folder is not None:
-            asked.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(asked.folder / "network.json", json.dumps(document, indent=1) + "\n")
-            title, how = (
-                f"# {graph.name} on {spec.name}",
-                saved_file_instructions(open_target(spec)),
-            )
-            write_whole(asked.folder / "README.md", f"{title}\n\n{_STEPWISE}\n\n{how}\n")
-        return NetworkResult(document, None, found)
+        document = stepwise_document(stepwise)
+        if request.folder is not None:
+            request.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(request.folder / "network.json", json.dumps(document, indent=1) + "\n")
+            title = f"# {graph.name} on {spec.name}"
+            instructions = saved_file_instructions(open_target(spec))
+            write_whole(request.folder / "README.md", f"{title}\n\n{_STEPWISE}\n\n{instructions}\n")
+        return NetworkResult(document, None, stepwise)
+    # The draft is run before any file of the library is written, so a wrong one never is.
     drafts: list[tuple[CompiledNetwork, NetworkRun]] = []
 
     def check(draft: CompiledNetwork) -> None:
         run = run_network(
-            draft, inputs, verifies=asked.verifies, times=asked.times, progress=progress
+            draft, inputs, verifies=request.verifies, times=request.times, progress=progress
         )
         drafts.append((draft, run))
         if run.failed:
-            raise _Differs
+            raise _WrongResultError
 
-    written = None
-    with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch, suppress(_Differs):
-        written = compile_network(
+    compiled = None
+    with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch, suppress(_WrongResultError):
+        compiled = compile_network(
             graph,
             spec,
-            asked.folder or Path(scratch),
-            asked.how,
-            name=asked.name,
-            contents=asked.contents,
+            request.folder or Path(scratch),
+            request.planning,
+            name=request.name,
+            contents=request.contents,
             progress=progress,
             check=check,
         )
     draft, run = drafts[0]
-    library = None if written is None or asked.folder is None else written.library
+    library = None if compiled is None or request.folder is None else compiled.library
     return NetworkResult(network_document(draft, run), library, run)
 
 
 def network_plan(
-    graph: Graph, target: str, how: Planning, progress: Progress = silent
+    graph: Graph, target: str, planning: Planning, progress: Progress = silent
 ) -> dict[str, Any]:
-    """The document of a network that is planned and not compiled.
+    """Return the document of a network that is planned and not compiled.
 
-    Raises :class:`BackendUnavailable` for a target that runs networks product by product.
+    Parameters
+    ----------
+    graph : Graph
+    target : str
+    planning : Planning
+    progress : Progress, optional
+
+    Raises
+    ------
+    BackendUnavailable
+        For a target that runs networks product by product.
     """
     spec = hardware_spec(target)
     if not _links(spec):
         raise BackendUnavailable(f"{spec.name} has no plan of layouts: leave --plan-only out")
-    return plan_document(plan_network(prepared_for(graph, spec), spec, how, progress))
+    return plan_document(plan_network(prepared_for(graph, spec), spec, planning, progress))
 
 
 def _links(spec: HardwareSpec) -> bool:
-    """Whether a library of this machine holds the target's kernels."""
+    """True if a library of this machine can hold the target's kernels."""
     return links_here(open_target(spec))
 
 
 def plan_document(plan: NetworkPlan) -> dict[str, Any]:
-    """Of a plan that was not compiled: its times are estimated."""
+    """Return the document of a plan that was not compiled, with estimated times."""
     return _document(plan, None, None)
 
 
 def network_document(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, Any]:
-    """Operators, tensors, totals, the choice of layouts; ``run``: what executing it found."""
+    """Return operators, tensors, totals and layouts as a document, with the results of a run if
+    any."""
     return _document(compiled.plan, compiled, run)
 
 
@@ -169,8 +202,10 @@ def _document(
     plan: NetworkPlan, compiled: CompiledNetwork | None, run: NetworkRun | None
 ) -> dict[str, Any]:
     times = None if run is None else run.times
-    judged = {one.operator: one for one in run.judged} if run is not None else {}
-    special = {one.operator: one for one in run.special} if run is not None else {}
+    verdicts = {verdict.operator: verdict for verdict in run.verdicts} if run is not None else {}
+    special = (
+        {verdict.operator: verdict for verdict in run.special_verdicts} if run is not None else {}
+    )
     measured = {} if compiled is None else _measured(compiled, run)
     return {
         "network": plan.graph.name,
@@ -181,7 +216,7 @@ def _document(
             {
                 **_operator(plan, operator),
                 "measured_us": measured.get(operator.name),
-                **_verified("verified", "max_error", judged.get(operator.name)),
+                **_verified("verified", "max_error", verdicts.get(operator.name)),
                 **_verified(
                     "verified_with_special_values",
                     "max_error_with_special_values",
@@ -200,20 +235,22 @@ def _document(
             **_counts(plan),
         },
         "special_inputs": [] if run is None else list(run.special_inputs),
-        "spreads_nan": [] if run is None else [o.operator for o in run.special if o.spreads_nan],
+        "spreads_nan": []
+        if run is None
+        else [o.operator for o in run.special_verdicts if o.spreads_nan],
         "assignment": _assignment(plan),
         **provenance(),
     }
 
 
-def _verified(name: str, error: str, judged: Judged | None) -> dict[str, Any]:
+def _verified(name: str, error: str, judged: Verdict | None) -> dict[str, Any]:
     if judged is None:
         return {name: None, error: None}
     return {name: judged.verified, error: finite(judged.max_error)}
 
 
 def _measured(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, float]:
-    """Microseconds by operator and conversion."""
+    """Return the measured microseconds by operator and conversion."""
     if run is None or run.times is None:
         return {}
     steps = run.times.steps_us
@@ -245,83 +282,83 @@ def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
 
 
 def _product(kind: Product, execution: Execution) -> dict[str, Any]:
-    layer = execution.layer
-    assert layer is not None
-    family = layer.candidate.embedding.family
-    words = ", ".join(f"{axis}: {' '.join(of) or '-'}" for axis, of in family.items())
+    kernel = execution.kernel
+    assert kernel is not None
+    family = kernel.candidate.embedding.family
+    family_text = ", ".join(f"{axis}: {' '.join(axes) or '-'}" for axis, axes in family.items())
     return {
         "workload": str(kind.computation),
         "axes": dict(kind.computation.extents),
         "macs": kind.computation.macs,
-        "embedded_on": layer.target if layer.is_native else None,
-        "embedding": layer.embedding,
-        "family": words,
-        "utilisation": utilisation(kind.computation, layer.utilisation)
-        if layer.is_native
+        "embedded_on": kernel.target if kernel.is_native else None,
+        "embedding": kernel.embedding,
+        "family": family_text,
+        "utilisation": utilisation(kind.computation, kernel.utilisation)
+        if kernel.is_native
         else None,
-        "reason": layer.reason,
+        "reason": kernel.reason,
     }
 
 
 def _tensors(plan: NetworkPlan, measured: dict[str, float]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in plan.ways.layouts.activations:
+    documents: dict[str, Any] = {}
+    for name in plan.choices.layouts.activations:
         kind = plan.graph.types[name]
-        found[name] = {
+        documents[name] = {
             "shape": list(kind.shape),
             "dtype": kind.dtype,
             "layout": str(plan.written[name]),
             "conversions": [
                 {
-                    "to": str(done.target),
-                    "us": measured.get(f"{name} as {done.target}", done.cost_us),
+                    "to": str(conversion.target),
+                    "us": measured.get(f"{name} as {conversion.target}", conversion.cost_us),
                 }
-                for done in plan.conversions
-                if done.tensor == name
+                for conversion in plan.conversions
+                if conversion.tensor == name
             ],
         }
-    return found
+    return documents
 
 
 def _memory(compiled: CompiledNetwork) -> dict[str, int]:
     program = compiled.network.program
     shared = workspace_of(program)
-    own = sum(b.bytes for b in program.buffers if b.role is Role.WORKSPACE and not b.is_shared)
+    unshared = sum(b.bytes for b in program.buffers if b.role is Role.WORKSPACE and not b.is_shared)
     return {
-        "bytes_workspace": shared.bytes + own,
+        "bytes_workspace": shared.bytes + unshared,
         "bytes_weights": sum(b.bytes for b in program.with_role(Role.CONSTANT)),
     }
 
 
 def _counts(plan: NetworkPlan) -> dict[str, int]:
-    layers = [e.layer for e in plan.executions.values() if e.layer is not None]
+    layers = [e.kernel for e in plan.executions.values() if e.kernel is not None]
     kinds = [o.kind for o in plan.graph.operators if isinstance(o.kind, Product)]
     return {
         "operators": len(plan.graph.operators),
         "products": len(kinds),
-        "embedded": sum(layer.is_native for layer in layers),
-        "on_target": sum(layer.spec == plan.target for layer in layers),
+        "embedded": sum(kernel.is_native for kernel in layers),
+        "on_target": sum(kernel.spec == plan.target for kernel in layers),
         "macs": sum(kind.computation.macs for kind in kinds),
         "conversions": len(plan.conversions),
     }
 
 
 def finite(value: float) -> float | None:
-    """A number that JSON has."""
+    """Return a number that JSON can represent, or None."""
     return value if math.isfinite(value) else None
 
 
 def _assignment(plan: NetworkPlan) -> dict[str, Any]:
-    chosen, problem = plan.assignment, plan.ways.problem
+    assignment, problem = plan.assignment, plan.choices.problem
     return {
-        "costs": "estimated" if plan.ways.measuring is None else "measured",
-        "cost_us": chosen.cost,
-        "bound_us": chosen.bound,
-        "gap": chosen.gap,
-        "proven": chosen.proven,
-        "seconds": chosen.seconds,
+        "costs": "estimated" if plan.choices.timer is None else "measured",
+        "cost_us": assignment.cost,
+        "bound_us": assignment.bound,
+        "gap": assignment.gap,
+        "proven": assignment.proven,
+        "seconds": assignment.seconds,
         "options": sum(len(node.options) for node in problem.nodes),
         "layouts": sum(len(tensor.layouts) for tensor in problem.tensors),
-        "channels_last_us": finite(policy_cost(problem, plan.ways.channels_last())),
+        "channels_last_us": finite(policy_cost(problem, plan.choices.channels_last())),
         "own_best_us": finite(policy_cost(problem, None)),
     }

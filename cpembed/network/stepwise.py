@@ -1,9 +1,8 @@
-"""A network on a target that no library of this machine holds: a simulated or an emulated one.
+"""Run a network product by product, on a target that no library of this machine holds.
 
-Products run one by one in what executes the target here. The host does the rest by its definition,
-untimed: operators between products, and what the target does not store of the sums (of a VTA, which
-shifts and clips, scales that are no powers of two).
-"""
+The target is simulated or emulated. The host does the rest by its definition, untimed: operators
+between products, and what the target cannot store of the sums (for a VTA, which shifts and clips,
+scales that are no powers of two)."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ from cpembed.ir.dtypes import is_integer
 from cpembed.network.candidate_layouts import is_convolution, padding_of
 from cpembed.network.kernel_cache import Progress
 from cpembed.network.layout import Layout
-from cpembed.network.physical_product import laid_out
+from cpembed.network.physical_product import physical_product
 from cpembed.network.product_kernels import utilisation
-from cpembed.network.verification import Judged, difference
+from cpembed.network.verification import Verdict, difference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.targets import capabilities
@@ -44,11 +43,27 @@ AnyTarget = Target[Any, Any, Any]
 
 @dataclass(frozen=True)
 class StepResult:
-    """An operator that ran. ``executed_on``: the target, None for the host; ``amount`` of the
-    target's ``unit``, None where nothing timed it; ``estimated`` likewise."""
+    """Operator that ran.
+
+    Attributes
+    ----------
+    operator : Operator
+    verdict : Verdict
+    executed_on : str, optional
+        Target; None for the host.
+    embedding, family : str, optional
+    utilisation : float, optional
+    amount, estimated : float, optional
+        Measured and estimated time in ``unit``; None without.
+    unit : str
+    reason : str, optional
+        Why the host, or another target, ran the operator.
+    stored : str
+        What the target stored.
+    """
 
     operator: Operator
-    judged: Judged
+    verdict: Verdict
     executed_on: str | None = None
     embedding: str | None = None
     family: str | None = None
@@ -62,7 +77,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StepwiseRun:
-    """A network that ran on a target, operator by operator."""
+    """Network that ran operator by operator."""
 
     graph: Graph
     target: HardwareSpec
@@ -71,8 +86,8 @@ class StepwiseRun:
     provenance: str
 
     @property
-    def failed(self) -> tuple[Judged, ...]:
-        return tuple(step.judged for step in self.steps if not step.judged.verified)
+    def failed(self) -> tuple[Verdict, ...]:
+        return tuple(step.verdict for step in self.steps if not step.verdict.verified)
 
 
 def run_stepwise(
@@ -84,37 +99,59 @@ def run_stepwise(
     timeout: float | None = None,
     save: Path | None = None,
 ) -> StepwiseRun:
-    """Run a network that was prepared for the target; ``save``: a folder for the program of each
-    product, where the target has such.
+    """Run a network that was prepared for the target.
 
-    Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
+    Parameters
+    ----------
+    graph : Graph
+    target : HardwareSpec
+    inputs : mapping from str to ndarray
+    progress : Progress
+    timeout : float, optional
+        Seconds of each search for embeddings.
+    save : Path, optional
+        Folder for the program of each product, if the target has programs.
+
+    Raises
+    ------
+    WorkloadError
+        For other inputs than the network's.
     """
     check_inputs(graph, inputs)
     machine = open_target(target)
-    chosen: dict[Computation, Selection | str] = {}
+    selections: dict[Computation, Selection | str] = {}
     values: dict[str, Array] = {**graph.constants, **inputs}
     steps: list[StepResult] = []
     for number, operator in enumerate(graph.operators):
         progress(f"running {operator.name}", number, len(graph.operators))
-        given = [values[name] for name in operator.inputs]
-        expected = operator.kind.evaluate(given)
+        arrays = [values[name] for name in operator.inputs]
+        expected = operator.kind.evaluate(arrays)
         step, results = None, expected
         if isinstance(operator.kind, Product):
-            place = None if save is None else save / _file_name(number, operator.name)
-            one = _ProductStep(machine, operator, operator.kind, timeout, place)
-            step, found = one.run(given, chosen)
-            results = (found,) if found is not None else expected
+            folder = None if save is None else save / _file_name(number, operator.name)
+            product_step = _ProductStep(
+                target=machine, operator=operator, kind=operator.kind, timeout=timeout, save=folder
+            )
+            step, result = product_step.run(arrays, selections)
+            results = (result,) if result is not None else expected
         error = max(difference(a, b) for a, b in zip(results, expected, strict=True))
-        judged = Judged(operator.name, error, _tolerance(operator, expected))
-        step = StepResult(operator, judged) if step is None else replace(step, judged=judged)
+        verdict = Verdict(operator.name, error, _tolerance(operator, expected))
+        step = StepResult(operator, verdict) if step is None else replace(step, verdict=verdict)
         steps.append(step)
         values |= zip(operator.outputs, results, strict=True)
     outputs = {name: values[name] for name in graph.outputs}
-    return StepwiseRun(graph, target, tuple(steps), outputs, str(machine.provenance))
+    return StepwiseRun(
+        graph=graph,
+        target=target,
+        steps=tuple(steps),
+        outputs=outputs,
+        provenance=str(machine.provenance),
+    )
 
 
 def _tolerance(operator: Operator, expected: tuple[Array, ...]) -> float:
-    """Integers are equal bit for bit; sums of floats are rounded in another order."""
+    """Return the allowed difference: 0 for integers; sums of floats are rounded in another
+    order."""
     kind = operator.kind
     if not isinstance(kind, Product) or is_integer(kind.computation.output.dtype):
         return 0.0
@@ -131,45 +168,46 @@ class _ProductStep:
     save: Path | None
 
     def run(
-        self, given: list[Array], known: dict[Computation, Selection | str]
+        self, arrays: list[Array], selections: dict[Computation, Selection | str]
     ) -> tuple[StepResult, Array | None]:
-        """How the product ran, and its result; None where the host has to compute it."""
-        workload, first = self._workload(given[0])
-        if workload not in known:
-            known[workload] = self._choose(workload)
-        chosen = known[workload]
-        judged = Judged(self.operator.name, 0.0, 0.0)
-        if isinstance(chosen, str):
-            return StepResult(self.operator, judged, reason=chosen), None
+        """Run the product and return its result; None if the host has to compute it."""
+        workload, first = self._workload(arrays[0])
+        # Repeated blocks are searched once.
+        if workload not in selections:
+            selections[workload] = self._choose(workload)
+        selection = selections[workload]
+        verdict = Verdict(self.operator.name, 0.0, 0.0)
+        if isinstance(selection, str):
+            return StepResult(self.operator, verdict, reason=selection), None
         names = [operand.name for operand in workload.inputs]
         shapes = [operand.shape for operand in workload.inputs]
         inputs = {
             name: array.reshape(shape)
-            for name, array, shape in zip(names, (first, given[1]), shapes, strict=True)
+            for name, array, shape in zip(names, (first, arrays[1]), shapes, strict=True)
         }
         try:
-            sums, amount, embedding = worker.call(_executed, chosen.plan, inputs, self.save)
+            sums, amount, embedding = worker.call(_executed, selection.plan, inputs, self.save)
         except CpembedError as error:
-            return StepResult(self.operator, judged, reason=str(error)), None
-        candidate = chosen.candidate
+            return StepResult(self.operator, verdict, reason=str(error)), None
+        candidate = selection.candidate
         family = candidate.embedding.family
         step = StepResult(
-            self.operator,
-            judged,
-            chosen.solved.target.name,
-            embedding,
-            ", ".join(f"{axis}: {' '.join(of) or '-'}" for axis, of in family.items()),
-            utilisation(self.kind.computation, candidate.overheads.occupancy),
-            amount,
-            chosen.choice.estimated,
-            chosen.plan.target.unit,
-            None if chosen.substitution is None else f"not on {self.target.spec.name}",
-            "sums, stored anew by the host" if self.kind.epilogue is not None else "sums",
+            operator=self.operator,
+            verdict=verdict,
+            executed_on=selection.solved.target.name,
+            embedding=embedding,
+            family=", ".join(f"{axis}: {' '.join(axes) or '-'}" for axis, axes in family.items()),
+            utilisation=utilisation(self.kind.computation, candidate.overheads.occupancy),
+            amount=amount,
+            estimated=selection.choice.estimated,
+            unit=selection.plan.target.unit,
+            reason=None if selection.substitution is None else f"not on {self.target.spec.name}",
+            stored="sums, stored anew by the host" if self.kind.epilogue is not None else "sums",
         )
-        return step, self._stored(sums, given)
+        return step, self._stored(sums, arrays)
 
     def _workload(self, first: Array) -> tuple[Computation, Array]:
-        """The product with its padding in memory where that is not 0, and its first factor so."""
+        """Return the computation and its first factor, with padding other than 0 in memory."""
         kind = self.kind
         if not kind.padding or not is_convolution(self.operator):
             return kind.computation, first
@@ -179,52 +217,52 @@ class _ProductStep:
         output = Layout.plain(kind.computation.output.shape)
         margins = [(0, 0), (0, 0), *((w, w) for w in widths)]
         padded = np.pad(first, margins, constant_values=kind.padding)
-        return laid_out(kind, layout, output).computation, padded
+        return physical_product(kind, layout, output).computation, padded
 
     def _choose(self, workload: Computation) -> Selection | str:
         exact = exact_epilogue(self.target, workload)
-        asked = Request(
+        request = Request(
             workload,
             self.target.spec,
             KernelOptions(timeout=self.timeout),
             epilogue=exact,
         )
         try:
-            found = choose(asked)
+            outcome = choose(request)
         except LoweringError as error:
             return str(error)
-        if not isinstance(found, Selection):
-            conflict = found.conflict
+        if not isinstance(outcome, Selection):
+            conflict = outcome.conflict
             return "no embedding found in time" if conflict is None else conflict.words[0]
-        return found if found.plan.native else "; ".join(found.plan.missing)
+        return outcome if outcome.plan.native else "; ".join(outcome.plan.missing)
 
-    def _stored(self, sums: Array, given: list[Array]) -> Array:
-        """What the host stores of the sums, as the product's definition says."""
+    def _stored(self, sums: Array, arrays: list[Array]) -> Array:
+        """Return what the host stores of the sums, as the product's definition says."""
         kind = self.kind
         sums = sums.reshape(kind.computation.output.shape)
-        sums = sums - self._corrected(given) if any(kind.zero_points) else sums
+        sums = sums - self._corrections(arrays) if any(kind.zero_points) else sums
         if kind.epilogue is None:
             return sums.reshape(kind.shape)
         count = len(kind.vectors)
         vectors = {
             name: vector.reshape(-1)
-            for name, vector in zip(kind.vectors, given[2 : 2 + count], strict=True)
+            for name, vector in zip(kind.vectors, arrays[2 : 2 + count], strict=True)
         }
-        residual = given[2 + count].reshape(sums.shape) if kind.epilogue.residual else None
+        residual = arrays[2 + count].reshape(sums.shape) if kind.epilogue.residual else None
         channels = channel_numbers(kind.computation)
         return kind.epilogue.apply(sums, vectors, channels, residual).reshape(kind.shape)
 
-    def _corrected(self, given: list[Array]) -> Array:
-        """What zero points take from the sums of the integers as they are."""
+    def _corrections(self, arrays: list[Array]) -> Array:
+        """Return what zero points take from the sums of the integers as they are."""
         plain = replace(self.kind, zero_points=(0, 0), epilogue=None)
         exact = replace(self.kind, epilogue=None)
-        return plain.sums(*given[:2]) - exact.sums(*given[:2])
+        return plain.sums(*arrays[:2]) - exact.sums(*arrays[:2])
 
 
 def _executed(
     plan: Plan, inputs: dict[str, Array], save: Path | None
 ) -> tuple[NDArray[Any], float | None, str]:
-    """Sums, what they took in the target's unit, and the embedding; in the worker."""
+    """Return sums, their time in the target's unit, and the embedding; runs in the worker."""
     target = plan.target
     artifact, choice = built_first(target, plan.choices, plan.epilogue)
     execution = target.execute(artifact, inputs)
@@ -238,12 +276,12 @@ def _executed(
 
 
 def _file_name(number: int, name: str) -> str:
-    kept = "".join(c if c.isalnum() else "_" for c in name)[:60]
-    return f"{number:03d}_{kept}"
+    letters = "".join(c if c.isalnum() else "_" for c in name)[:60]
+    return f"{number:03d}_{letters}"
 
 
 def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
-    """What ``cpembed network`` says of such a run; times are in the target's unit."""
+    """Return the document of a run; times are in the target's unit."""
     graph, unit = run.graph, open_target(run.target).unit
     products = [s for s in run.steps if isinstance(s.operator.kind, Product)]
     amounts = [s.amount for s in products if s.amount is not None]
@@ -309,6 +347,6 @@ def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
         f"estimated_{step.unit}": step.estimated,
         f"{step.unit}": step.amount,
         "stored": step.stored,
-        "verified": step.judged.verified if is_compared else None,
-        "max_error": step.judged.max_error if is_compared else None,
+        "verified": step.verdict.verified if is_compared else None,
+        "max_error": step.verdict.max_error if is_compared else None,
     }

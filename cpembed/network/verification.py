@@ -1,12 +1,11 @@
-"""A compiled network beside the definitions of its operators, one after the other.
+"""Verify a compiled network: each operator against its definition, on the inputs that it had.
 
-Each operator is judged on the inputs that it had, so that a difference is found where it arises,
-and what is within a tolerance in one operator is not held against the next.
-"""
+A difference is reported where it arises, and what is within one operator's tolerance does not count
+against the next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,7 @@ from cpembed.graph.kinds import (
     Softmax,
 )
 from cpembed.ir.dtypes import is_integer
-from cpembed.network.build import in_memory, typed
+from cpembed.network.build import as_stored, as_typed
 from cpembed.network.layout import Layout
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.program import NetworkProgram
@@ -33,15 +32,23 @@ ROUNDED = frozenset({"exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos
 """Operations whose last bits differ between libraries."""
 
 RELATIVE = 2e-5
-"""Of floats, to the largest magnitude of the tensor (a sum is rounded in another order)."""
+"""Tolerance of floats relative to the largest magnitude of the tensor: sums are rounded in another
+order."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An operator's results beside its definition. ``max_error``: the largest difference;
-    ``tolerance``: what is allowed, 0 where results are to be equal bit for bit. ``spreads_nan``:
-    some results of a product of floats are no numbers where the definition has numbers, since an
-    input is infinite or no number, and zeros that pad the sum are multiplied by it."""
+class Verdict:
+    """Comparison of an operator's results with its definition.
+
+    Attributes
+    ----------
+    max_error, tolerance : float
+        Largest difference and its limit, 0 if results have to be equal bit for bit.
+    spreads_nan : bool
+        Some results of a product of floats are NaN but not in the definition: an input is infinite
+        or
+        NaN, and zeros that pad the sum are multiplied by it.
+    """
 
     operator: str
     max_error: float
@@ -53,36 +60,46 @@ class Judged:
         return self.max_error <= self.tolerance
 
 
-def judge_network(
+def verify_network(
     plan: NetworkPlan,
     network: NetworkProgram,
     library: Library,
     inputs: Mapping[str, Array],
-    progress: Callable[[int, int], None] = lambda done, of: None,
-) -> tuple[list[Judged], dict[str, Array]]:
-    """Every operator judged, and the outputs of the network.
+    progress: Callable[[int, int], None] = lambda count, total: None,
+) -> tuple[list[Verdict], dict[str, Array]]:
+    """Run a network step by step; return the verdicts on all operators, and the outputs.
 
-    Memory is what a run has: each operator's results are read before others overwrite them.
+    Memory is that of a run: each operator's results are read before others overwrite them.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+    network : NetworkProgram
+    library : Library
+        Loaded library of the network.
+    inputs : mapping from str to ndarray
+    progress : callable, optional
+        Called with the number of verified operators, and of all.
     """
     graph = plan.graph
     values: dict[str, Array] = {**graph.constants, **inputs}
-    given = [in_memory(inputs[info.name]) for info in library.inputs]
+    inputs_in_order = [as_stored(inputs[info.name]) for info in library.inputs]
     read = _Reader(plan, network, library)
     results = [aligned(info.shape, info.stored) for info in library.outputs]
     outputs = {info.name: array for info, array in zip(library.outputs, results, strict=True)}
-    judged: list[Judged] = []
-    done = 0
+    verdicts: list[Verdict] = []
+    executed = 0
     for number, operator in enumerate(graph.operators):
         last = network.calls[operator.name][1]
         # Conversions before it belong to the tensors that were written.
-        if last > done:
-            library.run_steps(done, last, *given, out=results)
-        done = max(done, last)
+        if last > executed:
+            library.run_steps(executed, last, *inputs_in_order, out=results)
+        executed = max(executed, last)
         for name in operator.outputs:
             values[name] = read.tensor(name, outputs)
-        judged.append(_judge(graph, operator, values))
+        verdicts.append(_verdict(graph, operator, values))
         progress(number + 1, len(graph.operators))
-    return judged, {name: values[name] for name in graph.outputs}
+    return verdicts, {name: values[name] for name in graph.outputs}
 
 
 @dataclass(frozen=True)
@@ -92,59 +109,62 @@ class _Reader:
     library: Library
 
     def tensor(self, name: str, outputs: Mapping[str, Array]) -> Array:
-        """A tensor that was just written, in the order of its axes."""
+        """Return a tensor that was just written, row-major."""
         kind, layout = self.plan.graph.types[name], self.plan.written[name]
         buffer = self.network.tensors[name]
         flat = outputs[buffer].copy() if buffer in outputs else self.library.tensor(buffer)
-        return typed(_row_major(flat.reshape(-1), layout), kind.dtype)
+        return as_typed(_row_major(flat.reshape(-1), layout), kind.dtype)
 
 
 def _row_major(flat: Array, layout: Layout) -> Array:
     return layout.elements_of(flat[: layout.elements])
 
 
-def _judge(graph: Graph, operator: Operator, values: Mapping[str, Array]) -> Judged:
-    wanted = operator.kind.evaluate([values[name] for name in operator.inputs])
-    error = allowed = 0.0
-    spreads = _may_spread(operator, values)
-    spread = False
-    for name, expected in zip(operator.outputs, wanted, strict=True):
-        found = values[name]
-        if spreads and found.shape == expected.shape:
-            more = np.isnan(found.astype(np.float64)) & ~np.isnan(expected.astype(np.float64))
-            spread = spread or bool(more.any())
-            found = np.where(more, expected, found)
-        tolerance = tolerance_of(operator, expected)
-        error = max(error, difference(found, expected))
-        allowed = max(allowed, tolerance)
-    return Judged(operator.name, error, allowed, spread)
+def _verdict(graph: Graph, operator: Operator, values: Mapping[str, Array]) -> Verdict:
+    expected_outputs = operator.kind.evaluate([values[name] for name in operator.inputs])
+    error = tolerance = 0.0
+    may_spread = _may_spread(operator, values)
+    spreads_nan = False
+    for name, expected in zip(operator.outputs, expected_outputs, strict=True):
+        actual = values[name]
+        if may_spread and actual.shape == expected.shape:
+            is_nan, may_be_nan = (np.isnan(a.astype(np.float64)) for a in (actual, expected))
+            spreads_nan = spreads_nan or bool((is_nan & ~may_be_nan).any())
+            actual = np.where(is_nan & ~may_be_nan, expected, actual)
+        error = max(error, difference(actual, expected))
+        tolerance = max(tolerance, tolerance_of(operator, expected))
+    return Verdict(operator.name, error, tolerance, spreads_nan)
 
 
 def _may_spread(operator: Operator, values: Mapping[str, Array]) -> bool:
-    """Whether an input of a product of floats is infinite or no number."""
+    """True if an input of a product of floats is infinite or NaN."""
     kind = operator.kind
     if not isinstance(kind, Product) or is_integer(kind.computation.output.dtype):
         return False
     return not all(np.isfinite(values[n].astype(np.float64)).all() for n in operator.inputs)
 
 
-def difference(found: Array, expected: Array) -> float:
-    """The largest difference; infinite where one is no number and the other is, or shapes or types
-    differ."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+def difference(actual: Array, expected: Array) -> float:
+    """Return the largest difference.
+
+    It is infinite if one is NaN and the other is not, or shapes or types differ."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
-    if not found.size:
+    if not actual.size:
         return 0.0
-    a, b = found.astype(np.float64), expected.astype(np.float64)
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
+        distances = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return float(np.nan_to_num(distances, nan=np.inf, posinf=np.inf).max())
 
 
 def tolerance_of(operator: Operator, expected: Array) -> float:
-    """0 for what integers and single roundings make; a quantum for integers that functions of
-    floats are rounded to."""
-    if not is_rounded(operator):
+    """Return the allowed difference.
+
+    It is 0 for integers and single roundings, and a quantum for integers that are rounded from
+    functions
+    of floats."""
+    if not _is_rounded(operator):
         return 0.0
     if expected.dtype.kind in "iub":
         return 1.0
@@ -155,8 +175,8 @@ def tolerance_of(operator: Operator, expected: Array) -> float:
     return roundoff * size
 
 
-def is_rounded(operator: Operator) -> bool:
-    """Whether results depend on the order of roundings, or on a library's functions."""
+def _is_rounded(operator: Operator) -> bool:
+    """True if results depend on the order of roundings, or on a library's functions."""
     kind = operator.kind
     if isinstance(kind, Softmax | LayerNorm | DynamicQuantize | Reduce):
         return True
@@ -171,7 +191,3 @@ def _has(expression: Scalar, names: frozenset[str]) -> bool:
     if not isinstance(expression, Apply):
         return False
     return expression.operation in names or any(_has(a, names) for a in expression.arguments)
-
-
-def failures(judged: Sequence[Judged]) -> list[Judged]:
-    return [one for one in judged if not one.verified]

@@ -367,6 +367,7 @@ def _join_strips(canvas: Canvas, above: Segments, below: Segments, y0: float, y1
     removed = [segment for name, segment in above.items() if name not in below]
     added = [segment for name, segment in below.items() if name not in above]
     pairs = [(above[name], below[name]) for name in above if name in below]
+    # A split has one old dimension, a fusion one new one; other rewrites keep all names.
     if len(removed) == 1 or len(added) == 1:
         pairs += [(a, b) for a in removed for b in added]
     for (a, b), (c, d) in pairs:

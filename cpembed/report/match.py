@@ -35,7 +35,7 @@ def report(result: MatchResult) -> Iterator[Block]:
 
 
 def _row(operator: OperatorMatch) -> tuple[str, ...]:
-    match, macs = operator.found, across.macs_text(operator.macs)
+    match, macs = operator.match, across.macs_text(operator.macs)
     reason = operator.reason or ""
     if match is None or match.embedding is None:
         outcome = "" if match is None else across.OUTCOMES[match.outcome]

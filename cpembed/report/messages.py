@@ -113,7 +113,17 @@ def dtypes_text(computation: Computation) -> str:
 
 
 def rank_text(rank: int, constraints: str, searched: str) -> str:
-    """Return ``rank 3``, with the constraint set of the ranking unless that is the one searched."""
+    """Return ``rank 3``, with the ranking's constraint set unless that is the searched one.
+
+    Parameters
+    ----------
+    rank
+        Place of a candidate.
+    constraints
+        Constraint set whose ranking it is.
+    searched
+        Constraint set that was searched.
+    """
     return f"rank {rank}" if constraints == searched else f"rank {rank} of {constraints}"
 
 

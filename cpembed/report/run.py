@@ -144,29 +144,20 @@ def schedule_rows(
 def _comparison(
     target: AnyTarget, model: ModelChoice, cost: float, first: RankedCandidate | None
 ) -> str:
-    """Return how an estimate compares with the others, and with the candidate of rank 1.
-
-    Parameters
-    ----------
-    target
-        Target of the estimates.
-    model
-        Estimates of all candidates.
-    cost
-        Estimate of the selected candidate, in the target's unit.
-    first
-        Candidate with the least overheads.
-    """
+    """Return how the estimate ``cost`` compares with all others, and with that of ``first``, the
+    candidate of rank 1."""
     if model.considered == 1:
         return ""
     estimated = f"the {wording.plural(len(model.estimates), 'candidate')} that were estimated"
     least = amount(model.least, target.unit)
     if cost <= model.least:
         among = f": the fastest of {estimated}"
+    # Ratios below the model's error, the tie ratio, rank nothing.
     elif cost <= target.policy.tie_ratio * model.least:
         among = f": of {estimated}, estimates cannot tell it from the fastest, {least}"
     else:
         among = f": of {estimated}, the fastest, {least}, was rejected"
+    # Rank 1 has the least overheads, so a reader expects it to be the fastest.
     if first is None:
         return among
     reason = model.why_refused(first)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-
 from cpembed import wording
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.cost.ranking import RankedCandidate, objectives
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
 
     from cpembed.cost.machine.estimate import Estimate
     from cpembed.driver.estimate import EstimateResult
+    from cpembed.driver.plan import Compared
+    from cpembed.driver.solve import ParetoResult
 
 Row = tuple[str, str]
 
@@ -320,6 +320,8 @@ class CandidateTable:
         ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.cells import cell_len
+
         width = options.max_width
         widest = max(cell_len(messages.mapping_text(e)) for e in self._embeddings)
         narrowest = max(cell_len(text) for e in self._embeddings for text in messages.axis_texts(e))
@@ -339,7 +341,8 @@ class CandidateTable:
     def _mapping_width(self, last: int, width: int) -> int:
         """Return the width that the first ``last`` columns leave to the mapping."""
         for position, name in enumerate(self._columns[:last]):
-            cells = (cell_len(row[position]) for row in self._rows)
+            # Identifiers, numbers and names of operands are ASCII.
+            cells = (len(row[position]) for row in self._rows)
             width -= max(len(name.removesuffix(">")), *cells) + 2
         return width
 

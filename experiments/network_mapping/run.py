@@ -101,7 +101,7 @@ def counted(
         graph, [column.target], alternatives=column.alternatives, timeout=TIMEOUT
     ).targets
     products = own_products(found, names)
-    own = [p for p in products if p.found and p.found.embedded_on == column.target]
+    own = [p for p in products if p.match and p.match.embedded_on == column.target]
     total = line(column.target, [p.figure for p in products])
     used = line(column.target, [p.figure for p in own])
     totals: dict[str, Any] = {
@@ -110,7 +110,7 @@ def counted(
         "mapped": total.embedded,
         "own": used.embedded,
         "for_zero_points": found.products - len(products),
-        "retyped": sum(bool(p.found and p.found.retyped) for p in products),
+        "retyped": sum(bool(p.match and p.match.retyped) for p in products),
         "macs": total.macs,
         "mapped_macs": total.embedded_macs,
         "own_macs": used.macs,
@@ -155,7 +155,7 @@ def layers(products: Sequence[OperatorMatch]) -> list[dict[str, Any]]:
         if product.layer in rows:
             rows[product.layer]["count"] += 1
             continue
-        found, computation = product.found, product.computation
+        found, computation = product.match, product.computation
         assert found is not None
         assert computation is not None
         fed = "; ".join(f"{axis} <- {' '.join(axes)}" for axis, axes in found.family.items())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cli import main, outcome
+from cpembed.cli import main, output
 from cpembed.cli.output import print_json
 from cpembed.driver import advice as choice
 from cpembed.driver import solve as api
@@ -126,7 +126,7 @@ def test_nothing_is_done_after_the_result_is_printed(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(outcome, "print_json", lambda document: done.append("printed"))
+    monkeypatch.setattr(output, "print_json", lambda document: done.append("printed"))
     monkeypatch.setattr(choice, "better_order", lambda result: done.append("looked further"))
     assert cpembed("solve", *VTA, *GEMM, "--json").code == 0
     assert done == ["looked further", "printed"]
@@ -168,10 +168,10 @@ def test_stderr_and_json_survive_a_terminal_without_the_characters(
 
 def with_output_to(where: str | int, *words: str, buffered: bool = True) -> Called:
     """A process with its stdout somewhere else."""
-    with open(where, "wb", closefd=isinstance(where, str)) as output:
+    with open(where, "wb", closefd=isinstance(where, str)) as stream:
         done = subprocess.run(
             [sys.executable, *(() if buffered else ("-u",)), "-m", "cpembed", *words],
-            stdout=output,
+            stdout=stream,
             stderr=subprocess.PIPE,
             text=True,
             timeout=60,

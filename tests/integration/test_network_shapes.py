@@ -41,9 +41,9 @@ def outputs_of(path: Path, target: str, folder: Path, inputs: Mapping[str, Any])
     """Of a model whose every operator was compared with its definition."""
     from cpembed.frontends import load_model
     from cpembed.network.plan import Planning
-    from cpembed.network.service import Asked, network
+    from cpembed.network.service import NetworkRequest, network
 
-    asked = Asked(target, folder, Planning(timeout=10.0), times=False)
+    asked = NetworkRequest(target, folder, Planning(timeout=10.0), times=False)
     result = network(load_model(path, None), asked, inputs)
     wrong = [o for o in result.document["operators"] if not o["verified"]]
     assert not wrong

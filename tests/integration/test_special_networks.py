@@ -28,7 +28,7 @@ from cpembed.graph.kinds import (
 )
 from cpembed.network.build import compile_network
 from cpembed.network.inputs import special_inputs
-from cpembed.network.service import Asked, network
+from cpembed.network.service import NetworkRequest, network
 from cpembed.network.verification import difference
 
 pytest.importorskip("tvm")
@@ -108,7 +108,7 @@ def test_what_was_verified_is_said() -> None:
         (of(Apply("where", (Input(1), Apply("exp", (Input(0),)), Input(0)))), ("x", "mask"), "y"),
     )
     inputs = {"x": np.ones((8, 8), np.float32), "mask": np.ones((8, 8), np.bool_)}
-    result = network(net, Asked(TARGET, times=False), inputs)
+    result = network(net, NetworkRequest(TARGET, times=False), inputs)
     assert result.document["special_inputs"] == ["x"]
     (operator,) = result.document["operators"]
     assert operator["verified"]

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.hw.machine import Layouts
+from cpembed.hw.machine import Hierarchy, Layouts, Memory, TransferUnit
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Operation
@@ -113,6 +113,28 @@ class ExecutionNest:
     @cached_property
     def _executions(self) -> dict[tuple[int, int], Floats]:
         return {}
+
+    def operands_in(self, memory: Memory, machine: Hierarchy) -> list[TileOperand]:
+        """Return the operands that pass through a memory."""
+        return [o for o in self.operands if memory in machine.path(o.scope)]
+
+    def execution_tiles(self, operand: TileOperand, sizes: Sizes) -> Floats:
+        """Return the number of different tiles of single executions in a tile of many."""
+        return operand.elements({**dict.fromkeys(self.axes, np.ones(1)), **sizes})
+
+    def filled_bytes(self, memory: Memory, operands: Sequence[TileOperand], sizes: Sizes) -> Floats:
+        """Return the bytes of a memory that a tile of these operands occupies."""
+        total = np.zeros(1)
+        all_sizes = {**self.fixed, **sizes}
+        for operand in operands:
+            if memory.transfer_unit is not TransferUnit.REGION:
+                each = self.execution_bytes(operand, memory.granule_bytes)
+                total = total + self.execution_tiles(operand, sizes) * each
+            else:
+                is_held = operand.scope == memory.name
+                element = operand.held_bytes if is_held else operand.element_bytes
+                total = total + operand.elements(all_sizes) * element
+        return total
 
     @property
     def has_reduction(self) -> bool:

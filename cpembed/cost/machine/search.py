@@ -22,9 +22,7 @@ from cpembed.cost.machine.traffic import (
     Tilings,
     cut,
     dealings,
-    filled_bytes,
     joined,
-    operands_in,
     orders,
     untiled,
 )
@@ -255,7 +253,7 @@ class _Sizes:
     def __init__(self, nest: ExecutionNest, machine: Hierarchy, level: int) -> None:
         self.nest = nest
         self.memories = [
-            (memory, operands_in(memory, nest, machine)) for memory in machine.levels[level]
+            (memory, nest.operands_in(memory, machine)) for memory in machine.levels[level]
         ]
         self._check()
         self._largest = self._largest_sizes()
@@ -309,14 +307,14 @@ class _Sizes:
     def _fits(self, sizes: Mapping[str, Floats]) -> np.ndarray:
         fits = np.ones(1, bool)
         for memory, operands in self.memories:
-            filled = filled_bytes(memory, operands, self.nest, sizes)
+            filled = self.nest.filled_bytes(memory, operands, sizes)
             fits = fits & (filled <= memory.tile_capacity)
         return fits
 
     def _check(self) -> None:
         ones = {loop.name: np.ones(1) for loop in self.nest.loops}
         for memory, operands in self.memories:
-            needed = filled_bytes(memory, operands, self.nest, ones)[0]
+            needed = self.nest.filled_bytes(memory, operands, ones)[0]
             if needed > memory.tile_capacity:
                 raise TransformError(
                     f"one execution takes {needed:,.0f} bytes of {memory.name}, which has room for "

@@ -148,19 +148,7 @@ class LevelTiles:
     def filling(
         level: int, sizes: Mapping[str, Floats], nest: ExecutionNest, machine: Hierarchy
     ) -> LevelTiles:
-        """Return the tiles with the memories that they fill.
-
-        Parameters
-        ----------
-        level : int
-            Level of the memories, 0 for the innermost.
-        sizes : mapping of str to array
-            Iterations by loop.
-        nest : ExecutionNest
-            Nest that is tiled.
-        machine : Hierarchy
-            Machine with its memories.
-        """
+        """Return tiles of a level, 0 for the innermost, with the memories that they fill."""
         units = machine.levels[level][0].units
         filled = tuple(
             memory
@@ -172,8 +160,8 @@ class LevelTiles:
         for memory in filled:
             if memory.level < level:
                 room = memory.tile_capacity * memory.units // units
-                operands = operands_in(memory, nest, machine)
-                again[memory.name] = filled_bytes(memory, operands, nest, sizes) > room
+                operands = nest.operands_in(memory, machine)
+                again[memory.name] = nest.filled_bytes(memory, operands, sizes) > room
         return LevelTiles(level, sizes, filled, again)
 
 
@@ -350,7 +338,7 @@ class _Regions:
         self._regions = {
             memory.name: [
                 _Region(operand, memory, OperandTiles(operand, cuts, scopes, rows), nest)
-                for operand in operands_in(memory, nest, machine)
+                for operand in nest.operands_in(memory, machine)
             ]
             for memory in inner.memories
         }
@@ -421,7 +409,7 @@ class _Region:
             return operand.moved_bytes({**nest.fixed, **tiles.sizes}, granule), np.ones(1)
         each = np.ones(1)
         if not self._streams:
-            each = _execution_tiles(operand, nest, tiles.sizes)
+            each = nest.execution_tiles(operand, tiles.sizes)
         return nest.execution_bytes(operand, granule) * each, each
 
     def first(self, cuts: Mapping[str, LoopCuts], scopes: Scopes) -> Floats:
@@ -458,56 +446,3 @@ class _Region:
         back = count - tiles.distinct
         figures = back * self._bytes, count * self._bytes, back * self._each, count * self._each
         return np.stack([tiles.totals(figure) for figure in figures])
-
-
-def operands_in(memory: Memory, nest: ExecutionNest, machine: Hierarchy) -> list[TileOperand]:
-    """Return the operands that pass through a memory.
-
-    Parameters
-    ----------
-    memory : Memory
-        Memory of the machine.
-    nest : ExecutionNest
-        Nest with the operands.
-    machine : Hierarchy
-        Machine with the paths of the operands.
-    """
-    return [o for o in nest.operands if memory in machine.path(o.scope)]
-
-
-def filled_bytes(
-    memory: Memory,
-    operands: Sequence[TileOperand],
-    nest: ExecutionNest,
-    sizes: Mapping[str, Floats],
-) -> Floats:
-    """Return the bytes of a memory that a tile occupies.
-
-    Parameters
-    ----------
-    memory : Memory
-        Memory of the machine.
-    operands : sequence of TileOperand
-        Operands that pass through it.
-    nest : ExecutionNest
-        Nest that is tiled.
-    sizes : mapping of str to array
-        Iterations by loop.
-    """
-    total = np.zeros(1)
-    all_sizes = {**nest.fixed, **sizes}
-    for operand in operands:
-        if memory.transfer_unit is not TransferUnit.REGION:
-            each = nest.execution_bytes(operand, memory.granule_bytes)
-            total = total + _execution_tiles(operand, nest, sizes) * each
-        else:
-            element = operand.held_bytes if operand.scope == memory.name else operand.element_bytes
-            total = total + operand.elements(all_sizes) * element
-    return total
-
-
-def _execution_tiles(
-    operand: TileOperand, nest: ExecutionNest, sizes: Mapping[str, Floats]
-) -> Floats:
-    """Return the number of different tiles of single executions in a tile of many."""
-    return operand.elements({**dict.fromkeys(nest.axes, np.ones(1)), **sizes})

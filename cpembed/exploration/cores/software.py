@@ -378,5 +378,5 @@ def _at(values: Floats, row: int) -> float:
 def _tiles(item: Scheduled, row: int) -> str:
     """Return a text with the tile that the scratchpad holds."""
     sizes = item.tilings.stages[0].sizes
-    shown = [f"{name.removesuffix('.o')}:{_at(size, row):g}" for name, size in sizes.items()]
-    return f"{item.machine.replace('_', '-')}, scratchpad tile {' '.join(shown) or 'whole'}"
+    texts = [f"{name.removesuffix('.o')}:{_at(size, row):g}" for name, size in sizes.items()]
+    return f"{item.machine.replace('_', '-')}, scratchpad tile {' '.join(texts) or 'whole'}"

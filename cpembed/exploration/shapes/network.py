@@ -110,13 +110,13 @@ class TensorLayout:
         letters = _IMAGES.get(len(self.shape), _LETTERS) if image else _LETTERS
         if self.packed:
             return f"packed, {self.packed:,} elements"
-        seen: set[int] = set()
+        named: set[int] = set()
         name = ""
         for part in self.parts:
             letter = letters[part.axis]
-            name += f"{part.extent}{letter.lower()}" if part.axis in seen else letter
-            seen.add(part.axis)
-        return "".join(letters[n] for n in range(len(self.shape)) if n not in seen) + name
+            name += f"{part.extent}{letter.lower()}" if part.axis in named else letter
+            named.add(part.axis)
+        return "".join(letters[n] for n in range(len(self.shape)) if n not in named) + name
 
 
 def tensor_layout(operand: PackedOperand, shape: Sequence[int], *, stored: bool) -> TensorLayout:

@@ -93,7 +93,7 @@ class Product(Kind):
             arrays[operand.name] = shaped
         if self.padding:
             name = workload.inputs[0].name
-            workload, arrays[name] = with_padding(workload, arrays[name], self.padding)
+            workload, arrays[name] = _with_padding(workload, arrays[name], self.padding)
         if is_integer(workload.output.dtype) and wide:
             workload = workload.with_dtypes(wide)
         return reference(workload, arrays)
@@ -113,17 +113,8 @@ class Product(Kind):
         return self.computation.name
 
 
-def with_padding(workload: Computation, first: Array, value: int) -> tuple[Computation, Array]:
-    """Return the computation without outside reads, and its first operand padded with ``value``.
-
-    Parameters
-    ----------
-    workload : Computation
-    first : ndarray
-        First operand, in the computation's shape.
-    value : int
-        Element of the padding.
-    """
+def _with_padding(workload: Computation, first: Array, value: int) -> tuple[Computation, Array]:
+    """Return the computation without outside reads, and its first operand padded with ``value``."""
     operand = workload.inputs[0]
     access = workload.access(operand.name)
     bounds = [index.bounds(workload.extents) for index in access.index]

@@ -21,14 +21,14 @@ def is_float(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
-def lowest_value(dtype: np.dtype[Any]) -> float | int:
+def _lowest_value(dtype: np.dtype[Any]) -> float | int:
     """Return a lower bound of all numbers of a type."""
     if dtype == np.bool_:
         return False
     return int(np.iinfo(dtype).min) if dtype.kind in "iu" else -math.inf
 
 
-def highest_value(dtype: np.dtype[Any]) -> float | int:
+def _highest_value(dtype: np.dtype[Any]) -> float | int:
     """Return an upper bound of all numbers of a type."""
     if dtype == np.bool_:
         return True
@@ -94,7 +94,7 @@ class Reduce(Kind):
         elif self.operation in ("max", "min"):
             function = np.max if self.operation == "max" else np.min
             start = (
-                lowest_value(wide.dtype) if self.operation == "max" else highest_value(wide.dtype)
+                _lowest_value(wide.dtype) if self.operation == "max" else _highest_value(wide.dtype)
             )
             value = function(wide, axis=self.axes, keepdims=self.keeps, initial=start)
         else:
@@ -217,6 +217,7 @@ class Pool(Kind):
         margins = [*lead, *zip(self.before, self.after, strict=True)]
         is_max = self.operation == "max"
         least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+        # Padding never wins a maximum, and stands for 0 in a mean.
         fill = least if is_max else self.zero_point
         padded = np.pad(x, margins, constant_values=fill)
         inside = np.pad(np.ones(x.shape[-axes:], np.float64), margins[-axes:])

@@ -137,6 +137,7 @@ def _is_mergeable(graph: Graph, operator: Operator, form: _Form, name: str, inne
         shapes = graph.types[name].shape, graph.types[operator.output].shape
         if only_reader(graph, name) is not operator or shapes[0] != shapes[1]:
             return False
+    # Kernels compute conditions; a Boolean made of anything else has to be stored first.
     if inner.dtype == "bool":
         top = inner.expression
         return isinstance(top, Apply) and top.operation in BOOLEAN

@@ -235,10 +235,12 @@ def _addend(graph: Graph, tensor: str) -> _Addend | None:
     if epilogue is None or not epilogue.scale or epilogue.residual is not None:
         return None
     if integers is not None:
-        return _Addend(operator, product, epilogue, integers.scale, True)
+        return _Addend(
+            operator=operator, product=product, epilogue=epilogue, scale=integers.scale, rounds=True
+        )
     if epilogue.dtype != "float32":
         return None
-    return _Addend(operator, product, epilogue, 1.0, False)
+    return _Addend(operator=operator, product=product, epilogue=epilogue, scale=1.0, rounds=False)
 
 
 def _with_residual(

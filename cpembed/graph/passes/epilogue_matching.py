@@ -73,6 +73,7 @@ def chains(graph: Graph, operator: Operator, product: Product) -> Iterator[Chain
     while True:
         yield chain
         reader = only_reader(graph, chain.last.output)
+        # Quantization ends a chain: what follows reads integers.
         if reader is None or chain.quantize is not None:
             return
         extended = _extended(graph, chain, reader)
@@ -130,10 +131,10 @@ def _operand_vector(
         return np.full(chain.product.channels, np.float32(number), np.float64)
     if len(reader.inputs) != 2 or not combines_inputs(kind.expression, operation):
         return None
-    array = constant_value(graph, _partner(chain, reader))
+    array = _constant_value(graph, _partner(chain, reader))
     if array is None or graph.types[reader.output].shape != chain.shape:
         return None
-    return result_vector(chain.product, chain.shape, array)
+    return _result_vector(chain.product, chain.shape, array)
 
 
 def _partner(chain: Chain, reader: Operator) -> str:
@@ -154,7 +155,7 @@ def _integers(graph: Graph, chain: Chain, reader: Operator) -> tuple[Floats, Flo
         return None
     scales = along(kind.scale, kind.axis, integers.ndim, "float32")
     values, factors = (
-        result_vector(chain.product, chain.shape, array)
+        _result_vector(chain.product, chain.shape, array)
         for array in (integers, np.broadcast_to(scales, integers.shape))
     )
     return None if values is None or factors is None else (values, factors)
@@ -175,7 +176,7 @@ def before_clip(graph: Graph, tensor: str) -> tuple[str, tuple[float, float]]:
     return tensor, clip
 
 
-def constant_value(graph: Graph, tensor: str) -> Array | None:
+def _constant_value(graph: Graph, tensor: str) -> Array | None:
     """Return the elements of a constant, dequantized if it is stored as integers."""
     if tensor in graph.constants:
         return graph.constants[tensor]
@@ -186,21 +187,10 @@ def constant_value(graph: Graph, tensor: str) -> Array | None:
     return array
 
 
-def result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Floats | None:
-    """Return one element per channel of an array that broadcasts to a product's result.
+def _result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Floats | None:
+    """Return one element per channel of an array that broadcasts to the result's ``shape``.
 
-    Parameters
-    ----------
-    product : Product
-    shape : tuple of int
-        Shape of the result, possibly a reshape of the product's.
-    array : ndarray
-
-    Returns
-    -------
-    array of shape (channels,) or None
-        None if the array differs within a channel.
-    """
+    None if the array differs within a channel."""
     if array.size == 1:
         return np.full(product.channels, array.reshape(-1)[0], np.float64)
     if array.ndim > len(shape) or np.broadcast_shapes(array.shape, shape) != shape:
@@ -214,13 +204,13 @@ def result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Flo
 
 def weights_vector(product: Product, array: Array) -> Floats | None:
     """Return one element per channel of an array of the weights' shape; None if they differ."""
-    rows = weights_by_channel(product, array)
+    rows = _weights_by_channel(product, array)
     if rows is None or not np.array_equal(rows, np.broadcast_to(rows[:, :1], rows.shape)):
         return None
     return rows[:, 0].astype(np.float64)
 
 
-def weights_by_channel(product: Product, weights: Array) -> Array | None:
+def _weights_by_channel(product: Product, weights: Array) -> Array | None:
     """Return the second operand with one row per channel; None if channels do not index it."""
     order = _channels_first(product)
     if order is None:
@@ -244,7 +234,7 @@ def scaled_weights(product: Product, weights: Array, factors: Floats) -> Floats 
     ndarray or None
         None if channels do not index the operand.
     """
-    order, rows = _channels_first(product), weights_by_channel(product, weights)
+    order, rows = _channels_first(product), _weights_by_channel(product, weights)
     if order is None or rows is None:
         return None
     shape = product.computation.inputs[1].shape

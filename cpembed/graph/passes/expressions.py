@@ -25,12 +25,12 @@ def substituted(expression: Scalar, change: Callable[[Input], Scalar]) -> Scalar
     return expression
 
 
-def inputs_of(expression: Scalar) -> set[int]:
+def _inputs_of(expression: Scalar) -> set[int]:
     """Return the positions of the inputs that an expression reads."""
     if isinstance(expression, Input):
         return {expression.number}
     if isinstance(expression, Apply):
-        return set[int]().union(*map(inputs_of, expression.arguments))
+        return set[int]().union(*map(_inputs_of, expression.arguments))
     return set()
 
 
@@ -78,7 +78,7 @@ def combines_inputs(expression: Scalar, operation: str) -> bool:
     """True if an expression is ``operation`` on its two inputs, in either order."""
     return isinstance(expression, Apply) and (
         expression.operation == operation
-        and sorted(inputs_of(expression)) == [0, 1]
+        and sorted(_inputs_of(expression)) == [0, 1]
         and all(isinstance(argument, Input) for argument in expression.arguments)
     )
 
@@ -106,7 +106,7 @@ def is_whole(expression: Scalar) -> bool:
 
 def compacted(expression: Scalar, tensors: Sequence[str]) -> tuple[Scalar, tuple[str, ...]]:
     """Return an expression over the tensors that it reads, each listed once."""
-    numbers = sorted(inputs_of(expression))
+    numbers = sorted(_inputs_of(expression))
     names = tuple(dict.fromkeys(tensors[number] for number in numbers))
     positions = {number: names.index(tensors[number]) for number in numbers}
     return substituted(expression, lambda i: Input(positions[i.number])), names

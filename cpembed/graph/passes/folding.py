@@ -64,6 +64,7 @@ def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
         inputs = [constants[name] for name in operator.inputs]
         results = operator.kind.evaluate(inputs)
         growth = sum(r.nbytes for r in results) - sum(i.nbytes for i in inputs)
+        # Broadcast constants stay small as long as readers can broadcast them.
         if isinstance(operator.kind, Expand) and growth > MAX_GROWTH:
             remaining.append(operator)
             continue

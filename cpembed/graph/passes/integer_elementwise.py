@@ -193,10 +193,10 @@ class _Function:
     @property
     def is_identity(self) -> bool:
         dtype = str(self.values.dtype)
-        return dtype in BYTES and np.array_equal(self.values, every_value(dtype))
+        return dtype in BYTES and np.array_equal(self.values, _every_value(dtype))
 
 
-def every_value(dtype: str) -> Array:
+def _every_value(dtype: str) -> Array:
     """Return all integers of a type of eight bits in ascending order."""
     low, high = integer_range(dtype)
     return np.arange(low, high + 1).astype(dtype)
@@ -218,7 +218,7 @@ def _function(
         if name in functions:
             inputs.append(functions[name])
         elif graph.types[name].dtype in BYTES and not graph.is_constant(name):
-            inputs.append(_Function(name, every_value(graph.types[name].dtype)))
+            inputs.append(_Function(name, _every_value(graph.types[name].dtype)))
         else:
             return None
     sources = {function.source for function in inputs}

@@ -110,6 +110,7 @@ def _windows_reach_image(kind: Pool) -> bool:
 
 def _on_integers(kind: Kind, dequantize: Dequantize, dtype: str) -> Kind | None:
     """Return the kind that moves integers as ``kind`` moves the numbers that they stand for."""
+    # A scale of 0 or below would reverse or merge the order of elements.
     if not _selects_elements(kind) or min(dequantize.scale) <= 0:
         return None
     if isinstance(kind, Pad) and kind.mode == "constant":

@@ -131,10 +131,17 @@ def _quantized_weights(graph: Graph, tensor: str, product: Product) -> _Weights 
     if name in graph.constants:
         zeros = along(kind.zero_point, kind.axis, rank, "int32")
         centred = graph.constants[name].astype(np.int32) - zeros
+        # Centred weights have both signs, so int8 comes first.
         for dtype in ("int8", integers.dtype):
             low, high = integer_range(dtype)
             if low <= centred.min() and centred.max() <= high:
-                return _Weights(name, dtype, scale, 0, centred.astype(dtype))
+                return _Weights(
+                    tensor=name,
+                    dtype=dtype,
+                    scale=scale,
+                    zero_point=0,
+                    centred=centred.astype(dtype),
+                )
     if np.any(zero_point != zero_point[0]):
         return None
     return _Weights(name, integers.dtype, scale, int(zero_point[0]))

@@ -31,13 +31,13 @@ from cpembed.graph.kinds import (
 # Half of the largest float32: numbers below it stay finite however they were rounded.
 _LARGEST = float(np.finfo(np.float32).max) / 2
 
+# Kinds whose results are elements of the input, or lie between some.
 _MOVEMENT = (Reshape, Transpose, Slice, Gather, Expand, Concat, Resize)
-"""Kinds whose results are elements of the input, or lie between some."""
 
 _BOUNDED_BY_1 = frozenset({"tanh", "sigmoid", "sin", "cos", "erf"})
 
+# Operations whose results exceed their arguments by at most 1.
 _PRESERVING = frozenset({"neg", "abs", "round", "floor", "ceil", "max", "min"})
-"""Operations whose results exceed their arguments by at most 1."""
 
 
 def magnitudes(graph: Graph) -> dict[str, float]:

@@ -58,6 +58,7 @@ def _absorb(rewriting: Rewriting, operator: Operator) -> None:
             kind, inputs[position] = replace(kind, computation=workload), before.inputs[0]
     reader = only_reader(graph, operator.output)
     outputs = operator.outputs
+    # A residual lies in the order of the result, which then has to stay.
     has_residual = product.epilogue is not None and product.epilogue.residual is not None
     if reader is not None and isinstance(reader.kind, Transpose) and not has_residual:
         inverse = [reader.kind.order.index(axis) for axis in range(len(reader.kind.order))]

@@ -63,6 +63,7 @@ def _remove(rewriting: Rewriting, operator: Operator, product: Product) -> None:
         bias -= a * _weight_sums(product, weights)
     if BIAS in vectors:
         bias += graph.constants[vectors[BIAS]].reshape(-1)
+    # The first zero point times constant sums of weights is a bias per channel.
     if b == 0 and weights is not None:
         epilogue = product.epilogue or Epilogue(product.dtype)
         epilogue = replace(epilogue, bias=True)

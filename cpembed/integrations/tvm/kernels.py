@@ -142,6 +142,7 @@ class Machine:
                     keep=policy.shortlist,
                 )
             except InvariantError:
+                # A bug of cpembed is no reason to leave an operator to TVM.
                 raise
             except CpembedError as error:
                 solved = Rejection(str(error))
@@ -209,6 +210,7 @@ def _scheduled_programs(
         _candidate_programs(target, ranked, epilogue, build)
         for ranked in with_variants(target, solved.embeddings)
     ]
+    # One schedule of each candidate at a time: a limit then cuts off bad schedules, not embeddings.
     while spaces:
         remaining: list[Iterator[Program]] = []
         for space in spaces:
@@ -294,7 +296,7 @@ def kernel_of(machine: Machine, fused: Fused, constants: Mapping[int, Array]) ->
         Contents of constant parameters, by number, which become part of the kernel.
     """
     try:
-        inputs = _Inputs.of(fused, constants)
+        inputs = _Inputs.from_function(fused, constants)
     except WorkloadError as error:
         return Rejection(str(error))
     return inputs.kernel(machine, fused)
@@ -303,7 +305,7 @@ def kernel_of(machine: Machine, fused: Fused, constants: Mapping[int, Array]) ->
 def closed_kernel_of(machine: Machine, fused: Fused) -> Kernel | Rejection:
     """Return the best kernel whose inputs are all parameters or filled with one number."""
     try:
-        inputs = _Inputs.of(fused, {}).filling()
+        inputs = _Inputs.from_function(fused, {}).filling()
     except WorkloadError as error:
         return Rejection(str(error))
     return inputs.kernel(machine, fused)
@@ -312,7 +314,7 @@ def closed_kernel_of(machine: Machine, fused: Fused) -> Kernel | Rejection:
 def closed_kernels_of(machine: Machine, fused: Fused) -> Iterator[Kernel]:
     """Yield the kernels of each candidate with each schedule as :func:`closed_kernel_of` makes
     them, the best first."""
-    inputs = _Inputs.of(fused, {}).filling()
+    inputs = _Inputs.from_function(fused, {}).filling()
     solved = machine.solve(fused.computation)
     if isinstance(solved, Rejection):
         return
@@ -330,7 +332,7 @@ class _Inputs:
     filled: Mapping[str, float]
 
     @classmethod
-    def of(cls, fused: Fused, constants: Mapping[int, Array]) -> _Inputs:
+    def from_function(cls, fused: Fused, constants: Mapping[int, Array]) -> _Inputs:
         """Raises :class:`WorkloadError` for vectors of the epilogue that no kernel takes."""
         inputs: dict[str, int | Array] = {**fused.operands, **fused.vectors(constants)}
         arguments = {

@@ -154,6 +154,7 @@ class _Products:
         """Reason why a product is no kernel, by the name of its function."""
 
     def transform_module(self, mod: ir.IRModule, _: ir.transform.PassContext) -> ir.IRModule:
+        # Programs that are no TensorIR replace operators before these are legalised.
         if not has_tensorir(self.machine.target):
             return self._offloaded(mod)
         mod = _legalized(mod)
@@ -185,6 +186,7 @@ class _Products:
 
     def _decide(self, mod: ir.IRModule, group: Group, plan: dict[Any, Any]) -> None:
         """Replace the longest part of a group that is a kernel."""
+        # From the longest part down: the more a kernel stores, the fewer tensors are written.
         reasons: list[str] = []
         for count in range(len(group.bindings), 0, -1):
             part = group.first(count)

@@ -191,21 +191,7 @@ def constant_size(value: Any, subject: str) -> int:
 
 
 class _Reader:
-    """Reads the computation of a block.
-
-    Parameters
-    ----------
-    name
-        Name of the computation.
-    block
-        Block of TensorIR.
-    iterators
-        Iteration variables with their extents.
-    parameters
-        Buffers that the block reads, then the one that it writes.
-    operands
-        Names of the operands; None for those of the buffers.
-    """
+    """Reads the computation of a block; see :func:`read_block`."""
 
     def __init__(
         self,
@@ -312,6 +298,8 @@ class _Reader:
         access = Access(self._operand(load.source), self._indices(load.indices))
         guards = [self._index(condition) for condition in conditions]
         for index, size in zip(access.index, self._shape(access.operand), strict=True):
+            # Each side that the index leaves needs a guard, and no side may have another one: a
+            # guard that cuts elements off would be lost in a computation.
             low, high = index.bounds(self._extents)
             negated = IndexExpr.of((t.times(-1) for t in index.terms), size - 1 - index.constant)
             for margin, needed in ((index, low < 0), (negated, high >= size)):
@@ -340,6 +328,7 @@ class _Reader:
                 for index, size in zip(access.index, self._shape(access.operand), strict=True)
             ]
             flat = [pair for dimension in dimensions for pair in dimension]
+            # Two accesses of one operand may split its dimensions in different ways.
             shape = tuple(size for _, size in flat)
             if shapes.setdefault(access.operand, shape) != shape:
                 raise self._error(f"{access.operand} is read in groups of different sizes")

@@ -292,7 +292,7 @@ class _Placing:
     def transform_module(self, mod: ir.IRModule, _: ir.transform.PassContext) -> ir.IRModule:
         for variable, function in mod.functions_items():
             if isinstance(function, tirx.PrimFunc):
-                root = getattr(function.body, "block", None)
+                root = getattr(getattr(function, "body", None), "block", None)
                 key = None if root is None else root.annotations.get(ANNOTATION)
                 if key is not None:
                     mod[variable] = self._placed(variable.name_hint, function, str(key))

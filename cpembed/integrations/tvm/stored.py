@@ -263,6 +263,7 @@ class _Reader:
         self.high = None if self.high is None else self.high + offset
 
     def _multiply(self, step: Step) -> None:
+        # Epilogues add the bias, scale once, then round and clip; other orders are rejected.
         if self._in_integers:
             raise WorkloadError("sums are multiplied in integers")
         if self.scale is not None or self.rounded or self.residual is not None:
@@ -273,6 +274,7 @@ class _Reader:
         if not set(step.term.axes) <= set(self.channels):
             raise WorkloadError("results are multiplied by a tensor with other axes than channels")
         self.scale = step.term
+        # The epilogue rectifies after scaling, which is equal for positive scales only.
         self.positive = self.positive or self.relu
 
     def _maximum(self, step: Step) -> None:
@@ -313,6 +315,7 @@ class _Reader:
         if self._in_integers and step.dtype == "float32":
             if self.shift or self.low is not None or self.high is not None:
                 raise WorkloadError("shifted or limited integers are converted to floats")
+            # Kernels scale in float32 in any case.
             self.dtype = "float32"
             return
         if not self._in_integers and is_integer(step.dtype) and not self.rounded:

@@ -1,5 +1,13 @@
-"""Minimising a cost network with CP-SAT."""
+"""Minimize a cost network with CP-SAT, by a model whose linear relaxation is tight.
 
+Each value of a variable is a Boolean, and so is each combination of values that a table allows:
+those with a common value sum to the Boolean of that value, as a flow does. Shared conversions have
+such a flow from the written layout to each reader, and a Boolean per conversion that is at least
+each of them. Implications between the Booleans of values would say the same, but fractional values
+of the relaxation would then need no conversion, and its bound would be weak."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import math
@@ -14,21 +22,22 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model_helper as cmh
 
 from cpembed.embedding.cpsat import solve_in_thread
-from cpembed.network.assignment.elimination import CostNetwork, Costs, Shared, Table
+from cpembed.network.assignment.elimination import CostNetwork, Costs, SharedConversions, Table
 
+# Resolution of costs: the solver sees whole numbers, of which the dearest assignment, or a known
+# one, has at most this many.
 _STEPS = 10_000_000
-"""Costs are whole numbers of units to the solver; the dearest assignment has at most so many, or
-one that is known."""
 
 
 @dataclass
 class FlowModel:
-    """The model and its objective, which is whole: the network costs ``offset`` and ``unit`` times
-    the objective, or more by less than a unit for each table and each conversion, since costs are
-    rounded down. ``known``: the cost of some solution."""
+    """CP-SAT model and its objective.
+
+    The network costs ``offset + unit * objective``, or more by less than a unit per table and
+    conversion, since costs are rounded down. ``known`` is the cost of some solution."""
 
     network: CostNetwork
-    known: float = math.inf
+    known_cost: float = math.inf
     proto: Any = field(default_factory=cmh.CpModelProto)
     offset: float = 0.0
     unit: float = 1.0
@@ -48,14 +57,14 @@ class FlowModel:
         self._objective()
 
     def values(self, solution: Sequence[int]) -> dict[int, int]:
-        """The value of each variable in a solution of the model."""
+        """Return the value of each variable in a solution of the model."""
         return {
             variable: next(k for k, literal in enumerate(literals) if solution[literal])
             for variable, literals in self.booleans.items()
         }
 
     def hint(self, values: Sequence[int]) -> None:
-        """Where the search starts: values of all of the network's variables."""
+        """Suggest values of all variables, from which the search starts."""
         for variable, literals in self.booleans.items():
             for value, literal in enumerate(literals):
                 self.proto.solution_hint.vars.extend([literal])
@@ -65,10 +74,10 @@ class FlowModel:
         self.proto.variables.add().domain.extend([0, 1])
         return len(self.proto.variables) - 1
 
-    def _sum(self, parts: list[int], whole: int) -> None:
-        """The Booleans sum to another one."""
+    def _sum(self, parts: list[int], total: int) -> None:
+        """Require that Booleans sum to another one."""
         linear = self.proto.constraints.add().linear
-        linear.vars.extend([*parts, whole])
+        linear.vars.extend([*parts, total])
         linear.coeffs.extend([1] * len(parts) + [-1])
         linear.domain.extend([0, 0])
 
@@ -86,7 +95,7 @@ class FlowModel:
         self.costs += [(int(flows[at]), float(costs[at])) for at in _where(flows >= 0)]
 
     def _shifted(self, table: Table) -> Costs:
-        """Costs from the least on."""
+        """Return costs reduced by the least one, which goes into the offset."""
         least = float(table.costs.min())
         if least == math.inf:
             return table.costs
@@ -94,7 +103,7 @@ class FlowModel:
         return table.costs - least
 
     def _flows(self, scope: tuple[int, ...], allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """A Boolean for each allowed combination of values; -1 elsewhere."""
+        """Return a Boolean per allowed combination of values; -1 elsewhere."""
         flows = np.full(allowed.shape, -1, np.int64)
         for at in _where(allowed):
             flows[at] = self._boolean()
@@ -104,7 +113,7 @@ class FlowModel:
                 self._sum(through[through >= 0].tolist(), literal)
         return flows
 
-    def _share(self, shared: Shared) -> None:
+    def _share(self, shared: SharedConversions) -> None:
         rows, columns = shared.costs.shape
         paid = np.full((rows, columns), -1, np.int64)
         for row, column in _where((shared.costs > 0) & np.isfinite(shared.costs)):
@@ -122,21 +131,21 @@ class FlowModel:
 
     def _objective(self) -> None:
         dearest = math.fsum(cost for _, cost in self.costs)
-        limit = max(min(dearest, self.known - self.offset), dearest / _STEPS)
+        limit = max(min(dearest, self.known_cost - self.offset), dearest / _STEPS)
         self.unit = limit / _STEPS if limit > 0 else 1.0
-        whole = [(literal, int(cost / self.unit)) for literal, cost in self.costs]
-        whole = [(literal, cost) for literal, cost in whole if cost]
-        self.proto.objective.vars.extend([literal for literal, _ in whole])
-        self.proto.objective.coeffs.extend([cost for _, cost in whole])
+        terms = [(literal, int(cost / self.unit)) for literal, cost in self.costs]
+        terms = [(literal, cost) for literal, cost in terms if cost]
+        self.proto.objective.vars.extend([literal for literal, _ in terms])
+        self.proto.objective.coeffs.extend([cost for _, cost in terms])
 
 
 def _where(mask: NDArray[np.bool_]) -> list[tuple[int, ...]]:
-    """The indices at which a mask is true."""
+    """Return the indices at which a mask is true."""
     return [tuple(at) for at in np.argwhere(mask).tolist()]
 
 
 class State(Enum):
-    """Of a search: whether it is over, and what it showed."""
+    """Result of a search."""
 
     PROVEN = "proven"
     STOPPED = "stopped"
@@ -145,7 +154,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Solution:
-    """``values`` by variable, None where none were found; no values cost less than ``bound``."""
+    """Values by variable, if any were found, and a lower bound on the cost of any."""
 
     state: State
     values: dict[int, int] | None
@@ -157,9 +166,20 @@ def minimise(
     until: float,
     start: tuple[Sequence[int], float] | None,
 ) -> Solution:
-    """The least cost of a network, searched ``until`` a time (of ``time.perf_counter``). ``start``:
-    values of all variables and their cost, where some are known. Costs are rounded down to a
-    ten-millionth of that cost: what is proven is proven to within one such step a table."""
+    """Minimize a network.
+
+    Costs are rounded down to a ten-millionth of the start's cost, so optimality is proven to within
+    one
+    such step per table.
+
+    Parameters
+    ----------
+    network : CostNetwork
+    until : float
+        Time of ``time.perf_counter`` at which the search stops.
+    start : pair of sequence of int and float, or None
+        Values of all variables, and their cost.
+    """
     model = FlowModel(network, start[1] if start else math.inf)
     if start:
         model.hint(start[0])

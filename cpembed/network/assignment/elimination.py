@@ -1,10 +1,10 @@
-"""Exact reductions of a cost network: variables are eliminated one after another.
+"""Cost networks, and their exact reduction by eliminating variables.
 
-Eliminating a variable replaces the tables that mention it by one over their other variables, which
-holds the least cost that its values can have; the value is looked up again once the others are
-known. Of a variable with one or two neighbours this is the reduction of degree one or two of a
-partitioned Boolean quadratic problem; with more it is exact as well, and only its table grows.
-"""
+A cost network is a sum of tables over variables with few values. Eliminating a variable replaces
+the tables that mention it by one over their other variables, which holds the least cost over its
+values; its own value is looked up once the others are fixed. For a variable with one or two
+neighbours this is the reduction of degree one or two of a partitioned Boolean quadratic problem;
+with more it is exact as well, and only its table grows."""
 
 from __future__ import annotations
 
@@ -21,18 +21,26 @@ Costs = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Table:
-    """Costs over the values of different variables; infinite where they exclude each other."""
+    """Costs over the values of variables; infinite for combinations that exclude each other."""
 
     scope: tuple[int, ...]
     costs: Costs
 
 
 @dataclass(frozen=True)
-class Shared:
-    """The conversions of a tensor with several readers. ``costs``: from each value of variable
-    ``written`` (row) to each layout that is needed (column). ``needs``: of each reader's variable
-    the columns that its values need, -1 where one needs none. A column that several readers need is
-    paid once."""
+class SharedConversions:
+    """Conversions of a tensor with several readers, each paid once.
+
+    Attributes
+    ----------
+    written : int
+        Variable of the written layout.
+    costs : array of shape (written layouts, needed layouts)
+    readers : tuple of int
+        Variables of the readers.
+    needs : tuple of tuple of int
+        Column that each value of a reader needs; -1 for none.
+    """
 
     written: int
     costs: Costs
@@ -45,11 +53,11 @@ class Shared:
 
     @property
     def entries(self) -> int:
-        """Of the one table over all variables."""
+        """Number of entries of one table over all variables."""
         return self.costs.shape[0] * math.prod(len(needs) for needs in self.needs)
 
-    def whole(self) -> Table:
-        """As one table, over the written layout and the readers that have a choice."""
+    def as_table(self) -> Table:
+        """Return one table over the written layout and the readers that have a choice."""
         choosing = [k for k, needs in enumerate(self.needs) if len(needs) > 1]
         always = {needs[0] for needs in self.needs if len(needs) == 1}
         rank = 1 + len(choosing)
@@ -57,17 +65,18 @@ class Shared:
         for column, costs in enumerate(self.costs.T):
             needed = np.full((1,) * rank, column in always)
             for axis, reader in enumerate(choosing, 1):
-                at = [1] * rank
-                at[axis] = -1
-                needed = needed | (np.array(self.needs[reader]) == column).reshape(at)
+                shape_of_reader = [1] * rank
+                shape_of_reader[axis] = -1
+                needed = needed | (np.array(self.needs[reader]) == column).reshape(shape_of_reader)
             total = total + np.where(needed, costs.reshape(-1, *[1] * len(choosing)), 0)
         shape = (self.costs.shape[0], *(len(self.needs[reader]) for reader in choosing))
         scope = (self.written, *(self.readers[reader] for reader in choosing))
         return Table(scope, np.ascontiguousarray(np.broadcast_to(total, shape)))
 
-    def pairs(self, first: int) -> list[Table]:
-        """As tables over two variables each, with a new variable a column, numbered from
-        ``first``: 1 where the layout exists."""
+    def as_pairs(self, first: int) -> list[Table]:
+        """Return tables over pairs of variables, with a new variable per column.
+
+        It is 1 if the layout exists; the new variables are numbered from ``first``."""
         tables: list[Table] = []
         for column, costs in enumerate(self.costs.T):
             exists = first + column
@@ -82,11 +91,12 @@ class Shared:
 
 @dataclass(frozen=True)
 class CostNetwork:
-    """``sizes``: of each variable the number of its values. To be minimised: the sum of all."""
+    """Sum of tables and shared conversions, to be minimized; ``sizes`` counts each variable's
+    values."""
 
     sizes: tuple[int, ...]
     tables: tuple[Table, ...]
-    shared: tuple[Shared, ...] = ()
+    shared: tuple[SharedConversions, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -95,23 +105,32 @@ class CostNetwork:
         )
 
     def as_tables(self) -> CostNetwork:
-        """Without shared conversions: each as one table or, where that has more entries than a
-        variable a layout would lead to, as pairs. New variables come after the others."""
+        """Return the network without shared conversions; new variables come last.
+
+        Each becomes one table, or pairs if that table would have more entries than a variable per
+        column."""
         sizes, tables = list(self.sizes), list(self.tables)
         for shared in self.shared:
             rows, columns = shared.costs.shape
             if shared.entries <= rows * 2**columns:
-                tables.append(shared.whole())
+                tables.append(shared.as_table())
             else:
-                tables += shared.pairs(len(sizes))
+                tables += shared.as_pairs(len(sizes))
                 sizes += [2] * columns
         return CostNetwork(tuple(sizes), tuple(tables))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What elimination may take. ``joined`` and ``result``: entries of the table before and after
-    a variable leaves it; ``total``: of all tables before."""
+    """Limits of an elimination.
+
+    Attributes
+    ----------
+    joined, result : int
+        Maximum number of entries of a table before and after a variable leaves it.
+    total : int
+        Maximum number of entries of all joined tables.
+    """
 
     joined: int
     result: int
@@ -120,52 +139,52 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Order:
-    """The variables to eliminate, and whether they are all."""
+    """Variables in the order of their elimination, and whether these are all."""
 
     variables: tuple[int, ...]
     complete: bool
 
 
 def plan(network: CostNetwork, bounds: Bounds) -> Order:
-    """The order in which each variable leaves the smallest table of those that remain, for as
-    long as the bounds hold."""
+    """Choose the variable that leaves the smallest table, again and again, within bounds."""
     sizes = network.sizes
-    beside: list[set[int]] = [set() for _ in sizes]
+    neighbours: list[set[int]] = [set() for _ in sizes]
     for part in (*network.tables, *network.shared):
         choosing = [variable for variable in part.scope if sizes[variable] > 1]
         for variable in choosing:
-            beside[variable].update(choosing)
-    for variable, others in enumerate(beside):
-        others.discard(variable)
+            neighbours[variable].update(choosing)
+    for variable, adjacent in enumerate(neighbours):
+        adjacent.discard(variable)
 
     def size(variable: int) -> int:
-        return math.prod(sizes[other] for other in beside[variable])
+        return math.prod(sizes[neighbour] for neighbour in neighbours[variable])
 
     heap = [(size(variable), variable) for variable in range(len(sizes))]
     heapq.heapify(heap)
-    left, order, total = set(range(len(sizes))), list[int](), 0
+    remaining, order, total = set(range(len(sizes))), list[int](), 0
     while heap:
         result, variable = heapq.heappop(heap)
-        if variable not in left or result != size(variable):
+        # Sizes change when neighbours leave: entries of the heap may be outdated.
+        if variable not in remaining or result != size(variable):
             continue
         joined = result * sizes[variable]
         if result > bounds.result or joined > bounds.joined or total + joined > bounds.total:
             continue
         total += joined
-        left.remove(variable)
+        remaining.remove(variable)
         order.append(variable)
-        others = beside[variable]
-        for other in others:
-            beside[other] |= others
-            beside[other] -= {variable, other}
-        for other in others:
-            heapq.heappush(heap, (size(other), other))
-    return Order(tuple(order), not left)
+        adjacent = neighbours[variable]
+        for neighbour in adjacent:
+            neighbours[neighbour] |= adjacent
+            neighbours[neighbour] -= {variable, neighbour}
+        for neighbour in adjacent:
+            heapq.heappush(heap, (size(neighbour), neighbour))
+    return Order(tuple(order), not remaining)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """``best``: the value of the variable for each combination of those of its neighbours."""
+    """Eliminated variable, and its best value for each combination of its neighbours' values."""
 
     variable: int
     scope: tuple[int, ...]
@@ -174,8 +193,15 @@ class _Step:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What remains after elimination, over the same variables. ``constant``: the least cost of
-    what has been eliminated apart from the rest, infinite where nothing is possible."""
+    """Result of an elimination, over the same variables.
+
+    Attributes
+    ----------
+    rest : CostNetwork
+    constant : float
+        Least cost of eliminated parts that depend on no other variable; infinite if impossible.
+    steps : tuple of _Step
+    """
 
     rest: CostNetwork
     constant: float
@@ -183,42 +209,46 @@ class Reduced:
 
     @property
     def variables(self) -> list[int]:
-        """Those not eliminated."""
-        gone = {step.variable for step in self.steps}
-        return [k for k in range(len(self.rest.sizes)) if k not in gone]
+        """Variables that were not eliminated."""
+        eliminated = {step.variable for step in self.steps}
+        return [k for k in range(len(self.rest.sizes)) if k not in eliminated]
 
     def complete(self, values: Sequence[int]) -> list[int]:
-        """Values of all variables from those not eliminated (the others' are not read)."""
-        found = list(values)
+        """Return values of all variables from those of the remaining ones; other values are not
+        read."""
+        complete = list(values)
         for step in reversed(self.steps):
-            found[step.variable] = int(step.best[tuple(found[k] for k in step.scope)])
-        return found
+            complete[step.variable] = int(step.best[tuple(complete[k] for k in step.scope)])
+        return complete
 
 
 def eliminate(network: CostNetwork, order: Order) -> Reduced:
-    """The network without the variables of an order."""
+    """Eliminate variables in an order."""
     state = _State(network.sizes)
     for part in (*network.tables, *network.shared):
         state.add(part)
     steps = tuple(state.eliminate(variable) for variable in order.variables)
-    left = state.parts.values()
-    tables = tuple(part for part in left if isinstance(part, Table))
-    shared = tuple(part for part in left if isinstance(part, Shared))
+    remaining = state.parts.values()
+    tables = tuple(part for part in remaining if isinstance(part, Table))
+    shared = tuple(part for part in remaining if isinstance(part, SharedConversions))
     return Reduced(CostNetwork(network.sizes, tables, shared), state.constant, steps)
 
 
 @dataclass
 class _State:
-    """What is left of a network; ``of_variable``: the numbers of the parts that mention each."""
+    """Network during elimination; ``of_variable`` holds the numbers of the parts with each
+    variable."""
 
     sizes: tuple[int, ...]
-    parts: dict[int, Table | Shared] = field(default_factory=dict[int, Table | Shared])
+    parts: dict[int, Table | SharedConversions] = field(
+        default_factory=dict[int, Table | SharedConversions]
+    )
     of_variable: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     constant: float = 0.0
     numbered: int = 0
 
-    def add(self, part: Table | Shared) -> None:
-        """What no variable of several values is part of is a constant."""
+    def add(self, part: Table | SharedConversions) -> None:
+        """Add a part; it is a constant unless a variable has several values."""
         choosing = self.choosing(part.scope)
         if not choosing:
             self.constant += float(self.squeezed(part).costs)
@@ -229,36 +259,36 @@ class _State:
             self.of_variable.setdefault(variable, set()).add(self.numbered)
 
     def choosing(self, scope: tuple[int, ...]) -> tuple[int, ...]:
-        """The variables that have several values."""
+        """Return the variables that have several values."""
         return tuple(variable for variable in scope if self.sizes[variable] > 1)
 
-    def squeezed(self, part: Table | Shared) -> Table:
-        """One table; variables of one value are left out, since arrays have at most 64 axes."""
-        table = part.whole() if isinstance(part, Shared) else part
+    def squeezed(self, part: Table | SharedConversions) -> Table:
+        """Return a part as a table without variables of one value: arrays have at most 64 axes."""
+        table = part.as_table() if isinstance(part, SharedConversions) else part
         return Table(self.choosing(table.scope), table.costs.squeeze())
 
     def take(self, variable: int) -> list[Table]:
-        """The tables that mention a variable, which are no longer part of the network."""
-        taken: list[Table] = []
+        """Remove and return the tables that mention a variable."""
+        removed: list[Table] = []
         for number in sorted(self.of_variable.get(variable, ())):
             part = self.parts.pop(number)
-            for other in self.choosing(part.scope):
-                self.of_variable[other].discard(number)
-            taken.append(self.squeezed(part))
-        return taken
+            for neighbour in self.choosing(part.scope):
+                self.of_variable[neighbour].discard(number)
+            removed.append(self.squeezed(part))
+        return removed
 
     def eliminate(self, variable: int) -> _Step:
-        taken = self.take(variable)
-        scope = tuple(dict.fromkeys([variable, *(k for table in taken for k in table.scope)]))
+        removed = self.take(variable)
+        scope = tuple(dict.fromkeys([variable, *(k for table in removed for k in table.scope)]))
         joined = np.zeros(tuple(self.sizes[k] for k in scope))
-        for table in taken:
+        for table in removed:
             joined += _aligned(table, scope)
         self.add(Table(scope[1:], np.asarray(joined.min(axis=0))))
         return _Step(variable, scope[1:], np.asarray(joined.argmin(axis=0)))
 
 
 def _aligned(table: Table, scope: tuple[int, ...]) -> Costs:
-    """A table's costs with the axes of a scope that holds its own."""
+    """Return a table's costs with the axes of a scope that contains its own."""
     places = [scope.index(variable) for variable in table.scope]
     order = sorted(range(len(places)), key=places.__getitem__)
     shape = [1] * len(scope)

@@ -1,4 +1,4 @@
-"""Simpler ways to choose layouts, which an assignment is compared with."""
+"""Simple policies for layouts, with which an assignment is compared."""
 
 from __future__ import annotations
 
@@ -11,39 +11,56 @@ from cpembed.network.assignment import ANY, Assignment, Node, Option, Problem, e
 
 
 def policy_cost(problem: Problem, fixed: Mapping[str, int] | None) -> float:
-    """What :func:`by_policy` costs, infinite where it is impossible."""
-    return evaluate(problem, _chosen(problem, fixed or {})).cost
+    """Return the cost of :func:`by_policy`, infinite if it is impossible."""
+    return evaluate(problem, _policy_options(problem, fixed or {})).cost
 
 
 def by_policy(
     problem: Problem, assignment: Assignment, fixed: Mapping[str, int] | None
 ) -> Assignment:
-    """An assignment's problem solved by a policy in its place: the layouts that ``fixed`` gives
-    tensors (others may have any), or, with None, each node's fastest.
+    """Return the result of a policy in place of an assignment's.
 
-    Raises :class:`LoweringError` where that needs a conversion that is impossible.
+    Parameters
+    ----------
+    problem : Problem
+    assignment : Assignment
+        Solution of the problem, whose bound is kept.
+    fixed : mapping from str to int, or None
+        Layouts of tensors; others may have any. None takes each node's fastest option.
+
+    Raises
+    ------
+    LoweringError
+        If the policy needs an impossible conversion.
     """
-    numbers = _chosen(problem, fixed or {})
-    found = evaluate(problem, numbers)
-    if found.obstacle is not None:
-        raise LoweringError(f"{found.obstacle} cannot be converted: choose layouts together")
+    numbers = _policy_options(problem, fixed or {})
+    outcome = evaluate(problem, numbers)
+    if outcome.obstacle is not None:
+        raise LoweringError(f"{outcome.obstacle} cannot be converted: choose layouts together")
     names = [node.name for node in problem.nodes]
     return replace(
         assignment,
         options=dict(zip(names, numbers, strict=True)),
-        written=found.written,
-        conversions=found.conversions,
-        cost=found.cost,
-        bound=min(assignment.bound, found.cost),
+        written=outcome.written,
+        conversions=outcome.conversions,
+        cost=outcome.cost,
+        bound=min(assignment.bound, outcome.cost),
         proven=False,
     )
 
 
-def _chosen(problem: Problem, fixed: Mapping[str, int]) -> list[int]:
-    """One option a node, in their order, of those that can read what is written by then, or of all
-    where none can: with the fixed layouts at as many ports as can be, and of those the cheapest."""
-    written = {tensor.name: tensor.given for tensor in problem.tensors if tensor.given is not None}
-    chosen: list[int] = []
+def _policy_options(problem: Problem, fixed: Mapping[str, int]) -> list[int]:
+    """Return one option per node, in order.
+
+    Options that can read what is written so far are preferred, then those with most fixed layouts,
+    then
+    the cheapest."""
+    written = {
+        tensor.name: tensor.input_layout
+        for tensor in problem.tensors
+        if tensor.input_layout is not None
+    }
+    options: list[int] = []
     for node in problem.nodes:
         numbers = [
             k for k, option in enumerate(node.options) if _fits(problem, node, option, written)
@@ -51,16 +68,19 @@ def _chosen(problem: Problem, fixed: Mapping[str, int]) -> list[int]:
         numbers = numbers or list(range(len(node.options)))
         best = min(
             numbers,
-            key=lambda k, node=node: (_others(node, node.options[k], fixed), node.options[k].cost),
+            key=lambda k, node=node: (
+                _deviations(node, node.options[k], fixed),
+                node.options[k].cost,
+            ),
         )
-        chosen.append(best)
+        options.append(best)
         layouts = node.options[best].layouts[len(node.reads) :]
         written.update((name, k) for name, k in zip(node.writes, layouts, strict=True) if k != ANY)
-    return chosen
+    return options
 
 
-def _others(node: Node, option: Option, fixed: Mapping[str, int]) -> int:
-    """Ports with another layout than the fixed one."""
+def _deviations(node: Node, option: Option, fixed: Mapping[str, int]) -> int:
+    """Return the number of ports with another layout than the fixed one."""
     return sum(
         layout not in (ANY, fixed.get(name, layout))
         for name, layout in zip(node.ports, option.layouts, strict=True)
@@ -68,15 +88,15 @@ def _others(node: Node, option: Option, fixed: Mapping[str, int]) -> int:
 
 
 def _fits(problem: Problem, node: Node, option: Option, written: Mapping[str, int]) -> bool:
-    """Whether what an option reads can be had, and what is wanted can be had of what it writes."""
+    """True if an option's reads, and the layouts of the network's outputs, can be obtained."""
     for port, (name, layout) in enumerate(zip(node.ports, option.layouts, strict=True)):
         tensor = problem.tensor_of[name]
         if layout == ANY:
             continue
         if port >= len(node.reads):
-            costs = [tensor.converting(layout, wanted) for wanted in tensor.wanted]
+            costs = [tensor.conversion_cost(layout, output) for output in tensor.output_layouts]
         else:
-            costs = [tensor.converting(written.get(name, layout), layout)]
+            costs = [tensor.conversion_cost(written.get(name, layout), layout)]
         if math.inf in costs:
             return False
     return True

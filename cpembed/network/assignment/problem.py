@@ -1,8 +1,8 @@
-"""The choice of one way to execute each operator and one layout for each tensor, as a problem.
+"""Assignment problems: options of operators, layouts of tensors, and their cost.
 
-Costs are numbers of any one unit, microseconds as a rule. Nothing here knows what a layout is:
-those of a tensor are numbered, and a conversion from one to another has a cost or is impossible.
-"""
+Costs have any one unit, microseconds as a rule. Layouts are only numbers here: those of a tensor
+are
+numbered, and a conversion from one to another has a cost or is impossible."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from functools import cached_property
 from cpembed.errors import InvariantError
 
 ANY = -1
-"""Of a port in an option: any layout will do."""
+"""Layout of a port that accepts, or writes, any layout."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to execute an operator. ``layouts``: the number of the layout of each port, reads
-    first, then writes; ``ANY`` reads every layout, or writes whichever is chosen."""
+    """Execution of an operator.
+
+    ``layouts`` numbers the layout of each port, reads before writes. A port with ``ANY`` reads
+    every
+    layout, or writes the one that is best."""
 
     name: str
     layouts: tuple[int, ...]
@@ -29,8 +32,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Node:
-    """An operator. ``reads`` and ``writes`` name tensors; one that is read at several ports is
-    named as often."""
+    """Operator; ``reads`` and ``writes`` name tensors, once per port."""
 
     name: str
     reads: tuple[str, ...]
@@ -39,38 +41,47 @@ class Node:
 
     @property
     def ports(self) -> tuple[str, ...]:
-        """The tensors of an option's layouts, in their order."""
+        """Tensors of an option's layouts, in their order."""
         return self.reads + self.writes
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What nodes write and read. ``layouts``: their names, numbered from 0. ``conversion``: the
-    cost from one layout to another; impossible where absent, free from a layout to itself.
-    ``given``: the layout of a network's input, None where a node writes the tensor. ``wanted``: the
-    layouts in which a network's output has to exist in the end."""
+    """Tensor that nodes write and read.
+
+    Attributes
+    ----------
+    layouts : tuple of str
+        Names of the layouts, which are numbered from 0.
+    conversion : mapping from (int, int) to float
+        Cost from one layout to another; absent if impossible, free from a layout to itself.
+    input_layout : int, optional
+        Layout of a network's input; None if a node writes the tensor.
+    output_layouts : tuple of int
+        Layouts in which a network's output has to exist in the end.
+    """
 
     name: str
     layouts: tuple[str, ...]
     conversion: Mapping[tuple[int, int], float] = field(
         default_factory=dict[tuple[int, int], float]
     )
-    given: int | None = None
-    wanted: tuple[int, ...] = ()
+    input_layout: int | None = None
+    output_layouts: tuple[int, ...] = ()
 
-    def converting(self, written: int, needed: int) -> float:
-        """The cost of having a layout besides the one written; infinite where that cannot be."""
+    def conversion_cost(self, written: int, needed: int) -> float:
+        """Return the cost of a layout besides the written one; infinite if impossible."""
         return 0.0 if written == needed else self.conversion.get((written, needed), math.inf)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Nodes, each after those whose tensors it reads, and all of their tensors.
+    """Nodes in topological order, and all of their tensors.
 
-    Each node takes one option. A tensor is written in the layout that its producer's option says;
-    a reader needs it in the layout of its own. Each conversion, from the written layout to one that
-    is needed, is paid once whoever reads the result; conversions are never chained.
-    """
+    Each node takes one option. A tensor is written in the layout of its producer's option; a reader
+    needs it in the layout of its own. Each conversion, from the written layout to a needed one, is
+    paid
+    once, however many read the result; conversions are never chained."""
 
     nodes: tuple[Node, ...]
     tensors: tuple[Tensor, ...]
@@ -80,22 +91,22 @@ class Problem:
         _unique("tensor", (tensor.name for tensor in self.tensors))
         for tensor in self.tensors:
             _check_tensor(tensor)
-        there = {tensor.name for tensor in self.tensors if tensor.given is not None}
+        written = {tensor.name for tensor in self.tensors if tensor.input_layout is not None}
         for node in self.nodes:
-            self._check_node(node, there)
-            there.update(node.writes)
+            self._check_node(node, written)
+            written.update(node.writes)
         for tensor in self.tensors:
-            if tensor.name not in there:
+            if tensor.name not in written:
                 raise InvariantError(f"tensor {tensor.name}: neither given nor written by a node")
 
-    def _check_node(self, node: Node, there: set[str]) -> None:
+    def _check_node(self, node: Node, written: set[str]) -> None:
         for name in node.reads:
-            if name not in there:
+            if name not in written:
                 raise InvariantError(f"node {node.name}: reads {name} before it is there")
         for name in node.writes:
             if name not in self.tensor_of:
                 raise InvariantError(f"node {node.name}: writes {name}, which is no tensor")
-            if name in there or node.writes.count(name) > 1:
+            if name in written or node.writes.count(name) > 1:
                 raise InvariantError(f"node {node.name}: writes {name} a second time")
         if not node.options:
             raise InvariantError(f"node {node.name}: has no option")
@@ -116,7 +127,7 @@ class Problem:
 
     @cached_property
     def producer_of(self) -> dict[str, tuple[int, int]]:
-        """Of each tensor that is not given: its node and the port there."""
+        """Node and port that write each tensor, except for inputs."""
         return {
             name: (index, len(node.reads) + place)
             for index, node in enumerate(self.nodes)
@@ -125,17 +136,17 @@ class Problem:
 
     @cached_property
     def readers_of(self) -> dict[str, list[tuple[int, int]]]:
-        """Of each tensor: the nodes and ports that read it."""
-        found: dict[str, list[tuple[int, int]]] = {tensor.name: [] for tensor in self.tensors}
+        """Nodes and ports that read each tensor."""
+        readers: dict[str, list[tuple[int, int]]] = {tensor.name: [] for tensor in self.tensors}
         for index, node in enumerate(self.nodes):
             for port, name in enumerate(node.reads):
-                found[name].append((index, port))
-        return found
+                readers[name].append((index, port))
+        return readers
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Of one tensor, from the layout written to another."""
+    """Copy of a tensor from the written layout to another."""
 
     tensor: str
     source: int
@@ -144,9 +155,21 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What was chosen. ``options`` by node, ``written`` by tensor: the layout it is written (or
-    given) in. ``cost`` of it all; no assignment costs less than ``bound``. ``left``: the entries of
-    the tables of costs that the exact reductions left to the solver."""
+    """Solution of a problem.
+
+    Attributes
+    ----------
+    options, written : mapping from str to int
+        Option of each node, and layout in which each tensor is written or given.
+    conversions : tuple of Conversion
+    cost, bound : float
+        Total cost, and a lower bound on that of any assignment.
+    proven : bool
+        The cost is optimal.
+    seconds : float
+    solver_entries : int
+        Number of table entries that the exact reductions left to the solver.
+    """
 
     options: Mapping[str, int]
     written: Mapping[str, int]
@@ -155,28 +178,32 @@ class Assignment:
     bound: float
     proven: bool
     seconds: float
-    left: int
+    solver_entries: int
 
     @property
     def gap(self) -> float:
-        """How much less than ``cost`` an assignment might cost, as a part of it."""
+        """Relative distance between the cost and its lower bound."""
         if self.cost == self.bound:
             return 0.0
         return (self.cost - self.bound) / abs(self.cost) if self.cost else math.inf
 
 
-def _unique(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
+def _unique(label: str, names: Iterable[str]) -> None:
+    earlier: set[str] = set()
     for name in names:
-        if name in seen:
-            raise InvariantError(f"{what} {name}: there are two of this name")
-        seen.add(name)
+        if name in earlier:
+            raise InvariantError(f"{label} {name}: there are two of this name")
+        earlier.add(name)
 
 
 def _check_tensor(tensor: Tensor) -> None:
     count = len(tensor.layouts)
-    given = () if tensor.given is None else (tensor.given,)
-    for layout in (*given, *tensor.wanted, *(end for pair in tensor.conversion for end in pair)):
+    inputs = () if tensor.input_layout is None else (tensor.input_layout,)
+    for layout in (
+        *inputs,
+        *tensor.output_layouts,
+        *(end for pair in tensor.conversion for end in pair),
+    ):
         if not 0 <= layout < count:
             raise InvariantError(f"tensor {tensor.name}: has no layout {layout}")
     for (source, target), cost in tensor.conversion.items():
@@ -189,8 +216,10 @@ def _check_tensor(tensor: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one option a node: ``cost`` is infinite where a conversion is impossible, and
-    ``obstacle`` is then the first tensor that cannot be converted."""
+    """Cost of one option per node.
+
+    If a conversion is impossible, ``cost`` is infinite and ``obstacle`` names the first such
+    tensor."""
 
     written: Mapping[str, int]
     conversions: tuple[Conversion, ...]
@@ -199,8 +228,9 @@ class Outcome:
 
 
 def evaluate(problem: Problem, options: Sequence[int]) -> Outcome:
-    """The conversions that options (by number, one a node) lead to, and the cost of all. A tensor
-    whose producer writes any layout has the one that costs least, the lowest number of several."""
+    """Compute the cost of options: the reference for all solvers.
+
+    A tensor whose producer writes any layout has the cheapest one, the lowest number of several."""
     written: dict[str, int] = {}
     conversions: list[Conversion] = []
     costs = [node.options[k].cost for node, k in zip(problem.nodes, options, strict=True)]
@@ -211,33 +241,40 @@ def evaluate(problem: Problem, options: Sequence[int]) -> Outcome:
         costs.append(math.inf if impossible else cost)
         if impossible and obstacle is None:
             obstacle = tensor.name
-        needed = needed_layouts(problem, tensor, options)
+        needed = _needed_layouts(problem, tensor, options)
         conversions += [Conversion(tensor.name, layout, k) for k in sorted(needed - {layout})]
     return Outcome(written, tuple(conversions), math.fsum(costs), obstacle)
 
 
-def needed_layouts(problem: Problem, tensor: Tensor, options: Sequence[int]) -> set[int]:
-    """The layouts in which a tensor is read or wanted in the end."""
-    needed = set(tensor.wanted)
+def _needed_layouts(problem: Problem, tensor: Tensor, options: Sequence[int]) -> set[int]:
+    """Return the layouts in which readers and the network's caller need a tensor."""
+    needed = set(tensor.output_layouts)
     for node, port in problem.readers_of[tensor.name]:
         needed.add(problem.nodes[node].options[options[node]].layouts[port])
     return needed - {ANY}
 
 
 def tensor_cost(problem: Problem, tensor: Tensor, options: Sequence[int]) -> tuple[int, int, float]:
-    """The layout in which a tensor is written, the number of conversions that are impossible, and
-    the cost of the others."""
-    layout = tensor.given
+    """Return a tensor's written layout, its number of impossible conversions, and the others' cost.
+
+    Parameters
+    ----------
+    problem : Problem
+    tensor : Tensor
+    options : sequence of int
+        One option per node.
+    """
+    layout = tensor.input_layout
     if layout is None:
         node, port = problem.producer_of[tensor.name]
         layout = problem.nodes[node].options[options[node]].layouts[port]
-    needed = needed_layouts(problem, tensor, options)
+    needed = _needed_layouts(problem, tensor, options)
     layouts = range(len(tensor.layouts)) if layout == ANY else (layout,)
     impossible, cost, best = min((*_converting(tensor, k, needed), k) for k in layouts)
     return best, impossible, cost
 
 
 def _converting(tensor: Tensor, written: int, needed: set[int]) -> tuple[int, float]:
-    costs = [tensor.converting(written, layout) for layout in needed]
+    costs = [tensor.conversion_cost(written, layout) for layout in needed]
     possible = [cost for cost in costs if cost < math.inf]
     return len(costs) - len(possible), math.fsum(possible)

@@ -1,9 +1,8 @@
-"""Kernels of everything between products: from an operator's kind and its tensors' layouts to the
-text of a kernel on flat buffers, ``main(in0, in1, ..., out0, ...)``.
+"""Kernels of everything between products, from a kind and the layouts of its tensors.
 
-A kernel writes the elements of its outputs and nothing else: what lies in a halo is filled once by
-whoever owns the buffer, and is never read. No buffer may overlap another.
-"""
+A kernel is text on flat buffers, ``main(in0, in1, ..., out0, ...)``. It writes the elements of its
+outputs and nothing else: halos are filled once by the owner of the buffer and never read. No buffer
+may overlap another."""
 
 from __future__ import annotations
 
@@ -41,6 +40,7 @@ from cpembed.network.operators.elementwise import (
     quantize_plan,
     table_plan,
 )
+from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.movement import (
     conversion_plan,
     gather_plan,
@@ -48,7 +48,7 @@ from cpembed.network.operators.movement import (
     pad_plan,
     resize_plan,
 )
-from cpembed.network.operators.nest import Placed
+from cpembed.network.operators.nest import PlacedTensor
 from cpembed.network.operators.pooling import pool_plan
 from cpembed.network.operators.reductions import (
     extremum_plan,
@@ -57,24 +57,18 @@ from cpembed.network.operators.reductions import (
     softmax_plan,
 )
 
-__all__ = ["Placed", "bytes_moved", "conversion_plan", "generated_plan"]
+__all__ = ["PlacedTensor", "bytes_moved", "conversion_plan", "generated_plan"]
 
 
-def _pad_plan(
-    kind: Pad, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
-) -> KernelPlan:
-    plan = move_plan if kind.mode == "constant" else pad_plan
-    return plan(kind, inputs, outputs, threads)
+def _pad_plan(kind: Pad, operands: Operands) -> KernelPlan:
+    return (move_plan if kind.mode == "constant" else pad_plan)(kind, operands)
 
 
-def _reduction_plan(
-    kind: Reduce, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
-) -> KernelPlan:
-    plan = extremum_plan if kind.is_index else reduce_plan
-    return plan(kind, inputs, outputs, threads)
+def _reduction_plan(kind: Reduce, operands: Operands) -> KernelPlan:
+    return (extremum_plan if kind.is_index else reduce_plan)(kind, operands)
 
 
-_Maker = Callable[[Any, Sequence[Placed], Sequence[Placed], int], KernelPlan]
+_Maker = Callable[[Any, Operands], KernelPlan]
 
 _PLANS: Mapping[type[Kind], _Maker] = {
     Elementwise: elementwise_plan,
@@ -98,12 +92,22 @@ _PLANS: Mapping[type[Kind], _Maker] = {
 
 
 def generated_plan(
-    kind: Kind, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
+    kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor], threads: int
 ) -> KernelPlan:
-    """The kernel of an operator that is no product; small ones run on fewer threads.
+    """Return the kernel of an operator that is no product.
 
-    Raises :class:`LoweringError` for a kind or a type that has no kernel, and for a tensor without
-    elements: :func:`~cpembed.graph.passes.folding.fold` leaves none.
+    Parameters
+    ----------
+    kind : Kind
+    inputs, outputs : sequence of PlacedTensor
+    threads : int
+        Maximum number of threads; small operators use fewer.
+
+    Raises
+    ------
+    LoweringError
+        For a kind or a type without a kernel, and for tensors without elements, of which
+        :func:`~cpembed.graph.passes.folding.fold` leaves none.
     """
     plan = _PLANS.get(type(kind))
     if plan is None:
@@ -113,15 +117,21 @@ def generated_plan(
             raise LoweringError(
                 f"{kind.label} with {tensor.type}, which has no elements: fold the graph before"
             )
-    return plan(kind, inputs, outputs, threads)
+    return plan(kind, Operands(inputs, outputs, threads))
 
 
-def bytes_moved(kind: Kind, inputs: Sequence[Placed], outputs: Sequence[Placed]) -> int:
-    """Of the elements that a kernel reads, each counted once, and of those that it writes; halos
-    are not touched. A slice and a gather read no more of the data than they write."""
+def bytes_moved(kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]) -> int:
+    """Return the number of bytes that a kernel reads and writes, halos not included.
+
+    Parameters
+    ----------
+    kind : Kind
+        Slices and gathers read no more of the data than they write.
+    inputs, outputs : sequence of PlacedTensor
+    """
     written = sum(tensor.bytes for tensor in outputs)
     if isinstance(kind, (Slice, Gather, Expand)):
-        size = np.dtype(inputs[0].stored).itemsize
-        taken = min(inputs[0].type.elements, outputs[0].type.elements) * size
-        return taken + sum(tensor.bytes for tensor in inputs[1:]) + written
+        size = np.dtype(inputs[0].storage_dtype).itemsize
+        read = min(inputs[0].type.elements, outputs[0].type.elements) * size
+        return read + sum(tensor.bytes for tensor in inputs[1:]) + written
     return sum(tensor.bytes for tensor in inputs) + written

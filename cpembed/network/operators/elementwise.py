@@ -1,4 +1,4 @@
-"""Kernels of what is computed at every element: expressions, quantization, tables."""
+"""Kernels of elementwise operators: expressions, quantization, lookup tables."""
 
 from __future__ import annotations
 
@@ -23,126 +23,113 @@ from cpembed.network.operators.approximations import APPROXIMATIONS
 from cpembed.network.operators.emission import (
     LANE,
     Kernel,
+    Operands,
     Reduction,
-    accumulators,
-    chunks_for,
-    local,
-    vectorized,
 )
 from cpembed.network.operators.expressions import Writer
-from cpembed.network.operators.nest import Placed, View, axes, constant, nest_over
+from cpembed.network.operators.nest import View, axes, constant, nest_over
 from cpembed.network.operators.values import (
     Value,
+    clamped,
     converted,
-    limited,
+    flat_storage,
     literal,
-    loaded,
-    memory_of,
-    nearest,
-    number,
-    numbers,
+    load_as,
+    nan_to_zero,
+    round_to_even,
+    typed_array,
 )
+
+# Time of a byte relative to copying it: quantized, looked up; and what a function or another
+# operation of an expression adds.
+_ROUNDED, _LOOKED_UP = 2.0, 8.0
+_FUNCTION, _OPERATION = 4.0, 0.25
 
 
 def broadcast_index(shape: Sequence[int], rank: int) -> tuple[IndexExpr, ...]:
-    """Which element of a tensor of a shape belongs to a point of ``rank`` axes, as numpy
-    broadcasts."""
+    """Return the index of a tensor's element at a point of ``rank`` axes, broadcast as in numpy."""
     last = axes(rank)[rank - len(shape) :]
     return tuple(constant(0) if size == 1 else e for size, e in zip(shape, last, strict=True))
 
 
-_ROUNDED, _LOOKED_UP = 2.0, 8.0
-"""What a byte takes that is quantized, or looked up, of what a byte that is copied takes."""
-_FUNCTION, _OPERATION = 4.0, 0.25
-"""What a function, and another operation, of an expression adds to that."""
-
-
 def _effort(node: Scalar) -> float:
-    """What a byte of an expression's operands takes."""
+    """Return the time of a byte of an expression's operands relative to copying it."""
     if not isinstance(node, Apply):
         return 1.0
-    own = _FUNCTION if node.operation in APPROXIMATIONS else _OPERATION
-    return own + sum(_effort(argument) - 1.0 for argument in node.arguments) + 1.0
+    top = _FUNCTION if node.operation in APPROXIMATIONS else _OPERATION
+    return top + sum(_effort(argument) - 1.0 for argument in node.arguments) + 1.0
 
 
-def elementwise_plan(
-    kind: Elementwise, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
-) -> KernelPlan:
-    (output,) = outputs
+def elementwise_plan(kind: Elementwise, operands: Operands) -> KernelPlan:
+    """Return the kernel of an expression."""
+    (output,) = operands.outputs
     rank = len(output.shape)
     views = [View(output.layout, axes(rank))]
-    views += [View(given.layout, broadcast_index(given.shape, rank)) for given in inputs]
+    views += [View(x.layout, broadcast_index(x.shape, rank)) for x in operands.inputs]
     nest = nest_over(output.shape, views)
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, _effort(kind.expression)))
-    computing = kind.computes_in([given.dtype for given in inputs])
+    kernel = Kernel(operands, operands.chunks(_effort(kind.expression)))
+    computing = kind.computes_in([x.dtype for x in operands.inputs])
     writer = Writer(kernel, computing)
-    with kernel.written(), kernel.points(nest):
+    with kernel.body(), kernel.points(nest):
         values: dict[int, Value] = {}
-        for number, given in enumerate(inputs):
-            dtype = "bool" if given.dtype == "bool" else computing
-            text = loaded(f"in{number}[{nest.places[number + 1]}]", given.dtype, dtype)
-            values[number] = Value(text if dtype == "bool" else kernel.let(text), dtype)
+        for number, x in enumerate(operands.inputs):
+            dtype = "bool" if x.dtype == "bool" else computing
+            text = load_as(f"in{number}[{nest.places[number + 1]}]", x.dtype, dtype)
+            values[number] = Value(text if dtype == "bool" else kernel.bind(text), dtype)
         result = writer.value(kind.expression, values)
-        text = converted(kernel.let, result, output.dtype)
+        text = converted(kernel.bind, result, output.dtype)
         kernel.script.line(f"out0[{nest.places[0]}] = {text}")
     return kernel.plan("elementwise")
 
 
-def quantize_plan(
-    kind: Quantize, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
-) -> KernelPlan:
+def quantize_plan(kind: Quantize, operands: Operands) -> KernelPlan:
+    """Return the kernel of a quantization."""
     limits = np.iinfo(kind.dtype)
-    wide = limits.max > 2**15
-    # Beyond 2^24, a sum in float32 is not exact: integers of 32 bits are put together in float64.
-    kind_of_sum = "float64" if wide else "float32"
+    # Beyond 2^24 a sum in float32 is not exact: integers of 32 bits are computed in float64.
+    is_wide = limits.max > 2**15
+    sum_dtype = "float64" if is_wide else "float32"
 
     def body(kernel: Kernel, element: str, parameters: Mapping[str, str]) -> str:
-        x = loaded(element, inputs[0].dtype, "float32")
-        rounded = kernel.let(nearest(f"{x} / {parameters['scale']}"))
-        zero = f'T.cast({parameters["zero"]}, "{kind_of_sum}")'
-        rounded = f'T.cast({rounded}, "float64")' if wide else rounded
-        if wide:
-            return converted(kernel.let, Value(f"({rounded} + {zero})", "float64"), kind.dtype)
-        # Limited before the sum, which is then exact.
+        x = load_as(element, operands.inputs[0].dtype, "float32")
+        rounded = kernel.bind(round_to_even(f"{x} / {parameters['scale']}"))
+        zero = f'T.cast({parameters["zero"]}, "{sum_dtype}")'
+        if is_wide:
+            total = f'(T.cast({rounded}, "float64") + {zero})'
+            return converted(kernel.bind, Value(total, "float64"), kind.dtype)
+        # Clamped before the sum, which is then exact.
         far = 2.0**23
-        near = kernel.let(limited(rounded, "float32", -far, far))
-        near = number(kernel.let, f"{near} + {zero}", "float32")
-        clipped = limited(near, "float32", limits.min, limits.max)
-        return f'T.cast(T.cast({clipped}, "int32"), "{kind.dtype}")'
+        near = kernel.bind(clamped(rounded, "float32", -far, far))
+        near = nan_to_zero(kernel.bind, f"{near} + {zero}", "float32")
+        result = clamped(near, "float32", limits.min, limits.max)
+        return f'T.cast(T.cast({result}, "int32"), "{kind.dtype}")'
 
-    return _parametrised(kind, inputs, outputs, threads, body, "int32")
+    return _parametrized(kind, operands, body, "int32")
 
 
-def dequantize_plan(
-    kind: Dequantize, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
-) -> KernelPlan:
-    narrow = np.dtype(inputs[0].dtype).itemsize < 4 or not any(kind.zero_point)
-    wide = "int32" if narrow else "int64"
-    if inputs[0].dtype in ("uint32", "uint64", "int64"):
-        wide = "int64"
+def dequantize_plan(kind: Dequantize, operands: Operands) -> KernelPlan:
+    """Return the kernel of a dequantization."""
+    dtype = operands.inputs[0].dtype
+    is_narrow = np.dtype(dtype).itemsize < 4 or not any(kind.zero_point)
+    wide = "int32" if is_narrow and dtype not in ("uint32", "uint64", "int64") else "int64"
 
     def body(kernel: Kernel, element: str, parameters: Mapping[str, str]) -> str:
-        moved = f"({loaded(element, inputs[0].dtype, wide)} - {parameters['zero']})"
-        return f'T.cast({moved}, "float32") * {parameters["scale"]}'
+        centred = f"({load_as(element, dtype, wide)} - {parameters['zero']})"
+        return f'T.cast({centred}, "float32") * {parameters["scale"]}'
 
-    return _parametrised(kind, inputs, outputs, threads, body, wide)
+    return _parametrized(kind, operands, body, wide)
 
 
+# Function from an input's element, and the texts of ``scale`` and ``zero``, to the result.
 _Body = Callable[[Kernel, str, Mapping[str, str]], str]
 
 
-def _parametrised(
-    kind: Quantize | Dequantize,
-    inputs: Sequence[Placed],
-    outputs: Sequence[Placed],
-    threads: int,
-    body: _Body,
-    zero_dtype: str,
+def _parametrized(
+    kind: Quantize | Dequantize, operands: Operands, body: _Body, zero_dtype: str
 ) -> KernelPlan:
-    """A scale and a zero point for all elements, or for each index of an axis."""
-    (output,) = outputs
+    """Return a kernel with a scale and a zero point for all elements, or per index of an axis."""
+    (source, *_), (output,) = operands.inputs, operands.outputs
     rank = len(output.shape)
-    given = axes(rank)
+    indices = axes(rank)
     parameters = {
         "scale": np.asarray(kind.scale, "float32"),
         "zero": np.asarray(kind.zero_point, zero_dtype),
@@ -150,13 +137,13 @@ def _parametrised(
     for name, values in parameters.items():
         if (values == values[:1]).all():
             parameters[name] = values[:1]
-    views = [View(output.layout, given), View(inputs[0].layout, given)]
+    views = [View(output.layout, indices), View(source.layout, indices)]
     for values in parameters.values():
-        along = (given[axis_of(kind.axis, rank)],) if values.size > 1 else ()
-        views.append(View(Layout.plain((values.size,) if along else ()), along))
+        index = (indices[axis_of(kind.axis, rank)],) if values.size > 1 else ()
+        views.append(View(Layout.plain((values.size,) if index else ()), index))
     nest = nest_over(output.shape, views)
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, _ROUNDED))
-    with kernel.written(), kernel.points(nest):
+    kernel = Kernel(operands, operands.chunks(_ROUNDED))
+    with kernel.body(), kernel.points(nest):
         texts = {
             name: kernel.constant(values, str(place))
             if values.size > 1
@@ -168,69 +155,69 @@ def _parametrised(
     return kernel.plan(kind.label)
 
 
-def table_plan(
-    kind: Table, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
-) -> KernelPlan:
-    (output,) = outputs
-    given = axes(len(output.shape))
-    nest = nest_over(output.shape, [View(output.layout, given), View(inputs[0].layout, given)])
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, _LOOKED_UP))
-    entries = memory_of(numbers(kind.entries, kind.dtype))
-    with kernel.written(), kernel.points(nest):
-        least = np.iinfo(inputs[0].dtype).min
-        place = f'T.cast(in0[{nest.places[1]}], "int32") - {least}'
-        kernel.script.line(f"out0[{nest.places[0]}] = {kernel.constant(entries, place)}")
+def table_plan(kind: Table, operands: Operands) -> KernelPlan:
+    """Return the kernel of a lookup table."""
+    (source,), (output,) = operands.inputs, operands.outputs
+    indices = axes(len(output.shape))
+    nest = nest_over(output.shape, [View(output.layout, indices), View(source.layout, indices)])
+    kernel = Kernel(operands, operands.chunks(_LOOKED_UP))
+    entries = flat_storage(typed_array(kind.entries, kind.dtype))
+    with kernel.body(), kernel.points(nest):
+        least = np.iinfo(source.dtype).min
+        position = f'T.cast(in0[{nest.places[1]}], "int32") - {least}'
+        kernel.script.line(f"out0[{nest.places[0]}] = {kernel.constant(entries, position)}")
     return kernel.plan("table")
 
 
-def dynamic_quantize_plan(
-    kind: DynamicQuantize, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
-) -> KernelPlan:
-    """A NaN is passed over where the range is taken, and stored as 0."""
-    source, output = inputs[0], outputs[0]
-    given = axes(len(source.shape))
-    views = [View(output.layout, given), View(source.layout, given)]
-    nest = nest_over(source.shape, views, ordered_by=1)
-    reduction = Reduction.of(nest, lambda loop: True)
-    kernel = Kernel(inputs, outputs, 1)
+def dynamic_quantize_plan(kind: DynamicQuantize, operands: Operands) -> KernelPlan:
+    """Return the kernel that quantizes a tensor by its own range.
+
+    NaNs are ignored in the range and stored as 0. One thread does it all, since the second sweep
+    needs the result of the first.
+    """
+    source, output = operands.inputs[0], operands.outputs[0]
+    indices = axes(len(source.shape))
+    views = [View(output.layout, indices), View(source.layout, indices)]
+    reduction = Reduction.split(nest_over(source.shape, views, ordered_by=1), lambda loop: True)
+    kernel = Kernel(operands, 1)
     script = kernel.script
-    with kernel.written():
-        low, high = (_extreme(kernel, reduction, what) for what in ("min", "max"))
-        scale = local(kernel, 1, "float32")
+    with kernel.body():
+        low, high = (_extreme(kernel, reduction, operation) for operation in ("min", "max"))
+        scale = kernel.local(1, "float32")
         script.line(f"{scale}[0] = ({high} - {low}) / T.float32(255.0)")
         script.line(
             f"{scale}[0] = T.Select({scale}[0] == T.float32(0.0), T.float32(1.0), {scale}[0])"
         )
-        zero = local(kernel, 1, "float32")
-        value = nearest(f"(T.float32(0.0) - {low}) / {scale}[0]")
-        value = number(kernel.let, value, "float32")
-        script.line(f"{zero}[0] = {limited(value, 'float32', 0, 255)}")
+        zero = kernel.local(1, "float32")
+        value = round_to_even(f"(T.float32(0.0) - {low}) / {scale}[0]")
+        value = nan_to_zero(kernel.bind, value, "float32")
+        script.line(f"{zero}[0] = {clamped(value, 'float32', 0, 255)}")
         script.line(f"out1[0] = {scale}[0]")
         script.line(f'out2[0] = T.cast(T.cast({zero}[0], "int32"), "uint8")')
-        points = nest_over(source.shape, views)
-        with kernel.points(points):
-            rounded = nearest(f"in0[{points.places[1]}] / {scale}[0]")
-            moved = number(kernel.let, f"{rounded} + {zero}[0]", "float32")
-            kept = limited(moved, "float32", 0, 255)
-            script.line(f'out0[{points.places[0]}] = T.cast(T.cast({kept}, "int32"), "uint8")')
+        nest = nest_over(source.shape, views)
+        with kernel.points(nest):
+            rounded = round_to_even(f"in0[{nest.places[1]}] / {scale}[0]")
+            value = nan_to_zero(kernel.bind, f"{rounded} + {zero}[0]", "float32")
+            value = clamped(value, "float32", 0, 255)
+            script.line(f'out0[{nest.places[0]}] = T.cast(T.cast({value}, "int32"), "uint8")')
     return kernel.plan("dynamic quantize")
 
 
-def _extreme(kernel: Kernel, reduction: Reduction, what: str) -> str:
-    """The least or largest element, and 0."""
+def _extreme(kernel: Kernel, reduction: Reduction, operation: str) -> str:
+    """Write the least or largest of all elements and 0, and return its name."""
 
     def join(first: str, second: str) -> str:
-        # Of a NaN and another number, TVM takes the second.
-        return f"T.{what}({second}, {first})"
+        # TVM's operation returns the second argument if one is NaN.
+        return f"T.{operation}({second}, {first})"
 
-    name = accumulators(kernel, reduction.size, "float32", "T.float32(0.0)")
+    name = kernel.accumulators(reduction.size, "float32", "T.float32(0.0)")
 
-    def take(lane: str, places: Sequence[str]) -> None:
+    def accumulate(lane: str, places: Sequence[str]) -> None:
         kernel.script.line(f"{name}[{lane}] = {join(f'{name}[{lane}]', f'in0[{places[1]}]')}")
 
-    reduction.sweep(kernel, take)
+    reduction.sweep(kernel, accumulate)
     total = reduction.combined(kernel, name, "float32", join)
-    found = local(kernel, 1, "float32")
-    with vectorized(kernel, 1):
-        kernel.script.line(f"{found}[0] = {total(LANE)}")
-    return f"{found}[0]"
+    extreme = kernel.local(1, "float32")
+    with kernel.vectorized(1):
+        kernel.script.line(f"{extreme}[0] = {total(LANE)}")
+    return f"{extreme}[0]"

@@ -1,4 +1,4 @@
-"""The text of a generated kernel: its parameters, its share of the work for each thread, loops."""
+"""Text of generated kernels: parameters, shares of the threads, loops, vectors, accumulators."""
 
 from __future__ import annotations
 
@@ -14,35 +14,57 @@ from numpy.typing import NDArray
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.script import HEADER, Script
 from cpembed.ir.index import IndexExpr
-from cpembed.network.operators.nest import Loop, Nest, Placed
-from cpembed.network.operators.values import one_function, ones
+from cpembed.network.operators.nest import Loop, Nest, PlacedTensor
+from cpembed.network.operators.values import one_function, one_name
 
 SHARE_BYTES = 1 << 19
-"""What a thread is to move at least where there are several: waking one takes some 3 microseconds
-(measured on Zen 5), in which a core moves half of that."""
+"""Minimum number of bytes that a thread moves if there are several: waking one takes some 3
+microseconds (measured on Zen 5), in which a core moves half of that."""
+# Elements to which the shares of a contiguous loop are aligned.
 _LINE = 64
-"""Elements: shares of a contiguous loop begin at a multiple."""
+# Line that is replaced by the definitions of 1 for :func:`rounded_product`.
 _ONES = "# ones"
-"""Stands where factors of 1 are computed, for :func:`rounded_product`."""
 UNROLLED = 8
-"""An innermost loop of so few steps is unrolled, so that the loop around it is vectorised."""
+"""Maximum extent of an innermost loop that is unrolled, so that the loop around it is
+vectorized."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Tensors of a kernel, and the number of threads that may run it."""
+
+    inputs: Sequence[PlacedTensor]
+    outputs: Sequence[PlacedTensor]
+    threads: int
+
+    def chunks(self, effort: float = 1, tensors: Sequence[PlacedTensor] | None = None) -> int:
+        """Return the number of shares of the work.
+
+        ``effort`` is the time of a byte relative to copying it; ``tensors`` are those whose bytes
+        count, by default all.
+        """
+        counted = (*self.inputs, *self.outputs) if tensors is None else tensors
+        moved = sum(tensor.bytes for tensor in counted)
+        return max(1, min(self.threads, int(moved * effort) // SHARE_BYTES))
 
 
 class Kernel:
-    """The text while it is written. Everything is inside a loop over ``chunk``, of which each part
-    of the work does its share."""
+    """Text of a kernel while it is written.
 
-    def __init__(self, inputs: Sequence[Placed], outputs: Sequence[Placed], chunks: int) -> None:
+    Everything is inside a loop over ``chunk``, each iteration of which does its share of the work.
+    """
+
+    def __init__(self, operands: Operands, chunks: int) -> None:
         self.script = Script()
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
+        self.inputs = tuple(operands.inputs)
+        self.outputs = tuple(operands.outputs)
         self.chunks = chunks
         self._functions: dict[str, str] = {}
         self._names = 0
 
     @contextmanager
-    def written(self) -> Generator[None]:
-        """What is inside lies in the body of the kernel."""
+    def body(self) -> Generator[None]:
+        """Write the statements inside this context into the body of the kernel."""
         parameters = [t.parameter(f"in{k}") for k, t in enumerate(self.inputs)]
         parameters += [t.parameter(f"out{k}") for k, t in enumerate(self.outputs)]
         self.script.line(HEADER)
@@ -53,51 +75,74 @@ class Kernel:
                 self.script.line(_ONES)
                 yield
 
-    def plan(self, what: str) -> KernelPlan:
+    def plan(self, label: str) -> KernelPlan:
+        """Return the finished kernel."""
         source = self.script.text()
-        used = [dtype for dtype in ("float32", "float64") if ones(dtype) in source]
+        used = [dtype for dtype in ("float32", "float64") if one_name(dtype) in source]
         indent = source[: source.index(_ONES)].rpartition("\n")[2]
         lines = ""
         for dtype in used:
             name, text = one_function(dtype)
             self.include(name, text)
-            lines += f'{indent}{ones(dtype)}: T.let = T.call_extern("{dtype}", "{name}")\n'
+            lines += f'{indent}{one_name(dtype)}: T.let = T.call_extern("{dtype}", "{name}")\n'
         source = source.replace(f"{indent}{_ONES}\n", lines)
-        return KernelPlan(f"generated.{what}", source, functions="".join(self._functions.values()))
+        return KernelPlan(f"generated.{label}", source, functions="".join(self._functions.values()))
 
     def name(self, start: str) -> str:
-        """A name that nothing else has."""
+        """Return a name that nothing else has."""
         self._names += 1
         return f"{start}{self._names}"
 
-    def let(self, value: str) -> str:
-        """The name of a value that is computed here."""
+    def bind(self, value: str) -> str:
+        """Write the computation of a value and return its name."""
         name = self.name("v")
         self.script.line(f"{name}: T.let = {value}")
         return name
 
-    def kept(self, value: str, dtype: str) -> str:
-        """Likewise, and nothing looks through the name: TVM's analysis takes named values apart
-        again and again, in a time that is exponential in how deep they lie in each other. In no
-        vectorised loop. Buffers of another scope than the default one would be asked of the
-        workspace, of which a library has few blocks, and not lie in registers."""
+    def opaque(self, value: str, dtype: str) -> str:
+        """Name a value so that TVM's analysis does not look through the name.
+
+        Its analysis expands named values again and again, in time exponential in their nesting. The
+        buffer
+        has the default scope: one of another scope would be asked of the workspace, of which a
+        library has
+        few blocks, and would not lie in registers. Not usable in vectorized loops."""
         name = self.name("kept")
         self.script.line(f'{name} = T.alloc_buffer((1,), "{dtype}")')
         self.script.line(f"{name}[0] = {value}")
         return f"{name}[0]"
 
+    def local(self, size: int, dtype: str) -> str:
+        """Allocate a buffer that stays in registers if possible, and return its name."""
+        name = self.name("local")
+        self.script.line(f'{name} = T.alloc_buffer(({size},), "{dtype}", scope="local")')
+        return name
+
+    def accumulators(self, size: int, dtype: str, value: str) -> str:
+        """Allocate a local buffer whose elements have an initial value, and return its name."""
+        name = self.local(size, dtype)
+        with self.vectorized(size):
+            self.script.line(f"{name}[{LANE}] = {value}")
+        return name
+
+    @contextmanager
+    def vectorized(self, size: int, kind: str = "vectorized") -> Generator[None]:
+        """Write a loop over lanes, of a kind: :data:`VECTORIZED` or :data:`SERIAL`."""
+        with self.script.nested(f"for {LANE} in T.{kind if size > 1 else SERIAL}({size}):"):
+            yield
+
     def include(self, name: str, text: str) -> None:
-        """A function in LLVM's language that the kernel calls."""
+        """Add a function in LLVM's language that the kernel calls."""
         self._functions[name] = text
 
     def constant(self, values: NDArray[np.generic], place: str) -> str:
-        """An element of an array that is part of the code."""
-        name, text = constant_array(values)
+        """Return an element of an array that is part of the code."""
+        name, text = _constant_array(values)
         self.include(name, text)
         return f'T.call_pure_extern("{values.dtype}", "{name}", {place})'
 
     def share(self, total: int, unit: int = 1) -> str:
-        """The bounds of a chunk's part of so many steps; all parts begin at multiples of
+        """Return the bounds of a chunk's share of ``total`` steps; shares begin at multiples of
         ``unit``."""
         if self.chunks == 1:
             return f"0, {total}"
@@ -110,13 +155,15 @@ class Kernel:
 
     @contextmanager
     def rows(self, loops: Sequence[Loop]) -> Generator[None]:
-        """A chunk's share of the points of some loops; as many of the outermost as give every chunk
-        enough are walked as one."""
+        """Write loops over a chunk's share of the points of some loops.
+
+        As many of the outermost loops are fused as give every chunk enough iterations."""
         if self.chunks == 1:
             with self.script.nested(*(f"for {x.name} in T.serial({x.extent}):" for x in loops)):
                 yield
             return
         count, total = 0, 1
+        # Eight iterations or more per chunk, so that shares are nearly equal.
         while count < len(loops) and total < 8 * self.chunks:
             total *= loops[count].extent
             count += 1
@@ -134,11 +181,12 @@ class Kernel:
 
     @contextmanager
     def points(self, nest: Nest) -> Generator[None]:
-        """A chunk's share of all points of a nest, for a statement that the compiler vectorises
-        along the innermost loop."""
+        """Write loops over a chunk's share of a nest, for a statement that vectorizes along the
+        innermost."""
         loops = nest.loops or (Loop("one", 1),)
         *outer, inner = loops
         rows = math.prod(loop.extent for loop in outer)
+        # Too few rows for all chunks: they share the contiguous loop instead.
         if self.chunks > 1 and rows < 4 * self.chunks and inner.extent >= 4 * _LINE:
             headers = [f"for {x.name} in T.serial({x.extent}):" for x in outer]
             headers.append(f"for {inner.name} in T.serial({self.share(inner.extent, _LINE)}):")
@@ -149,21 +197,13 @@ class Kernel:
             with self.rows(loops):
                 yield
             return
+        # Unrolled, short inner loops let LLVM vectorize the loop around them.
         kind = "unroll" if inner.extent <= UNROLLED and outer else "serial"
         with (
             self.rows(outer),
             self.script.nested(f"for {inner.name} in T.{kind}({inner.extent}):"),
         ):
             yield
-
-
-def chunks_for(
-    inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int, effort: float = 1
-) -> int:
-    """Into how many parts the work is cut; ``effort``: how much longer a byte takes than one of a
-    copy."""
-    moved = sum(tensor.bytes for tensor in (*inputs, *outputs))
-    return max(1, min(threads, int(moved * effort) // SHARE_BYTES))
 
 
 _LLVM_TYPES = {
@@ -173,8 +213,8 @@ _LLVM_TYPES = {
 }
 
 
-def constant_array(values: NDArray[np.generic]) -> tuple[str, str]:
-    """The name and the text, in LLVM's language, of a function from a place to an element."""
+def _constant_array(values: NDArray[np.generic]) -> tuple[str, str]:
+    """Return name and text, in LLVM's language, of a function from a position to an element."""
     values = np.ascontiguousarray(values).reshape(-1)
     dtype, kind = str(values.dtype), _LLVM_TYPES[str(values.dtype)]
     digest = hashlib.sha256(values.tobytes() + dtype.encode()).hexdigest()[:16]
@@ -197,80 +237,103 @@ def constant_array(values: NDArray[np.generic]) -> tuple[str, str]:
 
 
 LANES = 64
-"""Points of the innermost loop that are taken together at most: a vector of bytes, four of
+"""Maximum number of points of the innermost loop in a vector: one vector of bytes, four of
 words."""
 
 LANE = "lane"
-"""The variable of a vectorised loop."""
+"""Variable of a vectorized loop."""
 
 VECTORIZED, SERIAL = "vectorized", "serial"
-"""Kinds of loops over lanes: vectors for certain, in which no integer may have a name (TVM's
-analysis of integers takes no vectors), or what the compiler makes of it."""
+"""Kinds of loops over lanes: certainly vectors, in which no integer may have a name (TVM's analysis
+of integers rejects vectors), or what the compiler makes of a serial loop."""
 
 Join = Callable[[str, str], str]
-"""From the texts of two values to that of what they are together."""
+"""Function from the texts of two values to the text of their combination."""
 
 Places = Sequence[str]
 Statement = Callable[[str, Places], None]
-"""Writes what happens at a point, from the place of its accumulator and those of the operands."""
+"""Function that writes what happens at a point, from the lane and the operands' places."""
 
 
 def vector_size(extent: int, most: int = LANES) -> int:
-    """The largest power of two that is not above an extent.
+    """Return the largest power of two that is at most ``extent``, and at most ``most``.
 
     >>> vector_size(24), vector_size(1000), vector_size(1)
-    (16, 64, 1)
-    """
+    (16, 64, 1)"""
     return min(most, 1 << (extent.bit_length() - 1))
 
 
-def texts(places: Sequence[IndexExpr], name: str | None, value: str) -> list[str]:
-    """Places with an iterator replaced by the text of its value."""
-    return [str(place.rename(lambda it: value if it == name else it)) for place in places]
+def place_texts(places: Sequence[IndexExpr], name: str | None, value: str) -> list[str]:
+    """Return the texts of places with the text of a value in place of an iterator.
+
+    Parameters
+    ----------
+    places : sequence of IndexExpr
+    name : str or None
+        Iterator.
+    value : str
+    """
+    return [str(place.rename(lambda i: value if i == name else i)) for place in places]
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The points of a nest by lanes: ``lane`` is its innermost loop, None where the nest is one
-    point; ``kept`` and ``reduced`` are the others; ``is_along``: the lane loop is reduced;
-    ``most``: lanes at a time."""
+    """Points of a nest in vectors of the innermost loop, for reductions over some loops.
+
+    If the innermost loop is not reduced, its points are lanes with an accumulator each; if it is,
+    accumulators are partial and :meth:`combined` puts them together.
+
+    Attributes
+    ----------
+    lane : Loop or None
+        Innermost loop; None for a nest of one point.
+    outer, reduced : tuple of Loop
+        The other loops, by whether they are reduced.
+    is_along : bool
+        The lane loop is reduced.
+    most : int
+        Maximum number of lanes.
+    """
 
     nest: Nest
     lane: Loop | None
-    kept: tuple[Loop, ...]
+    outer: tuple[Loop, ...]
     reduced: tuple[Loop, ...]
     is_along: bool
     most: int = LANES
 
     @classmethod
-    def of(cls, nest: Nest, is_reduced: Callable[[Loop], bool]) -> Reduction:
+    def split(cls, nest: Nest, is_reduced: Callable[[Loop], bool]) -> Reduction:
+        """Divide the loops of a nest by whether they are reduced."""
         if not nest.loops:
-            return cls(nest, None, (), (), False)
-        *others, lane = nest.loops
-        kept = tuple(loop for loop in others if not is_reduced(loop))
-        reduced = tuple(loop for loop in others if is_reduced(loop))
-        return cls(nest, lane, kept, reduced, is_reduced(lane))
+            return cls(nest, None, (), (), is_along=False)
+        *loops, lane = nest.loops
+        outer = tuple(loop for loop in loops if not is_reduced(loop))
+        reduced = tuple(loop for loop in loops if is_reduced(loop))
+        return cls(nest, lane, outer, reduced, is_along=is_reduced(lane))
 
-    def by(self, most: int) -> Reduction:
-        """With no more than so many lanes."""
+    def with_lanes(self, most: int) -> Reduction:
+        """Return the reduction with a lower maximum of lanes."""
         return replace(self, most=most)
 
     @property
     def size(self) -> int:
-        """Accumulators at a time."""
+        """Number of accumulators at a time."""
         return 1 if self.lane is None else vector_size(self.lane.extent, self.most)
 
     @contextmanager
     def rows(self, kernel: Kernel) -> Generator[None]:
-        """A chunk's share of what is kept; kept lanes come by vectors, the last of which ends with
-        the loop, so that it may compute some lanes again."""
+        """Write loops over a chunk's share of the results.
+
+        Results come in vectors; the last one ends with the loop, so it may recompute some.
+        """
         if self.lane is None or self.is_along:
-            with kernel.rows(self.kept):
+            with kernel.rows(self.outer):
                 yield
             return
         count, size = -(-self.lane.extent // self.size), self.size
         group = Loop("group", count)
-        with kernel.rows((*self.kept, group)):
+        with kernel.rows((*self.outer, group)):
             first = f"group * {size}"
             if self.lane.extent % size:
                 first = f"T.min({first}, {self.lane.extent - size})"
@@ -278,82 +341,76 @@ class Reduction:
             yield
 
     def sweep(self, kernel: Kernel, statement: Statement, kind: str = VECTORIZED) -> None:
-        """All points of what is reduced, a vector at a time; ``kind`` of its loop."""
+        """Write a statement at all points of what is reduced, one vector at a time."""
         script = kernel.script
         with script.nested(*(f"for {x.name} in T.serial({x.extent}):" for x in self.reduced)):
             for first, size, count in self._vectors():
                 step = kernel.name("step")
                 loops = [f"for {step} in T.serial({count}):"] if count > 1 else []
                 at = f"({step} * {size} + {first})" if count > 1 else first
-                with script.nested(*loops), vectorized(kernel, size, kind):
+                with script.nested(*loops), kernel.vectorized(size, kind):
                     statement(LANE, self._places(at))
 
     def once(self, kernel: Kernel, statement: Statement, kind: str = VECTORIZED) -> None:
-        """Each accumulator, or the one that is left of them."""
-        with vectorized(kernel, 1 if self.is_along else self.size, kind):
+        """Write a statement for each accumulator, or for the one that they were combined to."""
+        with kernel.vectorized(1 if self.is_along else self.size, kind):
             statement(LANE, self._places("0" if self.is_along else "first"))
 
     def _places(self, first: str) -> list[str]:
         name = None if self.lane is None else self.lane.name
-        return texts(self.nest.places, name, f"({first} + {LANE})")
+        return place_texts(self.nest.places, name, f"({first} + {LANE})")
 
     def _vectors(self) -> Iterator[tuple[str, int, int]]:
-        """Where the vectors of the lane loop begin, how long they are, and how many follow."""
+        """Yield start, length and count of the vectors of the lane loop."""
         if self.lane is None:
             yield "0", 1, 1
         elif not self.is_along:
             yield "first", self.size, 1
         else:
             yield "0", self.size, self.lane.extent // self.size
-            done, rest = self.lane.extent - self.lane.extent % self.size, self.lane.extent
-            while done < rest:
-                size = vector_size(rest - done, self.most)
-                yield str(done), size, 1
-                done += size
+            start, end = self.lane.extent - self.lane.extent % self.size, self.lane.extent
+            while start < end:
+                size = vector_size(end - start, self.most)
+                yield str(start), size, 1
+                start += size
 
     def combined(self, kernel: Kernel, name: str, dtype: str, join: Join) -> Callable[[str], str]:
-        """From a lane to the text of its result, of accumulators that are partial put together by
-        ``join``."""
+        """Write the combination of partial accumulators; return a function from lane to result.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        name, dtype : str
+            Buffer of the accumulators and its type.
+        join : callable
+        """
         if not self.is_along:
             return lambda lane: f"{name}[{lane}]"
         size = self.size
         while size > 1:
             size //= 2
-            half = local(kernel, size, dtype)
-            with vectorized(kernel, size):
+            half = kernel.local(size, dtype)
+            with kernel.vectorized(size):
                 joined = join(f"{name}[{LANE}]", f"{name}[{LANE} + {size}]")
                 kernel.script.line(f"{half}[{LANE}] = {joined}")
             name = half
         return lambda lane: f"{name}[0]"
 
 
-@contextmanager
-def vectorized(kernel: Kernel, size: int, kind: str = VECTORIZED) -> Generator[None]:
-    """A loop over lanes."""
-    with kernel.script.nested(f"for {LANE} in T.{kind if size > 1 else SERIAL}({size}):"):
-        yield
+def every_other_element(buffer: str, first: str, size: int) -> str:
+    """Return a vector of every other element, shuffled from two contiguous vectors.
 
+    The second one begins so that it ends with the last element that is selected.
 
-def every_other(buffer: str, first: str, size: int) -> str:
-    """A vector of every other element, from two that are contiguous: the second begins so that it
-    ends with the last element that is taken."""
+    Parameters
+    ----------
+    buffer, first : str
+        Names of the buffer and of the position of the first element.
+    size : int
+        Number of lanes.
+    """
     pair = ", ".join(
-        f"{buffer}[T.Ramp({first}{moved}, 1, {size})]" for moved in ("", f" + {size - 1}")
+        f"{buffer}[T.Ramp({first}{distance}, 1, {size})]" for distance in ("", f" + {size - 1}")
     )
-    taken = [2 * lane if 2 * lane < size else 2 * lane + 1 for lane in range(size)]
-    return f"T.Shuffle([{pair}], {taken})"
-
-
-def local(kernel: Kernel, size: int, dtype: str) -> str:
-    """A buffer that stays in registers where it can."""
-    name = kernel.name("local")
-    kernel.script.line(f'{name} = T.alloc_buffer(({size},), "{dtype}", scope="local")')
-    return name
-
-
-def accumulators(kernel: Kernel, size: int, dtype: str, value: str) -> str:
-    """A buffer whose elements have a value."""
-    name = local(kernel, size, dtype)
-    with vectorized(kernel, size):
-        kernel.script.line(f"{name}[{LANE}] = {value}")
-    return name
+    selected = [2 * lane if 2 * lane < size else 2 * lane + 1 for lane in range(size)]
+    return f"T.Shuffle([{pair}], {selected})"

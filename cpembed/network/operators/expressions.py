@@ -1,12 +1,9 @@
-"""Scalar expressions of :mod:`cpembed.graph.kinds.elementwise` as TVMScript.
+"""Scalar expressions (:mod:`cpembed.graph.kinds.elementwise`) as TVMScript.
 
-Types are numpy's: Booleans are conditions, a root of integers is float64, and so on. The
-compiler contracts a product and a sum into one operation with one rounding; where the definition
-rounds twice, the product is a :func:`~cpembed.network.operators.intrinsics.rounded_product`.
-
-Infinities, NaNs and signed zeros are numpy's: what TVM would simplify as if floats were numbers is
-written in LLVM's language (:func:`~cpembed.network.operators.intrinsics.float_function`).
-"""
+Types are numpy's: Booleans are conditions, a root of integers is float64, and so on. The compiler
+contracts a product and a sum into one rounding; where the definition rounds twice, the product is a
+:func:`~cpembed.network.operators.values.rounded_product`. Infinities, NaNs and signed zeros are
+numpy's: :func:`~cpembed.network.operators.values.float_function`."""
 
 from __future__ import annotations
 
@@ -28,34 +25,33 @@ from cpembed.network.operators.values import (
     literal,
     maximum,
     minimum,
-    nearest,
     power_function,
+    product_rounded,
     quotient_function,
-    whole,
+    round_to_even,
 )
 
+# Maximum whole exponent that is computed by products.
 _SQUARES = 64
-"""Whole powers up to this one are products."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes expressions into a kernel; ``computing`` is the type of numbers in them."""
+    """Writer of expressions into a kernel; ``computing`` is the type of their arithmetic."""
 
     kernel: Kernel
     computing: str
     _names: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    """Names of the values of one element, by text and type: equal parts are computed once."""
+    """Names of values of the current element, by text and type: equal parts are computed once."""
 
     @property
-    def let(self) -> Callable[[str], str]:
-        return self.kernel.let
+    def bind(self) -> Callable[[str], str]:
+        return self.kernel.bind
 
     def value(self, node: Scalar, inputs: Mapping[int, Value]) -> Value:
-        """The value of an expression, all but trivial parts of it named.
+        """Write an expression and return its value; all but trivial parts are named.
 
-        Raises :class:`WorkloadError` for a wrong number of arguments.
-        """
+        Raises :class:`WorkloadError` for a wrong number of arguments."""
         if isinstance(node, Number):
             if isinstance(node.value, bool):
                 return Value(f"T.bool({node.value})", "bool")
@@ -79,44 +75,44 @@ class Writer:
             return value
         key = value.text, value.dtype
         if key not in self._names:
-            self._names[key] = self.kernel.kept(*key)
+            self._names[key] = self.kernel.opaque(*key)
         return replace(value, text=self._names[key])
 
-    def _applied(self, operation: str, given: list[Value]) -> Value:
+    def _applied(self, operation: str, arguments: list[Value]) -> Value:
         if operation in _LOGICAL:
-            taken = [condition(value) for value in given]
-            return Value(_LOGICAL[operation].format(*taken), "bool")
+            conditions = [condition(value) for value in arguments]
+            return Value(_LOGICAL[operation].format(*conditions), "bool")
         if operation == "where":
-            dtype = _common(given[1], given[2])
-            first, second = (cast(value, dtype).text for value in given[1:])
+            dtype = _common(arguments[1], arguments[2])
+            first, second = (cast(value, dtype).text for value in arguments[1:])
             if dtype == "bool":
-                test = condition(given[0])
+                test = condition(arguments[0])
                 return Value(f"(({test} and {first}) or (not {test} and {second}))", "bool")
-            return Value(f"T.Select({condition(given[0])}, {first}, {second})", dtype)
+            return Value(f"T.Select({condition(arguments[0])}, {first}, {second})", dtype)
         if operation in _BINARY or operation in ("max", "min", "rem"):
-            return self._binary(operation, given)
+            return self._binary(operation, arguments)
         if operation == "fma":
-            a, b, c = (cast(value, "float32").text for value in given)
+            a, b, c = (cast(value, "float32").text for value in arguments)
             return Value(f"T.fma({a}, {b}, {c})", "float32")
-        return self._unary(operation, given[0])
+        return self._unary(operation, arguments[0])
 
-    def _binary(self, operation: str, given: list[Value]) -> Value:
-        dtype = _common(*given)
+    def _binary(self, operation: str, arguments: list[Value]) -> Value:
+        dtype = _common(*arguments)
         if dtype == "bool" and operation in _OF_BOOLEANS:
-            text = _OF_BOOLEANS[operation].format(*(value.text for value in given))
+            text = _OF_BOOLEANS[operation].format(*(value.text for value in arguments))
             return Value(text, "bool")
         if operation == "pow" and not dtype.startswith("float"):
-            return self._integer_power(*(cast(value, dtype) for value in given))
+            return self._integer_power(*(cast(value, dtype) for value in arguments))
         if dtype == "bool" and operation in ("equal", "less", "less_equal"):
             dtype = "int32"
-        taken = [cast(value, dtype) for value in given]
+        operands = [cast(value, dtype) for value in arguments]
         if operation in ("div", "rem") and not dtype.startswith("float"):
-            return self._quotient(operation, *taken)
+            return self._quotient(operation, *operands)
         if operation in ("add", "sub"):
-            taken = [whole(value) for value in taken]
-        texts = [value.text for value in taken]
+            operands = [product_rounded(value) for value in operands]
+        texts = [value.text for value in operands]
         if operation in ("max", "min"):
-            return Value(_extremum(operation, taken, dtype), dtype)
+            return Value(_extremum(operation, operands, dtype), dtype)
         if operation == "rem":
             function = "fmodf" if dtype == "float32" else "fmod"
             return Value(f'T.call_pure_extern("{dtype}", "{function}", {", ".join(texts)})', dtype)
@@ -136,8 +132,8 @@ class Writer:
         return f'T.call_pure_extern("{result}", "{name}", {", ".join(texts)})'
 
     def _quotient(self, operation: str, value: Value, divisor: Value) -> Value:
-        """Of integers, towards zero, in LLVM's language: TVM would compute a quotient before it is
-        known whether there is one."""
+        """Divide integers towards zero in LLVM's language: TVM would hoist the division above its
+        guard."""
         if value.dtype == "bool":
             raise LoweringError("Booleans are not divided: convert them to integers")
         name, text = quotient_function(operation, value.dtype)
@@ -149,7 +145,7 @@ class Writer:
         if value.dtype == "bool":
             value = cast(value, "int32")
         if operation in ("neg", "abs"):
-            value = whole(value)
+            value = product_rounded(value)
             zero = literal(0, value.dtype)
             if operation == "neg":
                 # A float's sign is turned, also that of 0.
@@ -161,15 +157,17 @@ class Writer:
         if not value.is_float:
             value = cast(value, "float64")
         if operation in APPROXIMATIONS and value.dtype == "float32":
-            return Value(APPROXIMATIONS[operation](self.let, whole(value).text), "float32")
+            return Value(
+                APPROXIMATIONS[operation](self.bind, product_rounded(value).text), "float32"
+            )
         if operation == "sigmoid":
             return Value(f"T.float64(1) / (T.float64(1) + T.exp(-{value.text}))", "float64")
         if operation == "round":
-            return Value(nearest(value.text, value.dtype), value.dtype)
+            return Value(round_to_even(value.text, value.dtype), value.dtype)
         return Value(f"T.{_UNARY[operation]}({value.text})", value.dtype)
 
     def _power(self, base: Value, exponent: float | int) -> Value:
-        """A constant power: products where it is whole and small, a root where it is one."""
+        """Return a constant power: products for small whole exponents, a root for 0.5."""
         if base.dtype == "bool":
             base = cast(base, "int32")
         is_whole = math.isfinite(exponent) and exponent == int(exponent)
@@ -179,9 +177,9 @@ class Writer:
             # Unlike a root, a power of -infinity is infinite, and one of -0 is 0.
             infinity, least = (literal(x, base.dtype) for x in (math.inf, -math.inf))
             root = f"T.abs(T.sqrt({base.text}))"
-            root = self.let(f"T.Select({base.text} == {least}, {infinity}, {root})")
-            one = literal(1, base.dtype)
-            return Value(root if exponent > 0 else f"{one} / {root}", base.dtype)
+            root = self.bind(f"T.Select({base.text} == {least}, {infinity}, {root})")
+            unit = literal(1, base.dtype)
+            return Value(root if exponent > 0 else f"{unit} / {root}", base.dtype)
         if not base.is_float and exponent > _SQUARES:
             return self._integer_power(base, Value(literal(exponent, base.dtype), base.dtype))
         if is_whole and abs(exponent) <= _SQUARES:
@@ -195,15 +193,16 @@ class Writer:
         total, square = "", base.text
         while exponent:
             if exponent & 1:
-                total = self.let(f"{total} * {square}") if total else square
+                total = self.bind(f"{total} * {square}") if total else square
             exponent >>= 1
             if exponent:
-                square = self.let(f"{square} * {square}")
+                square = self.bind(f"{square} * {square}")
         return total or literal(1, base.dtype)
 
     def _integer_power(self, base: Value, exponent: Value) -> Value:
-        """By the bits of an exponent that is not negative, in LLVM's language: so many products in
-        each other are too much for TVM's analysis."""
+        """Return an integer power by the bits of its exponent, in LLVM's language.
+
+        Nested products of that number would overwhelm TVM's analysis."""
         name, text = power_function(base.dtype)
         self.kernel.include(name, text)
         call = f'T.call_pure_extern("{base.dtype}", "{name}", {base.text}, {exponent.text})'
@@ -221,7 +220,7 @@ def _extremum(operation: str, values: Sequence[Value], dtype: str) -> str:
 
 
 def _common(*values: Value) -> str:
-    """The type in which numpy computes with both."""
+    """Return the type in which numpy computes with both."""
     return str(np.result_type(*(np.dtype(value.dtype) for value in values)))
 
 

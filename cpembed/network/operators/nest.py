@@ -1,9 +1,8 @@
-"""Loops over the elements of a tensor, and where each operand's element then lies in memory.
+"""Loop nests over the elements of tensors in layouts.
 
 An operand is a view: its layout, and its index as expressions in the axes of the loops. Axes that a
-layout has in blocks are split likewise, so that most places are affine; loops that walk memory
-without a gap in every operand are one.
-"""
+layout has in blocks are split likewise, so that most places are affine. Loops that walk memory
+without a gap in every operand are joined."""
 
 from __future__ import annotations
 
@@ -17,14 +16,15 @@ from cpembed.errors import TransformError
 from cpembed.graph.kinds.base import TensorType
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.network.layout import Layout
-from cpembed.network.operators.values import stored
+from cpembed.network.operators.values import storage_type
 from cpembed.transform.index_algebra import divide, simplify
 
 
 @dataclass(frozen=True)
 class View:
-    """An operand: where its elements lie, and which one belongs to a point of the loops, an
-    expression for each of its axes in the names of :func:`axis_name`."""
+    """Operand of a nest: its layout, and the element that belongs to a point of the loops.
+
+    ``index`` has one expression per axis of the operand, in the names of :func:`axis_name`."""
 
     layout: Layout
     index: tuple[IndexExpr, ...]
@@ -38,8 +38,16 @@ class Loop:
 
 @dataclass(frozen=True)
 class Nest:
-    """``loops``, the outermost first; ``places``: of each operand the element in its flat buffer.
-    ``points`` are the axes' indices, for what depends on more than places."""
+    """Loops, the outermost first, and the elements that each operand has at their points.
+
+    Attributes
+    ----------
+    loops : tuple of Loop
+    places : tuple of IndexExpr
+        Position of each operand's element in its flat buffer.
+    points : tuple of IndexExpr
+        Indices of the axes that a kernel needs besides the places.
+    """
 
     loops: tuple[Loop, ...]
     places: tuple[IndexExpr, ...]
@@ -51,16 +59,16 @@ class Nest:
 
     @property
     def size(self) -> int:
-        """Points."""
+        """Number of points."""
         return math.prod(loop.extent for loop in self.loops)
 
     def step(self, operand: int, name: str) -> int:
-        """Elements in memory between neighbours of a loop, at its beginning."""
+        """Return the distance in memory between the first two iterations of a loop."""
         place, zero = self.places[operand], dict.fromkeys(self.extents, 0)
         return place.evaluate(zero | {name: 1}) - place.evaluate(zero)
 
     def is_affine(self, name: str) -> bool:
-        """Whether every place and every point moves along a loop by a constant."""
+        """True if every place and point moves along a loop by a constant."""
         return not any(
             name in term.iterators and not term.is_affine
             for place in (*self.places, *self.points)
@@ -73,7 +81,7 @@ def axis_name(axis: int) -> str:
 
 
 def axes(rank: int) -> tuple[IndexExpr, ...]:
-    """The axes' own indices."""
+    """Return the indices of the axes themselves."""
     return tuple(IndexExpr.iterator(axis_name(axis)) for axis in range(rank))
 
 
@@ -81,8 +89,16 @@ def constant(value: int) -> IndexExpr:
     return IndexExpr((), value)
 
 
-def digit(index: IndexExpr, divisor: int, modulus: int | None) -> IndexExpr:
-    """``index // divisor % modulus`` as it stands."""
+def div_mod(index: IndexExpr, divisor: int, modulus: int | None) -> IndexExpr:
+    """Return ``index // divisor % modulus``, unsimplified.
+
+    Parameters
+    ----------
+    index : IndexExpr
+    divisor : int
+    modulus : int or None
+        None for no remainder.
+    """
     return IndexExpr.of([IndexTerm("", 1, divisor, modulus, index)])
 
 
@@ -91,13 +107,23 @@ def nest_over(
     views: Sequence[View],
     points: Sequence[int] = (),
     ordered_by: int = 0,
-    apart: Sequence[int] = (),
+    separate: Sequence[int] = (),
 ) -> Nest:
-    """Loops over all indices of a shape, in the order in which operand ``ordered_by`` lies in
-    memory; ``points``: axes whose index is needed as such, which are not split;
-    ``apart``: axes whose loops are not joined with those of others."""
-    given = axes(len(shape))
-    replaced: dict[str, IndexExpr] = {}
+    """Return loops over all indices of a shape, in the order in which an operand lies in memory.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    views : sequence of View
+    points : sequence of int, default none
+        Axes whose index the kernel needs; they are not split.
+    ordered_by : int, default 0
+        Position of the view whose memory gives the order.
+    separate : sequence of int, default none
+        Axes whose loops are not joined with those of others.
+    """
+    indices = axes(len(shape))
+    index_of: dict[str, IndexExpr] = {}
     loops: list[Loop] = []
     for axis, size in enumerate(shape):
         name = axis_name(axis)
@@ -109,36 +135,37 @@ def nest_over(
             if following // step > 1:
                 terms.append(IndexTerm(part, step))
                 loops.append(Loop(part, following // step))
-        replaced[name] = IndexExpr.of(terms)
+        index_of[name] = IndexExpr.of(terms)
     extents = {loop.name: loop.extent for loop in loops}
     places = [
-        place_of(view.layout, [e.substitute(replaced) for e in view.index], extents)
+        _place_of(view.layout, [e.substitute(index_of) for e in view.index], extents)
         for view in views
     ]
-    nest = Nest(tuple(loops), tuple(places), tuple(given[k].substitute(replaced) for k in points))
+    nest = Nest(tuple(loops), tuple(places), tuple(indices[k].substitute(index_of) for k in points))
+    # The innermost loop is the one with the smallest step in memory.
     ordered = sorted(loops, key=lambda loop: -abs(nest.step(ordered_by, loop.name)))
-    return coalesced(replace(nest, loops=tuple(ordered)), {axis_name(axis) for axis in apart})
+    return _coalesced(replace(nest, loops=tuple(ordered)), {axis_name(axis) for axis in separate})
 
 
 def axis_of_loop(name: str) -> str:
-    """The axis that a loop belongs to."""
+    """Return the name of the axis that a loop belongs to."""
     return name.split("_", maxsplit=1)[0]
 
 
 def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
-    """Where an axis is split: each divides the next, and the size."""
-    found: set[int] = set()
+    """Return the sizes at which an axis is split; each divides the next, and the axis's size."""
+    candidates: set[int] = set()
     for view in views:
         if view.layout.block == 1:
             continue
         index = view.index[1]
         if index.coefficient(name) == 1:
             offset = index.constant + view.layout.halo[1]
-            found.add(math.gcd(view.layout.block, offset, size))
+            candidates.add(math.gcd(view.layout.block, offset, size))
             if offset % view.layout.block == 0 and size % view.layout.block == 0:
-                found.add(view.layout.block)
+                candidates.add(view.layout.block)
     chain: list[int] = []
-    for cut in sorted(found):
+    for cut in sorted(candidates):
         if chain and cut % chain[-1]:
             chain = [math.gcd(cut, *chain)]
         else:
@@ -146,8 +173,8 @@ def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
     return [cut for cut in dict.fromkeys(chain) if 1 < cut < size]
 
 
-def place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, int]) -> IndexExpr:
-    """The place of an element in a layout's flat buffer."""
+def _place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, int]) -> IndexExpr:
+    """Return the position of an element in a layout's flat buffer."""
     physical = layout.physical_shape
     steps = [math.prod(physical[k + 1 :]) for k in range(len(physical))]
     total = IndexExpr()
@@ -164,8 +191,8 @@ def place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, i
 def _split(
     index: IndexExpr, factor: int, extents: Mapping[str, int]
 ) -> tuple[IndexExpr, IndexExpr]:
-    """``(index // factor, index % factor)``; where these are not affine, what is contiguous inside
-    a block stays so."""
+    """Return ``(index // factor, index % factor)``; runs inside a block stay contiguous if not
+    affine."""
     if index.is_affine:
         try:
             return divide(index, factor, extents)
@@ -177,23 +204,24 @@ def _split(
             except TransformError:
                 continue
             if outer.is_affine and inner.is_affine:
-                whole = factor // step
-                return digit(outer, whole, None), digit(outer, 1, whole).times(step) + inner
-    return digit(index, factor, None), digit(index, 1, factor)
+                count = factor // step
+                return div_mod(outer, count, None), div_mod(outer, 1, count).times(step) + inner
+    return div_mod(index, factor, None), div_mod(index, 1, factor)
 
 
-def coalesced(nest: Nest, apart: Collection[str] = ()) -> Nest:
-    """Neighbouring loops as one wherever every operand goes on without a gap, and both or neither
-    are of axes ``apart``; loops of one point are left out."""
+def _coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
+    """Join neighbouring loops if every operand continues without a gap; drop loops of one point.
+
+    Loops of axes in ``separate`` are joined with each other only."""
     loops = [loop for loop in nest.loops if loop.extent > 1]
     affine = {loop.name: nest.is_affine(loop.name) for loop in loops}
-    done: list[Loop] = []
+    joined: list[Loop] = []
     places, points = list(nest.places), list(nest.points)
     for loop in reversed(loops):
-        inner = done[-1] if done else None
+        inner = joined[-1] if joined else None
         if (
             inner is not None
-            and (axis_of_loop(loop.name) in apart) == (axis_of_loop(inner.name) in apart)
+            and (axis_of_loop(loop.name) in separate) == (axis_of_loop(inner.name) in separate)
             and affine[loop.name]
             and affine[inner.name]
             and all(
@@ -201,30 +229,30 @@ def coalesced(nest: Nest, apart: Collection[str] = ()) -> Nest:
                 for p in (*places, *points)
             )
         ):
-            done[-1] = Loop(inner.name, inner.extent * loop.extent)
-            places = [_without(p, loop.name) for p in places]
-            points = [_without(p, loop.name) for p in points]
+            joined[-1] = Loop(inner.name, inner.extent * loop.extent)
+            places = [_without_iterator(p, loop.name) for p in places]
+            points = [_without_iterator(p, loop.name) for p in points]
         else:
-            done.append(loop)
-    return Nest(tuple(reversed(done)), tuple(places), tuple(points))
+            joined.append(loop)
+    return Nest(tuple(reversed(joined)), tuple(places), tuple(points))
 
 
-def _without(index: IndexExpr, name: str) -> IndexExpr:
+def _without_iterator(index: IndexExpr, name: str) -> IndexExpr:
     return IndexExpr.of([t for t in index.terms if name not in t.iterators], index.constant)
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A tensor of a ``type`` whose elements lie as ``layout`` says; ``fill``: what the elements of
-    its halo hold. Kernels neither write nor read the halo."""
+class PlacedTensor:
+    """Tensor in a layout; ``fill`` is the value in its halo, which kernels neither read nor
+    write."""
 
     type: TensorType
     layout: Layout
     fill: int | float = 0
 
     @classmethod
-    def plain(cls, type: TensorType) -> Placed:
-        """Row-major."""
+    def plain(cls, type: TensorType) -> PlacedTensor:
+        """Return a row-major tensor."""
         return cls(type, Layout.plain(type.shape))
 
     @property
@@ -236,30 +264,30 @@ class Placed:
         return self.type.dtype
 
     @property
-    def stored(self) -> str:
-        """The element type in memory."""
-        return stored(self.dtype)
+    def storage_dtype(self) -> str:
+        """Element type in memory: Booleans are bytes, bfloat16 is uint16, scalars are one
+        element."""
+        return storage_type(self.dtype)
 
     @property
     def bytes(self) -> int:
-        """Of the elements, without the halo."""
-        return self.type.elements * np.dtype(self.stored).itemsize
+        """Size in bytes, without the halo."""
+        return self.type.elements * np.dtype(self.storage_dtype).itemsize
 
     @property
     def is_row_major(self) -> bool:
-        """Whether elements lie in the order of their indices with nothing between them."""
+        """True if elements lie in the order of their indices without gaps."""
         layout = self.layout
         return layout.same_memory(Layout.plain(layout.shape))
 
     def parameter(self, name: str) -> str:
-        """A flat buffer of the kernel."""
-        return f'{name}: T.Buffer(({max(1, self.layout.elements)},), "{self.stored}")'
+        """Return the declaration of the flat buffer in the kernel."""
+        return f'{name}: T.Buffer(({max(1, self.layout.elements)},), "{self.storage_dtype}")'
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements from one index of each axis to the next.
+    """Return the distance between consecutive indices of each axis, in elements.
 
     >>> row_major_strides((2, 3, 4))
-    (12, 4, 1)
-    """
+    (12, 4, 1)"""
     return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))

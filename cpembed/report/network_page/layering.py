@@ -174,6 +174,7 @@ class _Layered:
         """Return the number of pairs of edges between neighbouring layers that cross."""
         total = 0
         for row, following in itertools.pairwise(self.rows):
+            # Edges sorted by their upper end cross exactly where their lower ends are inverted.
             place = {v: k for k, v in enumerate(following)}
             ends = [place[w] for v in row for w in sorted(self.below[v], key=place.__getitem__)]
             total += _inversions(ends)

@@ -136,12 +136,12 @@ class Members:
 
 @dataclass
 class Submitted:
-    """A task with its future. ``beside_others`` is True if other tasks were ever submitted at the
+    """A task with its future. ``was_concurrent`` is True if other tasks were ever submitted at the
     same time: Dask may then blame it for the end of a worker that another one caused."""
 
     task: Task
     future: Any
-    beside_others: bool = False
+    was_concurrent: bool = False
     started: float = field(default_factory=time.monotonic)
 
 
@@ -183,7 +183,7 @@ class Run:
         self.submitted[key] = submitted
         if len(self.submitted) > 1:
             for item in self.submitted.values():
-                item.beside_others = True
+                item.was_concurrent = True
 
         def on_completion(_: Any) -> None:
             self._completed.put(key)
@@ -334,7 +334,7 @@ class Cluster(Workers):
             if error is None:
                 return Outcome(task, future.result())
         if isinstance(error, KilledWorker):
-            if item.beside_others:
+            if item.was_concurrent:
                 return None
             return Outcome(task, error=_killed(task, error.allowed_failures + 1))
         if isinstance(error, OtherVersion):

@@ -331,8 +331,8 @@ class Tuning(Generic[T, S]):
     def _due(self, measure_batch: BatchMeasurement[S, T] | None) -> Iterator[Proposal[S]]:
         """Yield the search's proposals until the deadline."""
         for generation in self._search.generations(self.task.trials):
-            one_by_one = [[proposal] for proposal in generation]
-            for batch in one_by_one if measure_batch is None else [generation]:
+            single_proposals = [[proposal] for proposal in generation]
+            for batch in single_proposals if measure_batch is None else [generation]:
                 # The first trial is always made, so that a session has an outcome.
                 if self.done and time.perf_counter() > self.task.deadline:
                     self.stopped = True

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def save(artifact: CudaKernels, folder: Path) -> None:
     write_whole(folder / "kernel.cu", artifact.text.source)
     write_whole(folder / "kernel.json", json.dumps(_document(artifact), indent=2) + "\n")
     write_whole(folder / "example.cu", _example(artifact))
-    write_whole(folder / "load.py", _LOADER)
+    write_whole(folder / "load.py", _template("load.py.txt"))
     compiler = shutil.which("nvcc")
     if compiler is None:
         return
@@ -157,65 +158,39 @@ _C_TYPES = {
     "uint16": "unsigned short",
 }
 
-_EXAMPLE_HEAD = """\
-// Launches the kernels of kernel.cu once, then times the product.
-#include "kernel.cu"
-#include <cstdio>
-#include <cuda_runtime.h>
-
-static void check(cudaError_t status) {
-  if (status != cudaSuccess) { fprintf(stderr, "%s\\n", cudaGetErrorString(status)); _Exit(1); }
-}
-
-int main() {"""
-
-_EXAMPLE_TIMING = """\
-  cudaEvent_t start, stop;
-  check(cudaEventCreate(&start));
-  check(cudaEventCreate(&stop));
-  const int times = 100;
-  check(cudaEventRecord(start));
-  for (int i = 0; i < times; ++i) {"""
-
-_EXAMPLE_TAIL = """\
-  }
-  check(cudaEventRecord(stop));
-  check(cudaEventSynchronize(stop));
-  float ms = 0;
-  check(cudaEventElapsedTime(&ms, start, stop));
-  printf("%.3f us\\n", ms * 1e3f / times);
-  return 0;
-}
-"""
-
 
 def _example(artifact: CudaKernels) -> str:
     """Return a host program that launches the kernels on zeros, and times all but the packing of
     weights."""
     kernels = artifact.text.kernels
     buffers = {p.name: p for kernel in kernels for p in kernel.parameters}
-    lines = [_EXAMPLE_HEAD]
+    setup: list[str] = []
     for name, parameter in buffers.items():
         kind = _C_TYPES[parameter.dtype]
-        lines += [
+        setup += [
             f"  {kind}* {name};",
             f"  check(cudaMalloc(&{name}, sizeof({kind}) * {parameter.elements}ull));",
             f"  check(cudaMemset({name}, 0, sizeof({kind}) * {parameter.elements}ull));",
         ]
-    lines += [
+    setup += [
         f"  check(cudaFuncSetAttribute({kernel.launch.kernel}, "
         f"cudaFuncAttributeMaxDynamicSharedMemorySize, {kernel.launch.shared_bytes}));"
         for kernel in kernels
         if kernel.launch.shared_bytes
     ]
-    lines += [f"  {_launch_statement(kernel)}" for kernel in kernels]
-    lines += ["  check(cudaDeviceSynchronize());", _EXAMPLE_TIMING]
+    setup += [f"  {_launch_statement(kernel)}" for kernel in kernels]
+    setup.append("  check(cudaDeviceSynchronize());")
     # Weights are packed ahead of all calls.
     plan = artifact.plan
     weights = plan.product.program.workload.inputs[1].name
     packing = f"pack_{PARAMETERS[0 if plan.first.layout.name == weights else 1]}_kernel"
-    lines += [f"    {_launch_statement(k)}" for k in kernels if k.launch.kernel != packing]
-    return "\n".join([*lines, _EXAMPLE_TAIL])
+    launches = [f"    {_launch_statement(k)}" for k in kernels if k.launch.kernel != packing]
+    template = Template(_template("example.cu.txt"))
+    return template.substitute(setup="\n".join(setup), launches="\n".join(launches))
+
+
+def _template(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
 def _launch_statement(kernel: Kernel) -> str:
@@ -223,72 +198,3 @@ def _launch_statement(kernel: Kernel) -> str:
     arguments = ", ".join(parameter.name for parameter in kernel.parameters)
     shared = kernel.launch.shared_bytes
     return f"{kernel.launch.kernel}<<<dim3({grid}), dim3({block}), {shared}>>>({arguments});"
-
-
-_LOADER = '''"""Loads the cubin of this folder by the CUDA driver, and launches its kernels.
-
-    from load import Kernels
-    kernels = Kernels()            # the current device, the cubin of its architecture
-    kernels.launch({"A": a, ...})  # device pointers by name, of torch for instance: a.data_ptr()
-
-Needs libcuda and nothing else; a context has to be current (torch.cuda.init() makes one).
-"""
-
-import ctypes
-import json
-from pathlib import Path
-
-_FOLDER = Path(__file__).parent
-_ATTRIBUTE_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-
-
-class Kernels:
-    def __init__(self, architecture=None):
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        self.document = json.loads((_FOLDER / "kernel.json").read_text())
-        if architecture is None:
-            architecture = self._architecture()
-        cubin = (_FOLDER / f"kernel.{architecture}.cubin").read_bytes()
-        self._module = ctypes.c_void_p()
-        self._check(self._cuda.cuModuleLoadData(ctypes.byref(self._module), cubin))
-        self._functions = []
-        for kernel in self.document["kernels"]:
-            function = ctypes.c_void_p()
-            name = kernel["name"].encode()
-            self._check(
-                self._cuda.cuModuleGetFunction(ctypes.byref(function), self._module, name)
-            )
-            shared = kernel["dynamic_shared_bytes"]
-            if shared:
-                self._check(self._cuda.cuFuncSetAttribute(function, _ATTRIBUTE_SHARED, shared))
-            self._functions.append(function)
-
-    def launch(self, pointers, only=None, stream=0):
-        """All kernels in their order, or those whose names are in ``only``."""
-        for function, kernel in zip(self._functions, self.document["kernels"]):
-            if only is not None and kernel["name"] not in only:
-                continue
-            values = [ctypes.c_void_p(pointers[a["name"]]) for a in kernel["arguments"]]
-            arguments = (ctypes.c_void_p * len(values))(
-                *(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values)
-            )
-            self._check(
-                self._cuda.cuLaunchKernel(
-                    function, *kernel["grid"], *kernel["block"], kernel["dynamic_shared_bytes"],
-                    ctypes.c_void_p(stream), arguments, None,
-                )
-            )
-
-    def _architecture(self):
-        device, major = ctypes.c_int(), ctypes.c_int()
-        self._check(self._cuda.cuCtxGetDevice(ctypes.byref(device)))
-        # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-        self._check(self._cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device))
-        return "sm_90" if major.value == 9 else "sm_80"
-
-    def _check(self, status):
-        if status:
-            text = ctypes.c_char_p()
-            self._cuda.cuGetErrorString(status, ctypes.byref(text))
-            raise RuntimeError((text.value or b"CUDA error").decode())
-'''

@@ -32,24 +32,16 @@ _MAX_ELEMENTS = 2**31 - 1
 
 @dataclass(frozen=True)
 class GlobalOperand:
-    """An operand in global memory.
-
-    Attributes
-    ----------
-    layout
-        Dimensions and the address of each element.
-    checked
-        Dimensions in which coordinates may lie outside of the operand.
-    along
-        Instruction axis along which vectors are accessed.
-    length
-        Number of elements of a vector.
-    """
+    """An operand in global memory."""
 
     layout: PackedOperand
+    """Dimensions and the address of each element."""
     checked: tuple[int, ...]
+    """Dimensions in which coordinates may lie outside of the operand."""
     along: str
+    """Instruction axis along which vectors are accessed."""
     length: int
+    """Number of elements of a vector."""
 
     @property
     def needs_packing(self) -> bool:
@@ -66,32 +58,22 @@ class GlobalOperand:
 
 @dataclass(frozen=True, kw_only=True)
 class TiledProduct:
-    """``C[b, m, n] += A[b, m, k] * B[b, k, n]`` over tiles of an instruction.
-
-    Attributes
-    ----------
-    program, instruction, epilogue
-        Derived program, the instruction that executes it, and what is applied to its sums.
-    batch, rows, columns, depth
-        Loops over tiles, outermost first.
-    axes
-        Instruction axes of rows, columns and depth.
-    first, second
-        Possible layouts of each factor; the one with the least packing work comes first.
-    output
-        The result.
-    """
+    """``C[b, m, n] += A[b, m, k] * B[b, k, n]`` over tiles of an instruction."""
 
     program: DerivedProgram
     instruction: TensorCoreInstruction
     epilogue: Epilogue | None
+    """Function applied to the sums before they are stored."""
     batch: tuple[Loop, ...]
     rows: tuple[Loop, ...]
     columns: tuple[Loop, ...]
     depth: tuple[Loop, ...]
+    """Loops over tiles of each kind, outermost first."""
     axes: tuple[str, str, str]
+    """Instruction axes of rows, columns and depth."""
     first: tuple[GlobalOperand, ...]
     second: tuple[GlobalOperand, ...]
+    """Layouts that each factor can have; the one with the least packing work comes first."""
     output: GlobalOperand
 
     @cached_property

@@ -54,41 +54,28 @@ class Multiprocessor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU with an instruction of its tensor cores.
-
-    Attributes
-    ----------
-    name, clock_mhz, multiprocessors, unit
-        Name, clock, number of multiprocessors and description of one.
-    shared_total
-        Bytes of shared memory of a multiprocessor.
-    l2_capacity
-        Bytes of L2.
-    l2_bytes, dram_bytes
-        Bytes per cycle of the whole GPU.
-    l2_bytes_each
-        Bytes per cycle between L2 and one multiprocessor.
-    l2_cycles, dram_cycles
-        Latencies in cycles.
-    product_cycles
-        Cycles of a tensor core for an instruction.
-    product_latency
-        Cycles from an instruction to the next one that adds to the same sums.
-    """
+    """A GPU with an instruction of its tensor cores."""
 
     name: str
     clock_mhz: float
     multiprocessors: int
     unit: Multiprocessor
     shared_total: int
+    """Bytes of shared memory of a multiprocessor."""
     l2_capacity: int
+    """Bytes of L2."""
     l2_bytes: float
+    """Bytes per cycle between L2 and all multiprocessors."""
     l2_bytes_each: float
+    """Bytes per cycle between L2 and one multiprocessor."""
     l2_cycles: float
     dram_bytes: float
+    """Bytes per cycle from and to main memory."""
     dram_cycles: float
     product_cycles: float
+    """Cycles of a tensor core for an instruction."""
     product_latency: float
+    """Cycles from an instruction to the next one that adds to the same sums."""
 
     @property
     def architecture(self) -> str:
@@ -183,25 +170,18 @@ def gpu(spec: HardwareSpec, name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Phase:
-    """Work that a block does once.
-
-    Attributes
-    ----------
-    cycles
-        Cycles until it is done by a block that is alone on its multiprocessor.
-    tensor, issue
-        Cycles of the busiest tensor core, and of the busiest scheduler.
-    shared
-        Wavefronts of shared memory and L1, which take one cycle each.
-    bytes
-        Bytes from and to L2.
-    """
+    """Work that a block does once."""
 
     cycles: float = 0.0
+    """Cycles until it is done by a block that is alone on its multiprocessor."""
     tensor: float = 0.0
+    """Cycles of the busiest tensor core."""
     shared: float = 0.0
+    """Wavefronts of shared memory and L1, which take one cycle each."""
     issue: float = 0.0
+    """Cycles of the busiest scheduler."""
     bytes: float = 0.0
+    """Bytes from and to L2."""
 
     def __add__(self, other: Phase) -> Phase:
         return Phase(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -212,40 +192,33 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Work of a kernel.
-
-    Attributes
-    ----------
-    name, blocks, warps
-        Name of the kernel, number of its blocks, and of the warps of each.
-    shared_bytes, registers
-        Bytes of shared memory of a block, and registers of a thread.
-    steps, results
-        How often a block fetches and computes, and how often it stores.
-    stages
-        Number of stages of shared memory, one less than the steps that are fetched ahead; with one
-        stage nothing overlaps.
-    fetch, compute, result
-        Work of a step, and of a store.
-    dram_bytes
-        Bytes from and to main memory, of all blocks.
-    auxiliary
-        Kernels that are launched before and after: packing, sums of parts.
-    """
+    """Work of a kernel."""
 
     name: str
     blocks: int
     warps: int
+    """Number of warps of a block."""
     shared_bytes: int
+    """Bytes of shared memory of a block."""
     registers: int
+    """Number of registers of a thread."""
     steps: int = 1
+    """Number of times that a block fetches and computes."""
     stages: int = 1
+    """Number of stages of shared memory, one less than the steps that are fetched ahead; with
+    one stage nothing overlaps."""
     fetch: Phase = Phase()
+    """Fetches of a step."""
     compute: Phase = Phase()
+    """Products of a step."""
     result: Phase = Phase()
+    """Stores of results."""
     results: int = 1
+    """Number of times that a block stores results."""
     dram_bytes: float = 0.0
+    """Bytes from and to main memory, of all blocks."""
     auxiliary: tuple[KernelWork, ...] = ()
+    """Kernels that are launched before and after: packing, sums of parts."""
 
     @property
     def block(self) -> Phase:
@@ -260,29 +233,20 @@ class KernelWork:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuEstimate:
-    """Estimated time of a kernel.
-
-    Attributes
-    ----------
-    us
-        Microseconds, including all launches.
-    parts
-        Microseconds that each unit of the busiest multiprocessor is busy, and that blocks would
-        wait that are alone (``latency_us``).
-    occupancy
-        Number of blocks that are resident on a multiprocessor.
-    waves
-        Number of rounds of blocks.
-    auxiliary
-        Estimates of the kernels before and after.
-    """
+    """Estimated time of a kernel."""
 
     name: str
     us: float
+    """Microseconds, including all launches."""
     parts: Mapping[str, float]
+    """Microseconds that each unit of the busiest multiprocessor is busy, and that blocks would
+    wait that are alone (``latency_us``)."""
     occupancy: int
+    """Number of blocks that are resident on a multiprocessor."""
     waves: int
+    """Number of rounds of blocks."""
     auxiliary: tuple[GpuEstimate, ...] = ()
+    """Estimates of the kernels before and after."""
 
     @property
     def bound(self) -> str:

@@ -31,27 +31,18 @@ _SHARED_BYTES = 163 * 1024
 
 @dataclass
 class Emulation:
-    """The function ``main`` of a module.
-
-    Attributes
-    ----------
-    module
-        Relax module.
-    functions
-        TensorIR functions that are called by name, in addition to those of the module.
-    target
-        TVM's target.
-    order
-        Order of threads, or the seed of a random one.
-    kernel_counters
-        Counters of each kernel in its last launch.
-    """
+    """The function ``main`` of a module."""
 
     module: Any
+    """Relax module."""
     functions: Mapping[str, Any]
+    """TensorIR functions that are called by name, in addition to those of the module."""
     target: Any
+    """TVM's target."""
     order: Order | int = Order.FORWARD
+    """Order of threads, or the seed of a random one."""
     kernel_counters: dict[str, Counters] = field(default_factory=dict[str, Counters])
+    """Counters of each kernel in its last launch."""
 
     def __post_init__(self) -> None:
         tvm = runtime.tvm()

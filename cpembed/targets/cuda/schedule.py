@@ -27,34 +27,23 @@ MAX_BATCH = 65535
 
 @dataclass(frozen=True)
 class KernelSchedule:
-    """Choices of a product kernel.
-
-    Attributes
-    ----------
-    warps
-        Number of warps of a block along rows and columns.
-    tile
-        Number of instruction tiles of a warp along rows and columns.
-    depth
-        Number of instruction tiles along the reduction in a stage of shared memory.
-    stages
-        Number of stages of shared memory.
-    group
-        Number of blocks of rows that are adjacent in the order of blocks, so that they find the
-        second factor in L2.
-    splits
-        Number of blocks that share the reduction of a result.
-    layouts
-        Numbers of the factors' layouts in :class:`~cpembed.targets.cuda.lower.TiledProduct`.
-    """
+    """Choices of a product kernel."""
 
     warps: tuple[int, int]
+    """Number of warps of a block along rows and columns."""
     tile: tuple[int, int]
+    """Number of instruction tiles of a warp along rows and columns."""
     depth: int = 2
+    """Number of instruction tiles along the reduction in a stage of shared memory."""
     stages: int = 3
+    """Number of stages of shared memory."""
     group: int = 1
+    """Number of blocks of rows that are adjacent in the order of blocks, so that they find the
+    second factor in L2."""
     splits: int = 1
+    """Number of blocks that share the reduction of a result."""
     layouts: tuple[int, int] = (0, 0)
+    """Numbers of the factors' layouts in :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
 
     @property
     def block(self) -> tuple[int, int]:
@@ -79,23 +68,17 @@ class KernelSchedule:
 
 @dataclass(frozen=True)
 class SharedTile:
-    """A factor's part of a stage.
-
-    Attributes
-    ----------
-    rows, row_bytes, pitch
-        Number of rows, bytes of each, and bytes between their beginnings.
-    width
-        Bytes of a vector that is copied.
-    swizzled
-        True if the chunks of a row are permuted so that those of eight rows are in different banks.
-    """
+    """A factor's part of a stage."""
 
     rows: int
     row_bytes: int
     pitch: int
+    """Bytes between the beginnings of rows."""
     width: int
+    """Bytes of a vector that is copied."""
     swizzled: bool
+    """True if the chunks of a row are permuted so that those of eight rows are in different
+    banks."""
 
     @property
     def row_vectors(self) -> int:
@@ -219,6 +202,7 @@ class Plan:
         fragments = min(2, self.schedule.depth) * (rows * first + columns * second)
         tiles = (self.shared(self.first), self.shared(self.second))
         copies = sum(-(-tile.copies // self.schedule.threads) for tile in tiles if tile.width >= 4)
+        # A multiprocessor allocates registers in units of 8 for each thread of a warp.
         total = rows * columns * sums + fragments + COPY_REGISTERS * copies + ADDRESS_REGISTERS
         return -(-total // 8) * 8
 

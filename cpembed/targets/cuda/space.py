@@ -91,6 +91,7 @@ class CudaSpace(Space[KernelSchedule]):
         """Yield a schedule with groups and splits."""
         depth = self.product.tiles[3]
         for group, splits in itertools.product(GROUPS, SPLITS):
+            # Every part of a split reduction has at least two stages.
             if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
                 continue
             yield self.scored(replace(schedule, group=group, splits=splits))

@@ -68,6 +68,7 @@ class ScratchpadProgram:
             operand = box.operand
             array = np.ascontiguousarray(inputs[operand.tensor], numpy_dtype(operand.dtype))
             array = in_tiles(self.plan, box, array) if box.tiled else array.reshape(-1)
+            # The executor reports a kernel that writes a read-only array.
             array.flags.writeable = False
             arrays.append(array)
         output = product.output

@@ -19,27 +19,19 @@ from cpembed.targets.scratchpad.lower import Axis, BoxProduct, Operand
 
 @dataclass(frozen=True, kw_only=True)
 class BoxDimension:
-    """A dimension of a box.
-
-    Attributes
-    ----------
-    walks
-        Coefficients of the axes in the number of places, ``1 + sum(coefficient * (held - 1))``.
-    starts, constant, step
-        Place u of the box is ``sum(factor * start) + constant + step * u`` of the operand's
-        dimension, for the ``starts`` of a PE's part.
-    size
-        Size of the operand's dimension.
-    stride_bytes
-        Bytes between neighbouring places in main memory.
-    """
+    """A dimension of a box."""
 
     walks: Mapping[str, int]
+    """Coefficients of the axes in the number of places, ``1 + sum(coefficient * (held - 1))``."""
     starts: Mapping[str, int]
+    """Factors of the first points of a PE's part in the operand's dimension: place u of the box is
+    its place ``sum(factor * start) + constant + step * u``."""
     constant: int
     step: int
     size: int
+    """Size of the operand's dimension."""
     stride_bytes: int
+    """Bytes between neighbouring places in main memory."""
 
     def places(self, held: Mapping[str, Any]) -> Any:
         """Return the number of places for numbers of held points, or arrays of them."""

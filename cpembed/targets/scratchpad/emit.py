@@ -381,6 +381,7 @@ class _Writer:
     def _prefetch(self, number: int, n: str) -> Iterator[str]:
         changes = self._changes(self.product.operands[number])
         yield f"    const int {n}_changes = more && ({changes});"
+        # The second buffer receives the next box while this tile is computed.
         if len(self.plan.buffers[number].offsets) == 2:
             yield f"    if ({n}_changes)"
             yield f"      {self._get(number, n, f'!{n}_in', 'next')}"

@@ -24,28 +24,19 @@ from cpembed.transform.program import DerivedProgram
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of the workload.
-
-    Attributes
-    ----------
-    name, extent, reduction
-        Name, number of points, and whether it is summed over.
-    lane
-        Instruction axis that covers it; None if only tiles do.
-    granule
-        Number of its points in a granule.
-    parts, weight
-        Number of parts that the mesh cuts a tile into; the part of a PE is ``place // weight %
-        parts`` of its place along the instruction axis.
-    """
+    """An axis of the workload."""
 
     name: str
     extent: int
     reduction: bool
     lane: str | None = None
+    """Instruction axis that covers it; None if only tiles do."""
     granule: int = 1
+    """Number of its points in a granule."""
     parts: int = 1
+    """Number of parts that the mesh cuts a tile into."""
     weight: int = 1
+    """Divisor of a PE's place along the lane: its part is ``place // weight % parts``."""
 
     @property
     def grain(self) -> int:
@@ -60,36 +51,25 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """An operand in main memory.
-
-    Attributes
-    ----------
-    name, tensor, role
-        Operand of the workload, its tensor, and the operand of the instruction.
-    dtype
-        Type of its elements, in main memory and in scratchpads.
-    shape, index
-        Size of each dimension, and its index over the workload's axes.
-    memory
-        Number of its scratchpad.
-    cut
-        Instruction axes that the mesh's rows and columns cut.
-    is_output
-        True for the output.
-    constant
-        True if it may be packed before the kernel runs.
-    """
+    """An operand in main memory."""
 
     name: str
+    """Operand of the workload."""
     tensor: str
     role: str
+    """Operand of the instruction."""
     dtype: str
+    """Type of its elements, in main memory and in scratchpads."""
     shape: tuple[int, ...]
     index: tuple[IndexExpr, ...]
+    """Index of each dimension over the workload's axes."""
     memory: int
+    """Number of its scratchpad."""
     cut: tuple[str, str] | None
+    """Instruction axes that the mesh's rows and columns cut."""
     is_output: bool
     constant: bool
+    """True if it may be packed before the kernel runs."""
 
     @property
     def element_bytes(self) -> int:

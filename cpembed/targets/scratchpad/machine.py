@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpembed.cost.machine.estimate import machine_of
-from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.hw.machine import Hierarchy, Mesh, Overlapping
-from cpembed.hw.schema import Key, spec_error
+from cpembed.hw.schema import spec_error
 from cpembed.ir.dtypes import size_bytes
 
 VECTOR_BYTES = 16
@@ -28,68 +27,45 @@ Lanes = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Engine:
-    """DMA engine of an operand, which executes one transfer after the other.
-
-    Attributes
-    ----------
-    bytes_per_cycle
-        Bytes per cycle of all PEs together.
-    latency_cycles
-        Cycles before the first byte of a transfer.
-    transaction_bytes
-        Bytes of a transaction of main memory, which is transferred as a whole.
-    """
+    """DMA engine of an operand, which executes one transfer after the other."""
 
     bytes_per_cycle: float
+    """Bytes per cycle of all PEs together."""
     latency_cycles: float
+    """Cycles before the first byte of a transfer."""
     transaction_bytes: int
+    """Bytes of a transaction of main memory, which is transferred as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchpadMachine:
-    """A mesh of PEs with scratchpads.
-
-    Attributes
-    ----------
-    name, clock_mhz, rows, columns
-        Name, clock, and size of the mesh.
-    cut
-        Instruction axes that rows and columns of the mesh cut, by operand; empty without a mesh.
-    memories, capacities
-        Names of a PE's memories, and their bytes.
-    held_in
-        Number of the memory of each operand.
-    alignment_bytes
-        Alignment of transfers.
-    overlaps
-        True if transfers and executions overlap.
-    engines
-        DMA engine of each operand of the instruction.
-    cycles
-        Cycles of a granule on all PEs.
-    call_cycles
-        Further cycles of an execution: coefficients of products of its sizes.
-    largest
-        Maximum points of each axis in one execution; empty if an execution is one granule.
-    lanes
-        Instruction axes by the operands that they move.
-    """
+    """A mesh of PEs with scratchpads."""
 
     name: str
     clock_mhz: float
     rows: int
     columns: int
     cut: Mapping[str, tuple[str, str]]
+    """Instruction axes that rows and columns of the mesh cut, by operand; empty without a mesh."""
     memories: tuple[str, ...]
     capacities: tuple[int, ...]
+    """Bytes of each memory of a PE."""
     held_in: Mapping[str, int]
+    """Number of the memory of each operand."""
     alignment_bytes: int
+    """Alignment of transfers."""
     overlaps: bool
+    """True if transfers and executions overlap."""
     engines: Mapping[str, Engine]
+    """DMA engine of each operand of the instruction."""
     cycles: float
+    """Cycles of a granule on all PEs."""
     call_cycles: tuple[tuple[tuple[str, ...], float], ...]
+    """Further cycles of an execution: coefficients of products of its sizes."""
     largest: Mapping[str, int]
+    """Maximum points of each axis in one execution; empty if an execution is one granule."""
     lanes: Lanes
+    """Instruction axes by the operands that they move."""
 
     @property
     def engine(self) -> Engine:
@@ -174,15 +150,15 @@ def _checked_lanes(spec: HardwareSpec, machine: Hierarchy) -> Lanes:
     lanes = _lanes(spec)
     sized = [axis.name for axis in instruction.axes if axis.largest is not None]
     if sized and ("" in lanes or len(sized) < len(instruction.axes)):
-        raise _error(
-            spec,
+        raise spec_error(
+            spec.path,
             ("instruction", "axes"),
             "a primitive of any size is a product of matrices, C[x,y] += A[x,z] * B[z,y]: give all "
             "three axes as { multiple, max }, or none",
         )
     if machine.mesh is not None and not sized:
-        raise _error(
-            spec,
+        raise spec_error(
+            spec.path,
             ("machines", machine.name, "mesh"),
             "an instruction of fixed size is executed by one element: give its axes as "
             "{ multiple, max }, or leave the mesh out",
@@ -195,19 +171,17 @@ def _checked_lanes(spec: HardwareSpec, machine: Hierarchy) -> Lanes:
     return lanes
 
 
-def _error(spec: HardwareSpec, key: Key, problem: str) -> SpecError:
-    return spec_error(spec.path, key, problem)
-
-
 def _lanes(spec: HardwareSpec) -> Lanes:
     computation = spec.instruction.computation
     key = ("instruction", "expression")
     if len(computation.inputs) != 2 or len(computation.outputs) != 1:
-        raise _error(spec, key, "a kernel of boxes multiplies two operands into one")
+        raise spec_error(spec.path, key, "a kernel of boxes multiplies two operands into one")
     first, second, output = map(set[str], _axes(spec.instruction).values())
     kinds = first & output - second, second & output - first, first & second - output
     if any(len(kind) > 1 for kind in kinds):
-        raise _error(spec, key, "several axes move the same operands; allowed: one of each kind")
+        raise spec_error(
+            spec.path, key, "several axes move the same operands; allowed: one of each kind"
+        )
     x, y, z = (next(iter(kind), "") for kind in kinds)
     return x, y, z
 
@@ -228,16 +202,16 @@ def _check_transfers(spec: HardwareSpec, machine: Hierarchy) -> None:
     for name, tile in spec.instruction.memory.items():
         element = min(map(size_bytes, spec.instruction.dtypes[name]))
         if element % tile.alignment_bytes:
-            raise _error(
-                spec,
+            raise spec_error(
+                spec.path,
                 ("operands", name, "alignment_bytes"),
                 f"{tile.alignment_bytes} is more than an element of {element} bytes, and boxes "
                 "begin at any element; allowed: what divides an element",
             )
     for memory in machine.memories.values():
         if memory.granule_bytes > BASE_BYTES or BASE_BYTES % memory.granule_bytes:
-            raise _error(
-                spec,
+            raise spec_error(
+                spec.path,
                 ("machines", machine.name, "memories", memory.name, "granule_bytes"),
                 f"{memory.granule_bytes} is not allowed; allowed: a divisor of {BASE_BYTES}, at "
                 "multiples of which operands begin",
@@ -250,14 +224,14 @@ def _check_mesh(spec: HardwareSpec, name: str, mesh: Mesh, lanes: Lanes) -> None
     key = ("machines", name, "mesh")
     for operand, cut in zip(_axes(spec.instruction), ((x, z), (z, y), (x, y)), strict=True):
         if mesh.cut[operand] != cut:
-            raise _error(
-                spec,
+            raise spec_error(
+                spec.path,
                 (*key, "cut", operand),
                 f'rows and columns cut a product into blocks; allowed: ["{cut[0]}", "{cut[1]}"]',
             )
     if mesh.rows != mesh.columns:
-        raise _error(
-            spec,
+        raise spec_error(
+            spec.path,
             key,
             f"rows and columns cut {z} into {mesh.rows} and {mesh.columns} parts; make them equal",
         )
@@ -270,8 +244,8 @@ def _check_vectors(spec: HardwareSpec, machine: Hierarchy, lanes: Lanes) -> None
     vector = VECTOR_BYTES // min(map(size_bytes, instruction.dtypes[output]))
     rows = 1 if machine.mesh is None else machine.mesh.rows
     if instruction.axis(lanes[0]).maximum % (rows * max(1, vector)):
-        raise _error(
-            spec,
+        raise spec_error(
+            spec.path,
             ("instruction", "axes", lanes[0], "multiple"),
             f"{lanes[0]}, of {output} and the first factor, is computed in vectors of {vector} "
             f"elements; allowed: multiples of {rows * vector}",

@@ -25,6 +25,7 @@ from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.parts import (
     ELEMENT,
     Dimension,
+    LinearSum,
     Loop,
     Part,
     Transform,
@@ -306,8 +307,9 @@ def _input_windows(tilings: Sequence[Tiling], last: int) -> list[Dimension]:
     for n, tiling in enumerate(tilings):
         window, form = tiling.window, tiling.form
         step = window.stride * form.outputs
-        places = (form.multiplications, {})
+        places: LinearSum = (form.multiplications, {})
         if n == last:
+            # Neighbouring tiles of a block share the borders of their inputs.
             places = (form.multiplications - step, {f"t{n}": step})
         first = (window.first, {f"t{n}": step, f"p{n}": form.taps})
         dimensions.append(Dimension(window.size, first, places))

@@ -78,32 +78,25 @@ class Transform:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Transforms of the blocks of an array.
-
-    Attributes
-    ----------
-    name, loops
-        Name of the part, and loops over its blocks.
-    source, target
-        Dimensions of the array that is read, and of the one that is written.
-    transforms
-        Transforms along the nest of a point's inputs, outermost first.
-    nest
-        Dimension of the source along which each transform reads, and the distance of its inputs.
-    into
-        Dimension of the target along which each transform writes, and the distance of its results.
-    walks
-        Dimensions of source and target that a loop's points walk, with the distance of their steps.
-    """
+    """Transforms of the blocks of an array."""
 
     name: str
     loops: tuple[Loop, ...]
+    """Loops over blocks."""
     source: tuple[Dimension, ...]
+    """Dimensions of the array that is read."""
     target: tuple[Dimension, ...]
+    """Dimensions of the array that is written."""
     transforms: tuple[Transform, ...]
+    """Transforms along the nest of a point's inputs, outermost first."""
     nest: tuple[tuple[int, int], ...]
+    """Dimension of the source along which each transform reads, and the distance of its inputs."""
     into: tuple[tuple[int, int], ...]
+    """Dimension of the target along which each transform writes, and the distance of its
+    results."""
     walks: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]
+    """Dimensions of source and target that a loop's points walk, with the distance of their
+    steps."""
 
     @property
     def units(self) -> int:
@@ -151,6 +144,7 @@ class Part:
             transferring += moved / engine.bytes_per_cycle
             transferring += rounds * float(calls.calls[0]) * engine.latency_cycles
         executing = rounds * self.operations / (VECTOR_BYTES / _BYTES)
+        # Double buffering overlaps all rounds but one.
         return max(transferring, executing) + (transferring + executing) / max(1, rounds)
 
 

@@ -16,24 +16,16 @@ PLACED_BYTES = 32
 
 @dataclass(frozen=True)
 class Schedule:
-    """Choices of a kernel.
-
-    Attributes
-    ----------
-    tile
-        Points of each axis in a tile, in the workload's order of axes.
-    order
-        Loops over tiles, outermost first, reductions last.
-    buffers
-        Number of buffers of what is transferred; with two, transfers overlap executions.
-    ahead
-        True if constant operands are packed in tiles ahead of time.
-    """
+    """Choices of a kernel."""
 
     tile: tuple[tuple[str, int], ...]
+    """Points of each axis in a tile, in the workload's order of axes."""
     order: tuple[str, ...]
+    """Loops over tiles, outermost first, reductions last."""
     buffers: int = 2
+    """Number of buffers of what is transferred; with two, transfers overlap executions."""
     ahead: bool = True
+    """True if constant operands are packed in tiles ahead of time."""
 
     def __str__(self) -> str:
         sizes = " ".join(f"{name}:{points}" for name, points in self.tile if points > 1)

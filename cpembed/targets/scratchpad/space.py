@@ -74,6 +74,7 @@ class _Best:
         self, work: Work, tiles: Mapping[str, Numbers], orders: Sequence[tuple[str, ...]]
     ) -> None:
         """Add the sizes in ``tiles`` that fit and are better than the present candidates."""
+        # Transfers only add to the time of executions.
         if work.executing.min() > self._limit:
             return
         for buffers in self._buffers:
@@ -97,6 +98,7 @@ class _Best:
         rows = np.flatnonzero(costs <= self._limit)
         if not len(rows):
             return
+        # Only the candidates that can be kept are sorted below.
         if len(rows) > MAX_RANKED:
             rows = rows[costs[rows] <= np.partition(costs[rows], MAX_RANKED - 1)[MAX_RANKED - 1]]
         moved = np.broadcast_to(times.moved_bytes, shape)

@@ -32,32 +32,22 @@ wrong."""
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchpadDetails(Details):
-    """Counters of a run, and its estimated time.
-
-    Attributes
-    ----------
-    machine
-        Name of the machine.
-    estimated_us, parts
-        Estimated microseconds, and what they consist of.
-    counters
-        Counters of the product.
-    operands
-        Names of the counted operands by number.
-    used
-        Bytes used and bytes of each memory of a PE.
-    around_us, around
-        Estimated microseconds, and counters by name, of the parts around the product of a method.
-    """
+    """Counters of a run, and its estimated time."""
 
     machine: str
     estimated_us: float
     parts: Mapping[str, float]
+    """Estimated microseconds of the product by what they are spent on."""
     counters: Counters
+    """Counters of the product."""
     operands: tuple[str, ...]
+    """Names of the counted operands by number."""
     used: Mapping[str, tuple[int, int]]
+    """Bytes used, and bytes, of each memory of a PE."""
     around_us: float = 0.0
+    """Estimated microseconds of the parts around the product of a method."""
     around: Mapping[str, Counters] = field(default_factory=dict[str, Counters])
+    """Counters of the parts of a method, by name."""
 
     def to_json(self) -> dict[str, Any]:
         around: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What a step of a kernel's reductions prefetches, read off its text; and nests to look at."""
+"""Places that a step of a kernel prefetches, read off its text, and nests to test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _T:
     min = staticmethod(min)
 
 
-def asked(
+def prefetched_places(
     which: Prefetch,
     nest: Nest,
     step: tuple[int, ...],
@@ -47,7 +47,7 @@ def asked(
     values: dict[str, object] = {"T": _T, **dict.fromkeys(operand.access.iterators, 0)}
     values |= tasks or {}
     values |= {loop_variable(o): at for o, at in zip(nest.reductions, step, strict=True)}
-    found: list[int] = []
+    places: list[int] = []
     condition = "True"
     for line in script.text().splitlines():
         if line.lstrip().startswith("if "):
@@ -56,8 +56,8 @@ def asked(
         place = re.search(rf"address_of\({operand.parameter}\[(.*)\]\)", line)
         assert place is not None
         if eval(condition, values):
-            found.append(int(eval(place[1], values)))
-    return found
+            places.append(int(eval(place[1], values)))
+    return places
 
 
 def read_lines(nest: Nest, operand: KernelOperand, tasks: Mapping[str, int]) -> set[int]:
@@ -91,31 +91,31 @@ def verified(
         monkeypatch.setattr(module, "calibration", lambda: machine)
     program = program_of(spec, words)
     space = schedule_space(program, spec)
-    knobs = known(knobs, space.nest)
+    knobs = without_missing_loops(knobs, space.nest)
     built = build(program, spec, backend="native", knobs=knobs)
     inputs = random_inputs(program.workload, 4)
     expected = reference(program.workload, inputs)
-    for found in (built.run(inputs), built.run_whole(inputs, ())):
+    for result in (built.run(inputs), built.run_whole(inputs, ())):
         if expected.dtype.kind == "i":
-            assert np.array_equal(found, expected)
+            assert np.array_equal(result, expected)
         else:
-            assert np.allclose(found, expected, atol=1e-3)
+            assert np.allclose(result, expected, atol=1e-3)
     return space.scheduled(program, knobs), built
 
 
 def program_of(spec: HardwareSpec, words: str) -> DerivedProgram:
-    given = workload(words.split(), target=spec)
-    (ranked, *_) = solve(given, spec, constraints="in_place_padded", top=1).embeddings
+    layer = workload(words.split(), target=spec)
+    (ranked, *_) = solve(layer, spec, constraints="in_place_padded", top=1).embeddings
     return ranked.candidate.program
 
 
 def nest_of(spec: HardwareSpec, words: str, knobs: Knobs) -> Nest:
     """Blocks of loops that the nest lacks are left out."""
     space = schedule_space(program_of(spec, words), spec)
-    return space.applied(known(knobs, space.nest))
+    return space.applied(without_missing_loops(knobs, space.nest))
 
 
-def known(knobs: Knobs, nest: Nest) -> Knobs:
+def without_missing_loops(knobs: Knobs, nest: Nest) -> Knobs:
     """The same without blocks of loops that the nest lacks."""
     names = {loop.origin for loop in nest.tasks}
     blocks = {name: size for name, size in knobs.register_tiles.items() if name in names}

@@ -24,9 +24,9 @@ BF16 = hardware_spec("avx512_bf16")
 
 
 def applied(words: str, **blocks: int) -> Nest:
-    given = workload(words, target=VNNI)
+    layer = workload(words, target=VNNI)
     program = (
-        solve(given, VNNI, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+        solve(layer, VNNI, constraints="in_place_padded", top=1).embeddings[0].candidate.program
     )
     named = {name.replace("_", "."): size for name, size in blocks.items()}
     return schedule_space(program, VNNI).applied(Knobs(named))
@@ -56,8 +56,8 @@ def test_share_of_the_steps(words: str, blocks: dict[str, int], share: float) ->
 
 
 def _counted(nest: Nest) -> float:
-    """By the body that each task has, and all points of each step."""
-    found = index_sets(nest)
+    """Count products by the body that each task has, over all points of each step."""
+    sets = index_sets(nest)
     starts = [[task.start(number) for number in range(task.count)] for task in nest.tasks]
     read = {name for coordinate in nest.halo for name in coordinate.access.iterators}
     inner = [loop for loop in nest.inner if loop not in nest.steps and loop.name in read]
@@ -65,12 +65,12 @@ def _counted(nest: Nest) -> float:
         dict(zip((loop.name for loop in inner), at, strict=True))
         for at in itertools.product(*(range(loop.extent) for loop in inner))
     ]
-    seen = 0
-    chosen: set[str] = set()
+    products = 0
+    conditions: set[str] = set()
     for place in itertools.product(*starts):
         at = dict(zip((task.name for task in nest.tasks), place, strict=True))
-        body = next(b for b in found if not b.condition or eval(b.condition, {}, at))
-        chosen.add(body.condition)
+        body = next(b for b in sets if not b.condition or eval(b.condition, {}, at))
+        conditions.add(body.condition)
         loops = (*nest.reductions, *body.nest.steps)
         same = {loop.name: loop.name for loop in loops}
         for step in itertools.product(*(range(loop.extent) for loop in loops)):
@@ -89,16 +89,16 @@ def _counted(nest: Nest) -> float:
             )
             assert executed >= inside, point
             assert executed == inside or not reads_no_padding(nest), point
-            seen += executed
-    assert chosen == {body.condition for body in found}
+            products += executed
+    assert conditions == {body.condition for body in sets}
     points = math.prod(loop.extent for loop in (*nest.reductions, *nest.steps))
-    return seen / points / math.prod(map(len, starts))
+    return products / points / math.prod(map(len, starts))
 
 
 def test_a_condition_is_where_its_loop_is_and_only_where_it_can_fail() -> None:
     nest = applied("conv2d n=1 c=16 h=7 w=7 k=16 r=3 s=1 pad=1 layout=NHWC", q_o=7)
-    found = [guarded(nest, nest.reductions[:n], {}) for n in range(len(nest.reductions) + 1)]
-    assert sum(map(len, found)) == 1
+    headers = [guarded(nest, nest.reductions[:n], {}) for n in range(len(nest.reductions) + 1)]
+    assert sum(map(len, headers)) == 1
     nest = applied("conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3 layout=NHWC")
     assert not nest.halo
 
@@ -176,19 +176,19 @@ def test_blocks_of_which_some_are_shorter(words: str, blocks: dict[str, int], ki
     uneven = [task for task in nest.tasks if task.remainder]
     assert len(uneven) == 1
     for task in uneven:
-        found = [
+        counts = [
             task.start(number) + point
             for number in range(task.count)
             for point in range(task.tile - (number >= task.count - task.remainder))
         ]
-        assert found == list(range(task.extent))
+        assert counts == list(range(task.extent))
         starts = [eval(task.start_text(str(n)), {"T": _Min}) for n in range(task.count)]
         assert starts == [task.start(number) for number in range(task.count)]
     assert _counted(nest) == pytest.approx(executed_share(nest))
 
 
 class _Min:
-    """What kernels' text calls ``T``."""
+    """Stand-in for ``T`` in the text of kernels."""
 
     min = min
 
@@ -200,9 +200,9 @@ def test_what_cannot_be_a_point_shorter_is_moved_back() -> None:
 
 
 def unpadded(target: HardwareSpec, words: str, blocks: dict[str, int]) -> Nest | None:
-    given = workload(words, target=target)
+    layer = workload(words, target=target)
     program = (
-        solve(given, target, constraints="in_place_padded", top=1).embeddings[0].candidate.program
+        solve(layer, target, constraints="in_place_padded", top=1).embeddings[0].candidate.program
     )
     space = schedule_space(program, target)
     return (

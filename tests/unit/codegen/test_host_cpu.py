@@ -1,4 +1,4 @@
-"""What is compiled for the host follows from the features that the processor reports."""
+"""The compiler's target follows from the features that the processor reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REPORTED = {
 needs_x86 = pytest.mark.skipif(not module.is_x86(), reason="for x86 processors")
 
 
-def told(monkeypatch: pytest.MonkeyPatch, recognised: str, flags: str) -> module.HostCpu:
+def host_of(monkeypatch: pytest.MonkeyPatch, recognised: str, flags: str) -> module.HostCpu:
     monkeypatch.setattr(module, "reported_features", lambda: frozenset(flags.split()))
     monkeypatch.setattr(module, "is_x86", lambda: True)
     return host_cpu(recognised, lambda: NAMES, lambda name: {*NAMES[name], "prefer-256-bit"})
@@ -63,40 +63,40 @@ def test_what_a_feature_rests_on_is_llvms(flag: str) -> None:
 
 @pytest.mark.parametrize("name", REPORTED)
 def test_a_right_name_stands(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    found = told(monkeypatch, name, REPORTED[name] + " vmx")
-    assert (found.name, found.attributes) == (name, ())
-    assert found.why == f"LLVM recognises {name}"
+    cpu = host_of(monkeypatch, name, REPORTED[name] + " vmx")
+    assert (cpu.name, cpu.attributes) == (name, ())
+    assert cpu.why == f"LLVM recognises {name}"
 
 
 def test_a_masked_model_number_is_compiled_for_what_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = told(monkeypatch, "old", REPORTED["tiles"])
-    assert (found.name, found.attributes) == ("tiles", ())
-    assert {"amx-tile", "avx512f"} <= set(found.lacking)
-    assert "LLVM recognises old" in found.why
-    assert "compiled for tiles" in found.why
+    cpu = host_of(monkeypatch, "old", REPORTED["tiles"])
+    assert (cpu.name, cpu.attributes) == ("tiles", ())
+    assert {"amx-tile", "avx512f"} <= set(cpu.lacking)
+    assert "LLVM recognises old" in cpu.why
+    assert "compiled for tiles" in cpu.why
 
 
 def test_what_no_known_name_has_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told(monkeypatch, "wide", REPORTED["wide"] + " avx512_vnni")
-    assert (found.name, found.attributes) == ("wide", ("+avx512vnni",))
-    assert "added: avx512vnni" in found.why
+    cpu = host_of(monkeypatch, "wide", REPORTED["wide"] + " avx512_vnni")
+    assert (cpu.name, cpu.attributes) == ("wide", ("+avx512vnni",))
+    assert "added: avx512vnni" in cpu.why
 
 
 def test_what_a_hypervisor_switched_off_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told(monkeypatch, "tiles", REPORTED["old"] + " avx2 fma f16c")
-    assert (found.name, found.attributes) == ("tiles", ("-amx-tile", "-avx512f"))
-    assert "not reported, so not used: amx-tile, avx512f" in found.why
+    cpu = host_of(monkeypatch, "tiles", REPORTED["old"] + " avx2 fma f16c")
+    assert (cpu.name, cpu.attributes) == ("tiles", ("-amx-tile", "-avx512f"))
+    assert "not reported, so not used: amx-tile, avx512f" in cpu.why
 
 
 def test_another_vendors_name_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, "old", REPORTED["wide"] + " sse4a").name == "zen"
+    assert host_of(monkeypatch, "old", REPORTED["wide"] + " sse4a").name == "zen"
 
 
 def test_hidden_features_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE_VARIABLE, "amx_tile, avx512f")
-    assert told(monkeypatch, "tiles", REPORTED["tiles"]).absent == ("amx-tile", "avx512f")
+    assert host_of(monkeypatch, "tiles", REPORTED["tiles"]).absent == ("amx-tile", "avx512f")
 
 
 def test_llvm_knows_every_feature_by_the_name_that_is_used() -> None:
@@ -106,11 +106,13 @@ def test_llvm_knows_every_feature_by_the_name_that_is_used() -> None:
     library = runtime.tvm()
     triple = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
     names = codegen.llvm_get_cpu_archlist(library.target.Target(triple))
-    known: set[str] = set()
+    features: set[str] = set()
     for name in names:
-        known |= set(codegen.llvm_get_cpu_features(library.target.Target({**triple, "mcpu": name})))
+        features |= set(
+            codegen.llvm_get_cpu_features(library.target.Target({**triple, "mcpu": name}))
+        )
     # Of a feature without a processor: what adding it makes of a target.
-    for feature in set(LLVM_FEATURES.values()) - known:
+    for feature in set(LLVM_FEATURES.values()) - features:
         target = library.target.Target({**triple, "mcpu": "x86-64", "mattr": [f"+{feature}"]})
         assert feature in codegen.llvm_get_cpu_features(target)
 
@@ -158,9 +160,9 @@ def layer_of(target: str) -> str:
 
 @needs_x86
 def test_targets_say_what_was_recognised() -> None:
-    done = on_a_machine("targets", **{NAME_VARIABLE: "x86-64"})
-    assert done.returncode == 0
-    assert "LLVM recognises x86-64; the processor also reports" in done.stdout
+    process = on_a_machine("targets", **{NAME_VARIABLE: "x86-64"})
+    assert process.returncode == 0
+    assert "LLVM recognises x86-64; the processor also reports" in process.stdout
 
 
 @needs_x86
@@ -174,8 +176,8 @@ def test_every_target_of_the_processor_runs_whatever_llvm_recognises(name: str) 
     for spec in specs:
         if spec.backend != "x86" or missing_features(spec):
             continue
-        done = on_a_machine(f"run {layer_of(spec.name)}", **{NAME_VARIABLE: name})
-        assert done.returncode == 0, (spec.name, done.stderr)
+        process = on_a_machine(f"run {layer_of(spec.name)}", **{NAME_VARIABLE: name})
+        assert process.returncode == 0, (spec.name, process.stderr)
 
 
 @needs_x86
@@ -184,6 +186,10 @@ def test_any_feature_can_be_switched_off() -> None:
     """Each in turn: the kernels that need it say so, others run."""
     for flag in sorted(set(LLVM_FEATURES) & module.reported_features()):
         for target in ("avx512_vnni", "avx512_int8", "vta_1x16x16"):
-            done = on_a_machine(f"run {layer_of(target)}", **{HIDE_VARIABLE: flag})
-            assert done.returncode in (0, 5), (flag, target, done.stderr)
-            assert done.stderr.count("\n") == (done.returncode == 5), (flag, target, done.stderr)
+            process = on_a_machine(f"run {layer_of(target)}", **{HIDE_VARIABLE: flag})
+            assert process.returncode in (0, 5), (flag, target, process.stderr)
+            assert process.stderr.count("\n") == (process.returncode == 5), (
+                flag,
+                target,
+                process.stderr,
+            )

@@ -26,13 +26,13 @@ from tests.unit.transform.small_tiles import small_amx
 
 def over_windows(layer: str, target: str | None = "amx_int8") -> list[DerivedProgram]:
     spec = small_amx() if target is None else hardware_spec(target)
-    given = workload(layer.split(), target=spec)
-    found: list[DerivedProgram] = []
-    for ranked in solve(given, spec, constraints="in_place_padded", top=3).embeddings:
+    windowed = workload(layer.split(), target=spec)
+    programs: list[DerivedProgram] = []
+    for ranked in solve(windowed, spec, constraints="in_place_padded", top=3).embeddings:
         for item in in_windows(ranked, spec):
             require_variant(item.candidate)
-            found.append(item.candidate.program)
-    return found
+            programs.append(item.candidate.program)
+    return programs
 
 
 def windows_of(image: PackedOperand) -> Im2colPacking | None:
@@ -129,7 +129,7 @@ def test_what_is_no_window_has_no_runs() -> None:
 @pytest.mark.slow
 def test_random_windows() -> None:
     """Executed operation by operation, and proven."""
-    draw, found = random.Random(11), 0
+    draw, packed = random.Random(11), 0
     for _ in range(25):
         r, s, c = draw.randint(1, 3), draw.randint(2, 3), draw.randint(1, 3)
         layer = f"conv2d n={draw.randint(1, 2)} c={c} k={draw.randint(1, 5)} r={r} s={s}"
@@ -137,10 +137,10 @@ def test_random_windows() -> None:
         layer += f" stride={draw.randint(1, 2)} dilation={draw.randint(1, 2)}"
         layer += f" layout={draw.choice(('NHWC', 'NCHW'))}"
         for program in over_windows(layer, target=None):
-            found += 1
+            packed += 1
             data = random_inputs(program.unfused, 3)
             assert np.array_equal(execute(program, data), reference(program.unfused, data))
-    assert found > 20
+    assert packed > 20
 
 
 def test_how_many_runs_are_copied() -> None:

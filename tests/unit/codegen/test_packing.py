@@ -72,13 +72,13 @@ def move(layout: PackedOperand, direction: Direction, data: np.ndarray, size: in
 def elements(layout: PackedOperand) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Packed and original index of every packed element that lies inside the original."""
     names = [dimension.name for dimension in layout.dimensions]
-    found = []
+    copies = []
     for at in np.ndindex(*layout.shape):
         values = dict(zip(names, at, strict=True))
         index = tuple(int(e.evaluate(values)) for e in layout.source)
         if all(0 <= i < size for i, size in zip(index, layout.original_shape, strict=True)):
-            found.append((at, index))
-    return found
+            copies.append((at, index))
+    return copies
 
 
 @pytest.mark.quick(1)

@@ -49,11 +49,11 @@ def points(nest: Nest) -> set[tuple[int, ...]]:
     loops = [*nest.reductions, *nest.inner]
     names = [task.name for task in nest.tasks] + [loop.name for loop in loops]
     ranges = [*starts, *(range(loop.extent) for loop in loops)]
-    found: set[tuple[int, ...]] = set()
+    visited: set[tuple[int, ...]] = set()
     for values in itertools.product(*ranges):
         at = dict(zip(names, values, strict=True))
-        found.add(tuple(int(o.access.evaluate(at)) for o in nest.operands))
-    return found
+        visited.add(tuple(int(o.access.evaluate(at)) for o in nest.operands))
+    return visited
 
 
 def conv_nest() -> Nest:
@@ -234,8 +234,8 @@ def test_panels_are_proposed_where_data_outgrow_the_second_level_cache() -> None
     def panels(cache: int) -> bool:
         machine = replace(MACHINE, cache_bytes=(cache // 4, cache, 0))
         nest = product_nest({"p": 30}, {"k": 40})
-        found = Schedules(nest, model(largest=4), machine).ranked()
-        return any(knobs.cache_tiles for _, knobs in found)
+        ranking = Schedules(nest, model(largest=4), machine).ranked()
+        return any(knobs.cache_tiles for _, knobs in ranking)
 
     assert panels(1 << 10)
     assert not panels(1 << 20)
@@ -298,7 +298,7 @@ def sequence(nest: Nest, choice: random.Random) -> list[Pass]:
     registers = {n: size for n, size in registers.items() if size <= cache.get(n, size)}
     names = choice.sample([task.name for task in nest.tasks], len(nest.tasks))
     peeling = choice.choice(list(Peeling))
-    found: list[Pass] = [
+    passes: list[Pass] = [
         lambda nest: cache_tile(nest, cache),
         lambda nest: register_tile(nest, registers),
         lambda nest: shorten_remainder(replace(nest, peeling=peeling)),
@@ -306,7 +306,7 @@ def sequence(nest: Nest, choice: random.Random) -> list[Pass]:
     extents = [loop.extent for loop in nest.reductions if loop.extent > 1]
     if extents and choice.random() < 0.5:
         parts = choice.choice(extents)
-        found.append(lambda nest: split_k(nest, parts))
+        passes.append(lambda nest: split_k(nest, parts))
     anywhere: list[Callable[[Nest], Nest]] = [
         lambda nest: order_tasks(
             nest, [n for n in names if n in {task.name for task in nest.tasks}]
@@ -315,9 +315,9 @@ def sequence(nest: Nest, choice: random.Random) -> list[Pass]:
         drop_unit_loops,
         split_axes,
     ]
-    for one in anywhere:
-        found.insert(choice.randint(0, len(found)), one)
-    return found
+    for insertion in anywhere:
+        passes.insert(choice.randint(0, len(passes)), insertion)
+    return passes
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -31,10 +31,10 @@ LAYERS = [
 def packed(target: str, layer: str) -> Iterator[tuple[DerivedProgram, Nest, PackedOperand]]:
     """Programs that pack their image, on some schedules each."""
     spec = hardware_spec(target)
-    found = solve(
+    ranked = solve(
         workload(layer.split(), target=spec), spec, constraints="in_place_padded", top=4
     ).embeddings
-    for item in with_variants(found, spec):
+    for item in with_variants(ranked, spec):
         program = item.candidate.program
         operand = program.operand("I")
         if operand.is_identity:
@@ -57,7 +57,7 @@ def rows_read(
     dimensions = 1 + next(
         n for n in range(len(operand.shape)) if _rows(operand, n + 1) == access.row_count
     )
-    found = {0}
+    rows = {0}
     for position in range(dimensions):
         index = operand.access[position]
         for overlap in program.overlaps:
@@ -68,8 +68,8 @@ def rows_read(
             int(index.evaluate(dict(zip(index.iterators, point, strict=True))))
             for point in itertools.product(*ranges)
         }
-        found = {row * operand.shape[position] + place for row in found for place in places}
-    return found
+        rows = {row * operand.shape[position] + place for row in rows for place in places}
+    return rows
 
 
 def _rows(operand: PackedOperand, dimensions: int) -> int:
@@ -80,7 +80,7 @@ def _rows(operand: PackedOperand, dimensions: int) -> int:
 
 
 def value(text: str, **names: int) -> int:
-    """Of a kernel's text."""
+    """Evaluate an index of a kernel's text."""
     assert re.fullmatch(r"[\w\s.,()*/%+-]*", text)
     return int(eval(text, {"T": SimpleNamespace(min=min, max=max)}, dict(names)))
 
@@ -88,16 +88,16 @@ def value(text: str, **names: int) -> int:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("target, layer", LAYERS)
 def test_which_rows_each_task_reads(target: str, layer: str) -> None:
-    seen = 0
+    accesses = 0
     for program, nest, operand in packed(target, layer):
         for access in row_accesses(program, operand, nest, rows_of(operand)):
-            seen += 1
+            accesses += 1
             for task in range(0, nest.task_count, 1 + nest.task_count // 40):
                 first = access.first_row(task)
                 assert value(access.first_row_text("at"), at=task) == first
                 read = rows_read(program, nest, operand, access, task)
                 assert (min(read), max(read)) == (first, first + access.span - 1)
-    assert seen
+    assert accesses
 
 
 @pytest.mark.quick(1)
@@ -107,33 +107,33 @@ def test_packing_blocks_are_all_tasks_in_order(target: str, layer: str, chunks: 
     for program, nest, operand in packed(target, layer):
         for access in row_accesses(program, operand, nest, rows_of(operand)):
             for more in (0, 2, access.count):
-                found = PackingBlocks.longest(access, chunks, access.span + more * access.step)
-                assert found is not None
+                blocks = PackingBlocks.longest(access, chunks, access.span + more * access.step)
+                assert blocks is not None
                 longest = 1 if access.span == access.step else min(access.count, 1 + more)
-                assert longest / 2 < found.points <= longest
-                check(found, nest.task_count)
+                assert longest / 2 < blocks.points <= longest
+                check(blocks, nest.task_count)
             assert PackingBlocks.longest(access, chunks, access.span - 1) is None
             check(PackingBlocks(access, chunks, 0), nest.task_count)
 
 
-def check(found: PackingBlocks, total: int) -> None:
+def check(blocks: PackingBlocks, total: int) -> None:
     """Each chunk's blocks are its tasks, one after the other, and read no more than they say."""
-    access, most = found.access, 0
-    for chunk in range(found.chunks):
-        mine = str(chunk * total // found.chunks), str((chunk + 1) * total // found.chunks)
-        numbers = [value(text, chunk=chunk) for text in found.numbers("chunk", mine)]
+    access, most = blocks.access, 0
+    for chunk in range(blocks.chunks):
+        mine = str(chunk * total // blocks.chunks), str((chunk + 1) * total // blocks.chunks)
+        numbers = [value(text, chunk=chunk) for text in blocks.numbers("chunk", mine)]
         expected = int(mine[0])
         for number in range(*numbers):
-            first, end = (value(text, block=number) for text in found.tasks("block", mine))
+            first, end = (value(text, block=number) for text in blocks.tasks("block", mine))
             assert first == expected < end
             expected = end
-            low, high = (value(text) for text in found.packing_rows(str(first), str(end)))
+            low, high = (value(text) for text in blocks.packing_rows(str(first), str(end)))
             assert low == access.first_row(first) * access.each
             last = min(access.row_count, access.first_row(end - 1) + access.span)
             assert high == last * access.each
             most = max(most, last - access.first_row(first))
         assert expected == int(mine[1])
-    assert most <= found.rows
+    assert most <= blocks.rows
 
 
 def test_what_nobody_else_reads_is_packed_in_the_nearest_cache(
@@ -143,10 +143,10 @@ def test_what_nobody_else_reads_is_packed_in_the_nearest_cache(
     monkeypatch.setenv("TVM_NUM_THREADS", "2")
     target, layer = LAYERS[0]
     spec = hardware_spec(target)
-    found = solve(
+    ranked = solve(
         workload(layer.split(), target=spec), spec, constraints="in_place_padded", top=4
     ).embeddings
-    windows = next(i for i in with_variants(found, spec) if "windows" in i.constraints)
+    windows = next(i for i in with_variants(ranked, spec) if "windows" in i.constraints)
     program = windows.candidate.program
     space = schedule_space(program, spec)
     rows_outermost = next(
@@ -159,6 +159,6 @@ def test_what_nobody_else_reads_is_packed_in_the_nearest_cache(
     assert packing.bytes <= 24 << 10 < packing.operand.elements
     assert packing.share() == pytest.approx(1.0)
     # Where a cache is as large as you like, rows of a window are packed once.
-    whole = plan_packing(program, nest, (1 << 29, 1 << 28), PACKED_IN)
-    assert whole is not None
-    assert whole.share() == pytest.approx(1.0)
+    roomy = plan_packing(program, nest, (1 << 29, 1 << 28), PACKED_IN)
+    assert roomy is not None
+    assert roomy.share() == pytest.approx(1.0)

@@ -16,7 +16,7 @@ from cpembed.codegen.prefetch import ahead, prefetch_a
 from cpembed.codegen.traffic import Reuse
 from cpembed.driver.named import hardware_spec
 from cpembed.hw.instruction import HardwareSpec
-from tests.unit.codegen.prefetched import asked, lines_of, nest_of, read_lines, verified
+from tests.unit.codegen.prefetched import lines_of, nest_of, prefetched_places, read_lines, verified
 
 VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
 CASES = [
@@ -42,7 +42,7 @@ def test_a_task_asks_for_what_the_next_one_reads(
     places = [
         at
         for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
-        for at in asked(Prefetch.A, nest, step, named)
+        for at in prefetched_places(Prefetch.A, nest, step, named)
     ]
     assert lines_of(nest, first, places) == read_lines(nest, first, last)
 

@@ -17,7 +17,7 @@ from cpembed.codegen.prefetch import ahead, prefetch_b, tasks_in_turn, turn
 from cpembed.codegen.traffic import Reuse
 from cpembed.driver.named import hardware_spec
 from cpembed.hw.instruction import HardwareSpec
-from tests.unit.codegen.prefetched import asked, lines_of, nest_of, read_lines, verified
+from tests.unit.codegen.prefetched import lines_of, nest_of, prefetched_places, read_lines, verified
 
 VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
 CASES = [
@@ -41,7 +41,7 @@ def test_tasks_ask_for_all_of_the_next_block(spec: HardwareSpec, words: str, kno
         at
         for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
         for number in range(tasks)
-        for at in asked(Prefetch.B, nest, step, {**named, turn(tasks): number})
+        for at in prefetched_places(Prefetch.B, nest, step, {**named, turn(tasks): number})
     ]
     assert lines_of(nest, second, places) == read_lines(nest, second, last)
 

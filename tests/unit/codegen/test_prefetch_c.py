@@ -25,8 +25,8 @@ from cpembed.targets.cpu.calibration import calibration
 from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.running import verify
-from tests.unit.codegen.prefetched import asked
 from tests.unit.codegen.prefetched import nest_of as asked_nest_of
+from tests.unit.codegen.prefetched import prefetched_places
 
 SPEC, VECTORS = hardware_spec("amx_int8"), hardware_spec("avx512_int8")
 DOTS = hardware_spec("avx512_vnni")
@@ -60,8 +60,8 @@ def test_whole_lines_are_asked_for(
     layer: str, dtype: str, blocks: dict[str, int], lines: int | None
 ) -> None:
     nest = nest_of(layer, dtype, blocks)
-    found = prefetch_c(nest, Reuse(nest), 32 << 10)
-    assert (Prefetch.C in found.prefetched) == (lines is not None)
+    prefetched_nest = prefetch_c(nest, Reuse(nest), 32 << 10)
+    assert (Prefetch.C in prefetched_nest.prefetched) == (lines is not None)
     # What stays in the cache is there.
     assert not prefetch_c(nest, Reuse(nest), 64 << 20).prefetched
     if lines is None:
@@ -70,21 +70,25 @@ def test_whole_lines_are_asked_for(
     places = [
         at * size
         for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
-        for at in asked(Prefetch.C, nest, step)
+        for at in prefetched_places(Prefetch.C, nest, step)
     ]
     assert all(at % nest.line_bytes == 0 for at in places)
     assert len(places) == len(set(places)) == lines
 
 
 def test_few_steps_ask_without_a_branch() -> None:
-    """Of 25 steps each asks, the last ones for the last line again; of 225 only the first do."""
+    """All of 25 steps request a line, the last ones again the last; of 225 only the first do."""
     knobs = Knobs({"q.o": 6, "k.o": 2})
     for channels, steps in ((4, 25), (36, 225)):
         words = f"conv2d n=1 c={channels} h=16 w=16 k=32 r=5 s=5 layout=NHWC"
         nest = asked_nest_of(DOTS, words, knobs)
         loops = [range(loop.extent) for loop in nest.reductions]
         assert math.prod(map(len, loops)) == steps
-        places = [at for step in itertools.product(*loops) for at in asked(Prefetch.C, nest, step)]
+        places = [
+            at
+            for step in itertools.product(*loops)
+            for at in prefetched_places(Prefetch.C, nest, step)
+        ]
         assert len(places) == (25 if steps == 25 else 12)
         assert len(set(places)) == 12
 
@@ -94,12 +98,12 @@ def test_results_beyond_the_cache_are_written_whole() -> None:
     panel that the cache holds; the model prefers either to a whole image in pieces."""
     words = "conv2d n=1 c=64 h=56 w=56 k=256 r=1 s=1 layout=NHWC"
     layer = workload(words.split(), target=SPEC)
-    found = (
+    candidate = (
         schedule_space(ranked.candidate.program, SPEC, epilogue=Epilogue("float32"))
         for ranked in solve(layer, SPEC, top=8).embeddings
     )
     # A panel of rows that are not the tiles' own.
-    space = next(s for s in found if any(loop.steps == 56 for loop in s.model.rows(s.nest)[:2]))
+    space = next(s for s in candidate if any(loop.steps == 56 for loop in s.model.rows(s.nest)[:2]))
     machine = replace(space.machine, cache_bytes=(48 << 10, 2 << 20, 64 << 20))
     space = replace(space, machine=machine, _kept={})
     ranking = [knobs for _, knobs in space.ranked()]
@@ -113,8 +117,8 @@ def test_results_beyond_the_cache_are_written_whole() -> None:
     ]
     assert panels
     stores = [space.estimate(replace(k, non_temporal=False)).stores_us for k in (panels[0], pieces)]
-    whole = space.estimate(replace(pieces, loop_order="rows")).stores_us
-    assert whole < stores[0] < stores[1]
+    contiguous = space.estimate(replace(pieces, loop_order="rows")).stores_us
+    assert contiguous < stores[0] < stores[1]
     # Where the output stays in the cache it does not matter.
     near = replace(space, machine=replace(machine, cache_bytes=(48 << 10, 8 << 20, 64 << 20)))
     near = replace(near, _kept={})
@@ -140,7 +144,7 @@ def test_few_places_at_a_time_where_data_come_from_afar() -> None:
 
 
 def test_results_are_written_in_the_order_of_memory() -> None:
-    """By pixels, and the columns of a pixel together, not by tiles."""
+    """Results are written by pixels, with all columns of a pixel, not by tiles."""
     nest = nest_of(LAYERS[0], "float32", {"rows": 2, "columns": 2})
     source = emit(nest, InstructionText("test", opaque=True))
     loops = re.findall(r"for at_(\w+) in", source.partition('T.sblock("results")')[2])
@@ -157,11 +161,11 @@ def test_vectors_that_ask_compute_the_same(dtype: str, monkeypatch: pytest.Monke
     for module in (kernel, cpu_target):
         monkeypatch.setattr(module, "calibration", lambda: machine)
     words = "depthwise n=2 c=64 h=9 w=7 r=3 s=3 pad=1 layout=NHWC"
-    given = workload(words.split(), target=VECTORS)
-    (ranked, *_) = solve(given, VECTORS, top=1).embeddings
+    layer = workload(words.split(), target=VECTORS)
+    (ranked, *_) = solve(layer, VECTORS, top=1).embeddings
     program, epilogue = ranked.candidate.program, Epilogue(dtype)
     space = schedule_space(program, VECTORS, epilogue=epilogue)
     knobs = Knobs({loop.origin: 4 for loop in space.nest.tasks if loop.origin.startswith("c")})
     built = build(program, VECTORS, backend="native", epilogue=epilogue, knobs=knobs)
     assert "prefetchw" in built.assembly()
-    assert verify(built, given).verified
+    assert verify(built, layer).verified

@@ -1,4 +1,4 @@
-"""What the model says of lines and rows: shared by threads, split, far apart."""
+"""Estimates for lines and rows that are shared by threads, split, or far apart."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MACHINE = default_calibration(2)
 
 def program_of(layer: str, rows: str) -> DerivedProgram:
     """The program whose tiles have their rows along an axis."""
-    given = workload(f"{layer} layout=NHWC", target=SPEC)
-    found = solve(given, SPEC, top=8).embeddings
+    conv = workload(f"{layer} layout=NHWC", target=SPEC)
+    ranked = solve(conv, SPEC, top=8).embeddings
     return next(
-        r.candidate.program for r in found if f"x ← {rows}" in mapping_text(r.candidate.embedding)
+        r.candidate.program for r in ranked if f"x ← {rows}" in mapping_text(r.candidate.embedding)
     )
 
 
@@ -60,8 +60,8 @@ def test_rows_in_two_lines_make_loads_dear(monkeypatch: pytest.MonkeyPatch) -> N
     dear = replace(MACHINE, split_line_ns=10 * MACHINE.tile_line_ns[0])
     for channels, splits in ((64, False), (80, True)):
         layer = f"conv2d n=1 c={channels} h=14 w=14 k=16 r=1 s=1"
-        given = workload(f"{layer} layout=NHWC", target=SPEC)
-        candidates = with_variants(solve(given, SPEC, top=8).embeddings, SPEC)
+        conv = workload(f"{layer} layout=NHWC", target=SPEC)
+        candidates = with_variants(solve(conv, SPEC, top=8).embeddings, SPEC)
         programs = [c.candidate.program for c in candidates]
         program = next(p for p in programs if p.in_place or not splits)
         usual, more = (

@@ -38,7 +38,7 @@ def gemm(m: int, n: int, k: int, *, columns_outermost: bool = True, block: int =
     )
 
 
-def simulated(nest: Nest, lines: int, without: int | None = None) -> list[int]:
+def simulated(nest: Nest, lines: int, bypassing: int | None = None) -> list[int]:
     """Misses by operand of the second execution, of a fully associative cache that evicts what was
     used least recently; operand ``without`` goes past it."""
     loops = [*nest.reductions, *nest.inner]
@@ -53,10 +53,10 @@ def simulated(nest: Nest, lines: int, without: int | None = None) -> list[int]:
         misses = [0, 0, 0]
         for values in itertools.product(*starts, *(range(loop.extent) for loop in loops)):
             at = dict(zip(names, values, strict=True))
-            for number, found in enumerate(nest.operands):
-                if number == without:
+            for number, accessed in enumerate(nest.operands):
+                if number == bypassing:
                     continue
-                line = number, int(found.access.evaluate(at)) // LINE_BYTES
+                line = number, int(accessed.access.evaluate(at)) // LINE_BYTES
                 if line in cache:
                     cache.move_to_end(line)
                     continue
@@ -71,9 +71,9 @@ def simulated(nest: Nest, lines: int, without: int | None = None) -> list[int]:
 @pytest.mark.parametrize("lines", [8, 12, 20, 40, 75, 200])
 def test_traffic_is_that_of_a_simulated_cache(lines: int, columns_outermost: bool) -> None:
     nest = gemm(6, 8, 4, columns_outermost=columns_outermost, block=2)
-    found = Reuse(nest).traffic(int(lines * LINE_BYTES / USED_SHARE) + 1)
-    for ours, theirs in zip(found, simulated(nest, lines), strict=True):
-        assert ours == pytest.approx(theirs, rel=0.5, abs=8)
+    modelled = Reuse(nest).traffic(int(lines * LINE_BYTES / USED_SHARE) + 1)
+    for lines_in, misses in zip(modelled, simulated(nest, lines), strict=True):
+        assert lines_in == pytest.approx(misses, rel=0.5, abs=8)
 
 
 @pytest.mark.parametrize("columns_outermost", [True, False])
@@ -83,17 +83,17 @@ def test_what_goes_past_a_cache_leaves_it_to_the_others(
 ) -> None:
     nest = gemm(6, 8, 4, columns_outermost=columns_outermost, block=2)
     size = int(lines * LINE_BYTES / USED_SHARE) + 1
-    for without in (0, 1):
-        found = Reuse(nest).traffic(size, without)
-        assert found[without] == 0
-        assert sum(found) <= sum(Reuse(nest).traffic(size))
-        filled = [sum(f) - f[without] for f in Reuse(nest).footprints]
+    for bypassing in (0, 1):
+        modelled = Reuse(nest).traffic(size, bypassing)
+        assert modelled[bypassing] == 0
+        assert sum(modelled) <= sum(Reuse(nest).traffic(size))
+        filled = [sum(f) - f[bypassing] for f in Reuse(nest).footprints]
         # What just fits, or just does not, depends on the order of accesses: hence USED_SHARE.
         if any(abs(many - lines) < 0.1 * lines for many in filled):
             continue
-        theirs = simulated(nest, lines, without)
-        for ours, others in zip(found, theirs, strict=True):
-            assert ours == pytest.approx(others, rel=0.5, abs=8)
+        counted = simulated(nest, lines, bypassing)
+        for lines_in, misses in zip(modelled, counted, strict=True):
+            assert lines_in == pytest.approx(misses, rel=0.5, abs=8)
 
 
 def test_nothing_moves_where_everything_fits() -> None:
@@ -107,8 +107,8 @@ def test_nothing_moves_where_everything_fits() -> None:
 
 
 def test_threads_share_the_outermost_loops() -> None:
-    alone, shared = Reuse(gemm(6, 8, 4)), Reuse(gemm(6, 8, 4), threads=4)
-    assert alone.tasks == 48
+    single, shared = Reuse(gemm(6, 8, 4)), Reuse(gemm(6, 8, 4), threads=4)
+    assert single.tasks == 48
     assert shared.tasks == 12
     assert shared.footprints[-1] == (24, 8, 12)
 
@@ -150,10 +150,10 @@ def test_pieces_of_the_output(
     nest = gemm(6, 8, 4, columns_outermost=columns_outermost, block=block)
     first, second, output = nest.operands
     # Results fill their lines.
-    whole = replace(output, access=output.access + IndexExpr.iterator("byte"))
+    contiguous = replace(output, access=output.access + IndexExpr.iterator("byte"))
     nest = replace(
         nest,
         inner=(*nest.inner, Loop("byte", 64, AxisKind.SPATIAL)),
-        operands=(first, second, whole),
+        operands=(first, second, contiguous),
     )
     assert Reuse(nest).pieces(lines * LINE_BYTES) == pytest.approx(piece)

@@ -35,7 +35,7 @@ WEIGHTS = (
     Weights(0.001, 7),
     Weights(0, 0),
 )
-WANTED = (1, 2, 10, 60)
+TOPS = (1, 2, 10, 60)
 
 Cost = tuple[float, int, int, str, int]
 """Score, executions, bytes moved, canonical form, number of the alternative problem."""
@@ -48,8 +48,8 @@ def costs(
     weights: Weights,
     layouts: LayoutCache,
 ) -> dict[str, Cost]:
-    """What each embedding that has a program costs, by identifier; all are derived."""
-    found: dict[str, Cost] = {}
+    """Costs of each embedding that has a program, by identifier; all programs are derived."""
+    by_identifier: dict[str, Cost] = {}
     for number, space in enumerate(spaces_of(embeddings)):
         for embedding in space:
             try:
@@ -59,9 +59,15 @@ def costs(
             cost = overheads(program)
             score = cost.score(weights.mac, weights.data)
             form = repr(embedding.digits)
-            assert embedding.identifier() not in found, "an embedding was listed twice"
-            found[embedding.identifier()] = (score, cost.calls, cost.packing_bytes, form, number)
-    return found
+            assert embedding.identifier() not in by_identifier, "an embedding was listed twice"
+            by_identifier[embedding.identifier()] = (
+                score,
+                cost.calls,
+                cost.packing_bytes,
+                form,
+                number,
+            )
+    return by_identifier
 
 
 def compare(
@@ -71,15 +77,15 @@ def compare(
     largest: int = 3000,
 ) -> int:
     """How many embeddings were compared: bounds, order, ties, for all weights and numbers."""
-    found = find_embeddings(workload, instruction, constraints)
-    assert found.complete
-    if not 0 < len(found.embeddings) <= largest:
+    result = find_embeddings(workload, instruction, constraints)
+    assert result.complete
+    if not 0 < len(result.embeddings) <= largest:
         return 0
     layouts: LayoutCache = {}
     for weights in WEIGHTS:
-        paid = costs(workload, instruction, found.embeddings, weights, layouts)
-        bounded = list(best_first(workload, instruction, found.embeddings, weights))
-        assert len(bounded) == len(found.embeddings)
+        paid = costs(workload, instruction, result.embeddings, weights, layouts)
+        bounded = list(best_first(workload, instruction, result.embeddings, weights))
+        assert len(bounded) == len(result.embeddings)
         assert [b.lower for b in bounded] == sorted(b.lower for b in bounded)
         for item in bounded:
             cost = paid.get(item.embedding.identifier())
@@ -88,11 +94,11 @@ def compare(
                 assert item.lower.calls == cost[1]
                 assert item.lower.packing_bytes <= cost[2]
         expected = sorted(paid, key=lambda identifier: paid[identifier])
-        for top in WANTED:
-            ranking = rank(workload, instruction, found.embeddings, weights, top)
+        for top in TOPS:
+            ranking = rank(workload, instruction, result.embeddings, weights, top)
             ranked = [item.candidate.embedding.identifier() for item in ranking.candidates]
             assert ranked == expected[:top], (weights, top)
-    return len(found.embeddings)
+    return len(result.embeddings)
 
 
 def make_case(rng: random.Random) -> tuple[Computation, Instruction, ConstraintSet] | None:
@@ -104,7 +110,7 @@ def make_case(rng: random.Random) -> tuple[Computation, Instruction, ConstraintS
     instruction = make_instruction(rng)
     if not isinstance(pair_operands(workload, instruction), EmbeddingProblem):
         return None
-    given: list[Constraint] = [
+    constraints: list[Constraint] = [
         Dataflow(rng.random() < 0.5),
         FixedOrigin(),
         Padding(rng.choice(["all", ("k", "q")]), None, rng.choice([None, 2.0])),
@@ -113,7 +119,7 @@ def make_case(rng: random.Random) -> tuple[Computation, Instruction, ConstraintS
     return (
         workload,
         instruction,
-        ConstraintSet("wide", "", tuple(relaxed(rng, given)), Weights(), flatten),
+        ConstraintSet("wide", "", tuple(relaxed(rng, constraints)), Weights(), flatten),
     )
 
 
@@ -175,10 +181,10 @@ def test_a_layer_with_half_a_million_embeddings_is_ranked_by_a_few_programs() ->
     words = "conv3d n=1 c=64 d=16 h=28 w=28 k=64 t=3 r=3 s=3 pad=1"
     spec = hardware_spec("wmma_f16")
     workload = parse_workload(words.split(), default_dtypes(spec))
-    found = find_embeddings(workload, spec.instruction, load_constraint_set("complete"))
-    assert len(found.embeddings) > 500_000
+    result = find_embeddings(workload, spec.instruction, load_constraint_set("complete"))
+    assert len(result.embeddings) > 500_000
     for weights in WEIGHTS[:3]:
         assert (
-            rank(workload, spec.instruction, found.embeddings, weights, 10).derived
-            < len(found.embeddings) / 500
+            rank(workload, spec.instruction, result.embeddings, weights, 10).derived
+            < len(result.embeddings) / 500
         )

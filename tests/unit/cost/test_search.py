@@ -35,13 +35,13 @@ def compare(
     workload: Computation, instruction: Instruction, wide: ConstraintSet
 ) -> tuple[int, int]:
     """How many embeddings there are, and how many of them ceilings left out."""
-    found = find_embeddings(workload, instruction, wide)
-    if not 3 < len(found.embeddings) <= 300:
+    result = find_embeddings(workload, instruction, wide)
+    if not 3 < len(result.embeddings) <= 300:
         return 0, 0
     left_out, layouts = 0, LayoutCache()
     for weights in WEIGHTS:
         constraints = ConstraintSet("wide", "", wide.constraints, weights, wide.flatten)
-        paid = costs(workload, instruction, found.embeddings, weights, layouts)
+        paid = costs(workload, instruction, result.embeddings, weights, layouts)
         expected = sorted(paid, key=lambda identifier: paid[identifier])
         search = limited(workload, instruction, constraints)
         if not search.applies:
@@ -62,8 +62,8 @@ def compare(
                 assert run.complete
                 admitted |= {embedding.identifier() for embedding in run.embeddings}
             assert {i for i, cost in paid.items() if cost[0] <= ceiling} <= admitted
-            left_out += len(found.embeddings) - len(admitted)
-    return len(found.embeddings), left_out
+            left_out += len(result.embeddings) - len(admitted)
+    return len(result.embeddings), left_out
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_no_ceiling_excludes_what_is_below_it(block: int) -> None:
         for seed in range(block * 60, block * 60 + 60)
         if (case := make_case(random.Random(seed))) is not None
     ]
-    assert sum(found for found, _ in compared) > 50
+    assert sum(below for below, _ in compared) > 50
     assert sum(left_out for _, left_out in compared) > 20
 
 
@@ -88,8 +88,8 @@ def ask(timeout: float | None) -> SolveResult:
 
 
 def test_a_low_ceiling_proves_the_best_with_a_small_part_of_the_embeddings() -> None:
-    whole = ask(None)
-    assert (whole.complete, whole.top_proven) == (True, True)
+    complete = ask(None)
+    assert (complete.complete, complete.top_proven) == (True, True)
     spec = hardware_spec("wmma_f16")
     workload = parse_workload(LARGE.split(), default_dtypes(spec))
     search = limited(workload, spec.instruction, load_constraint_set("complete"), top=10)
@@ -97,24 +97,24 @@ def test_a_low_ceiling_proves_the_best_with_a_small_part_of_the_embeddings() -> 
     assert below is not None
     assert below.proven
     assert below.found.status is Status.FEASIBLE
-    assert len(below.found.embeddings) < whole.count / 10
-    expected = [(item.candidate.embedding, item.score) for item in whole.embeddings]
+    assert len(below.found.embeddings) < complete.count / 10
+    expected = [(item.candidate.embedding, item.score) for item in complete.embeddings]
     assert [(i.candidate.embedding, i.score) for i in below.ranking.candidates] == expected
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("timeout", [0.05, 0.2, 0.5, 1.0])
 def test_what_is_said_to_be_the_best_is_the_best(timeout: float) -> None:
-    found, whole = ask(timeout), ask(None)
-    assert found.top_proven or not found.complete
-    assert len(found.embeddings) <= found.count <= whole.count
-    if found.top_proven:
-        best = [item.candidate.embedding for item in whole.embeddings]
-        assert [item.candidate.embedding for item in found.embeddings] == best
+    limited, complete = ask(timeout), ask(None)
+    assert limited.top_proven or not limited.complete
+    assert len(limited.embeddings) <= limited.count <= complete.count
+    if limited.top_proven:
+        best = [item.candidate.embedding for item in complete.embeddings]
+        assert [item.candidate.embedding for item in limited.embeddings] == best
 
 
 def test_a_search_without_time_proves_nothing() -> None:
-    found = ask(1e-9)
-    assert found.status is Status.UNKNOWN
-    assert not found.complete
-    assert not found.top_proven
+    limited = ask(1e-9)
+    assert limited.status is Status.UNKNOWN
+    assert not limited.complete
+    assert not limited.top_proven

@@ -11,7 +11,7 @@ from cpembed.driver.named import workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pool, Product, Reshape, Softmax, TensorType
 from cpembed.network.build import uniquely_named
-from cpembed.network.candidate_layouts import Layouts, residual_of
+from cpembed.network.candidate_layouts import CandidateLayouts, residual_of
 from cpembed.network.layout import Layout
 
 TYPES = "dtype=uint8,int8,int32"
@@ -43,29 +43,29 @@ def network(padding: int = 3) -> Graph:
 
 
 def test_images_and_what_is_made_of_them() -> None:
-    layouts = Layouts(network())
+    layouts = CandidateLayouts(network())
     assert layouts.images == {"x", "y", "z", "p"}
-    assert layouts.of["out"] == (Layout.plain((1, 32)),)
-    assert layouts.of["m"] == (Layout.plain((1, 32)),)
+    assert layouts.by_tensor["out"] == (Layout.plain((1, 32)),)
+    assert layouts.by_tensor["m"] == (Layout.plain((1, 32)),)
     assert residual_of(network().operators[1]) == ("y",)
 
 
 def test_a_halo_is_as_wide_as_the_padding_and_holds_its_value() -> None:
-    layouts = Layouts(network(padding=3))
+    layouts = CandidateLayouts(network(padding=3))
     assert layouts.halos == {"x": (1, 1)}
     assert layouts.fills == {"x": 3}
-    assert any(layout.has_halo for layout in layouts.of["x"])
-    assert not any(layout.has_halo for layout in layouts.of["y"])
+    assert any(layout.has_halo for layout in layouts.by_tensor["x"])
+    assert not any(layout.has_halo for layout in layouts.by_tensor["y"])
 
 
 def test_layouts_of_a_tensor_are_different_memories() -> None:
-    layouts = Layouts(network())
+    layouts = CandidateLayouts(network())
     for name in layouts.activations:
-        found = layouts.of[name]
+        found = layouts.by_tensor[name]
         pairs = [(a, b) for a in found for b in found if a is not b]
         assert not any(a.same_memory(b) for a, b in pairs)
     # One pixel lies alike in every order.
-    assert len(layouts.of["p"]) == 1
+    assert len(layouts.by_tensor["p"]) == 1
 
 
 def test_operators_of_one_name_are_numbered() -> None:

@@ -22,7 +22,7 @@ def test_what_is_kept_is_made_once(tmp_path: Path) -> None:
         return (1, 2)
 
     cache = Cache(tmp_path / "new")
-    assert cache.of(tuple, "key", make) == cache.of(tuple, "key", make) == (1, 2)
+    assert cache.get_or_make(tuple, "key", make) == cache.get_or_make(tuple, "key", make) == (1, 2)
     assert len(made) == 1
     assert cache.get(list, "key") is None
 
@@ -33,7 +33,7 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, contents: bytes) -> None:
     cache.put("key", (1,))
     (tmp_path / "key").write_bytes(contents)
     assert cache.get(tuple, "key") is None
-    assert cache.of(tuple, "key", lambda: (2,)) == (2,)
+    assert cache.get_or_make(tuple, "key", lambda: (2,)) == (2,)
     assert cache.get(tuple, "key") == (2,)
 
 
@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     cache = Cache(file / "below")
     cache.put("key", (1,))
     assert cache.get(tuple, "key") is None
-    assert Cache(None).of(tuple, "key", lambda: (3,)) == (3,)
+    assert Cache(None).get_or_make(tuple, "key", lambda: (3,)) == (3,)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -71,7 +71,7 @@ def test_what_another_user_wrote_is_not_unpickled(
         with monkeypatch.context() as patch:
             patch.setattr(sealing, "key_path", lambda: tmp_path / "theirs" / "cache.key")
             SealedFolder(folder).put("key", contents)
-    assert Cache(folder).of(tuple, "key", lambda: (2,)) == (2,)
+    assert Cache(folder).get_or_make(tuple, "key", lambda: (2,)) == (2,)
     assert not trap.exists()
     assert Cache(folder).get(tuple, "key") == (2,)
 

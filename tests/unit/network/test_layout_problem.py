@@ -10,10 +10,16 @@ from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Concat, Elementwise, Input, Pool, Product, TensorType
-from cpembed.network.candidate_layouts import BLOCK, Layouts
+from cpembed.network.candidate_layouts import BLOCK, CandidateLayouts
 from cpembed.network.kernel_cache import Cache
-from cpembed.network.layout_problem import MOST_COMBINATIONS, Ports, Ways, agrees, ports_of
-from cpembed.network.product_kernels import Products
+from cpembed.network.layout_problem import (
+    MOST_COMBINATIONS,
+    ExecutionChoices,
+    Ports,
+    agrees,
+    ports_of,
+)
+from cpembed.network.product_kernels import ProductKernels
 
 IMAGE = (1, 32, 8, 8)
 CONVOLUTION = workload("conv2d n=1 c=32 h=8 w=8 k=32 r=3 s=3 pad=1 dtype=uint8,int8,int32")
@@ -21,13 +27,15 @@ WEIGHTS = np.ones((32, 32, 3, 3), np.int8)
 SUM = Elementwise(Apply("add", (Input(0), Input(1))), "int32")
 
 
-def ways(graph: Graph) -> Ways:
-    return Ways(graph, Layouts(graph), Products(hardware_spec("avx512_vnni"), Cache(None)), 1)
+def ways(graph: Graph) -> ExecutionChoices:
+    return ExecutionChoices(
+        graph, CandidateLayouts(graph), ProductKernels(hardware_spec("avx512_vnni"), Cache(None)), 1
+    )
 
 
-def product_ports(found: Ways, operator: Operator) -> list[Ports]:
+def product_ports(found: ExecutionChoices, operator: Operator) -> list[Ports]:
     assert isinstance(operator.kind, Product)
-    pairs = found._laid_out(operator, operator.kind)  # pyright: ignore[reportPrivateUsage]
+    pairs = found._physical_products(operator, operator.kind)  # pyright: ignore[reportPrivateUsage]
     return [ports for ports, _ in pairs]
 
 
@@ -62,9 +70,9 @@ def test_a_tensor_that_a_product_reads_twice_lies_in_one_place() -> None:
     others = product_ports(found, other)
     assert others
     assert not any(ports[0].has_halo for ports in others)
-    laid_out = product_ports(found, operator)
-    assert laid_out
-    for first, second, _ in laid_out:
+    ports = product_ports(found, operator)
+    assert ports
+    for first, second, _ in ports:
         assert first == second
         # Padding that is not 0 has to be in memory.
         assert first.has_halo
@@ -79,7 +87,7 @@ def test_what_is_broadcast_to_an_image_lies_in_its_order() -> None:
     found = ways(graph)
     broadcast = found._generated(graph.operators[-1])  # pyright: ignore[reportPrivateUsage]
     read = {way.ports[0] for way in broadcast}
-    assert read == set(found.layouts.of["z"])
+    assert read == set(found.layouts.by_tensor["z"])
     for way in broadcast:
         image, scale, result = way.ports
         assert image.order == result.order
@@ -95,9 +103,9 @@ def test_a_concatenation_of_many_images_has_few_ways() -> None:
     outputs = ("out", "z", *(f"o{name}" for name in parts))
     graph = convolved(*copies, *readers, joined, outputs=outputs)
     found = ways(graph)
-    assert any(layout.has_halo for layout in found.layouts.of["p0"])
+    assert any(layout.has_halo for layout in found.layouts.by_tensor["p0"])
     joinings = found._generated(joined)  # pyright: ignore[reportPrivateUsage]
-    assert 0 < len(joinings) <= MOST_COMBINATIONS * len(found.layouts.of["out"])
+    assert 0 < len(joinings) <= MOST_COMBINATIONS * len(found.layouts.by_tensor["out"])
     assert {way.ports[-1].block for way in joinings} == {1, BLOCK}
     reads, writes = ports_of(graph, joined)
     assert all(len(way.ports) == len([*reads, *writes]) for way in joinings)

@@ -40,9 +40,9 @@ def test_a_product_is_matched_as_its_search_says() -> None:
     for name, words in {"a": FULL, "b": PARTLY}.items():
         (row,) = [o for o in found.operators if o.name == name]
         best = solve(workload(words, VTA), VTA, top=1).embeddings[0]
-        assert row.found is not None
-        assert row.found.utilisation == best.overheads.utilisation
-        assert row.found.embedded_on == VTA
+        assert row.match is not None
+        assert row.match.utilisation == best.overheads.utilisation
+        assert row.match.embedded_on == VTA
     assert [o.reason for o in found.operators] == [None, "no product"] * 2
 
 
@@ -103,8 +103,8 @@ def test_an_alternative_takes_what_the_instruction_cannot() -> None:
     graph = network("n", {"a": FULL})
     found = only(match(graph, [spec], prepares=False))
     (row,) = found.matched
-    assert row.found is not None
-    assert row.found.embedded_on == "gemm_16x16x16"
+    assert row.match is not None
+    assert row.match.embedded_on == "gemm_16x16x16"
     assert (found.embedded, found.on_alternatives) == (1, 1)
     assert row.reason
     alone = only(match(graph, [spec], prepares=False, alternatives=False))
@@ -116,8 +116,8 @@ def test_an_alternative_takes_what_would_leave_the_instruction_idle() -> None:
     """Matrix tiles have little to do in a depthwise convolution."""
     spec = hardware_spec("amx_int8")
     (row,) = only(match(network("n", {"c": DEPTHWISE}), [spec], prepares=False)).matched
-    assert row.found is not None
-    assert row.found.embedded_on in spec.alternatives
+    assert row.match is not None
+    assert row.match.embedded_on in spec.alternatives
     assert row.reason
 
 
@@ -170,8 +170,8 @@ def test_a_search_that_was_stopped_does_not_say_no() -> None:
     net = network("net", {"first": "gemm m=8 n=16 k=16"})
     found = only(match(net, ["vta_1x16x16"], timeout=1e-9, prepares=False))
     operator = found.matched[0]
-    assert operator.found is not None
-    assert (operator.found.outcome, found.undecided) == ("stopped", {"stopped": 1})
+    assert operator.match is not None
+    assert (operator.match.outcome, found.undecided) == ("stopped", {"stopped": 1})
     assert operator.reason is not None
     assert "before the time limit: give a longer --timeout" in operator.reason
     assert operator.to_json()["outcome"] == "stopped"

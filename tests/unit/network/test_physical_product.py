@@ -14,7 +14,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.network.candidate_layouts import padding_of
 from cpembed.network.layout import Layout
-from cpembed.network.physical_product import dimensions_of, laid_out
+from cpembed.network.physical_product import dimensions_of, physical_product
 
 WORDS = (
     "conv2d n=2 c=8 h=5 w=6 k=16 r=3 s=3 pad=1",
@@ -65,7 +65,7 @@ def test_results_are_the_same_in_every_layout(words: str) -> None:
     pairs = itertools.product(layouts(shape, halo), layouts(product.shape, (1,) * len(halo)))
     for one, other in pairs:
         try:
-            made = laid_out(product, one, other)
+            made = physical_product(product, one, other)
         except LoweringError:
             assert max(one.block, other.block) > 1
             continue
@@ -87,8 +87,8 @@ def test_padding_that_is_not_zero_has_to_be_in_memory() -> None:
     product = Product(computation, (1, 8, 5, 5), padding=7)
     image = Layout.plain((1, 8, 5, 5)).channels_last()
     with pytest.raises(LoweringError, match="in memory"):
-        laid_out(product, image, image)
-    assert not laid_out(product, image.with_halo((1, 1)), image).is_padded
+        physical_product(product, image, image)
+    assert not physical_product(product, image.with_halo((1, 1)), image).is_padded
 
 
 def test_dimensions_that_are_no_split_are_refused() -> None:

@@ -17,7 +17,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.network.build import compile_network, prepared_for
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.plan import Planning, plan_network
-from cpembed.network.program import asked_features
+from cpembed.network.program import required_features
 from cpembed.resources import hardware_spec_files
 from cpembed.targets.registry import missing_for
 from tests.unit.network.networks import network
@@ -51,9 +51,9 @@ NAMES = ["of_my_own", SHIPPED, "avx512_vnni"]
 def test_the_contents_of_the_file_are_planned(tmp_path: Path, name: str) -> None:
     spec = hardware_spec(str(written(tmp_path, name)))
     plan = plan_network(prepared_for(GRAPH, spec), spec, Planning(cache=Cache(tmp_path)))
-    layers = [e.layer for e in plan.executions.values() if e.layer is not None]
-    assert [layer.spec for layer in layers] == [spec]
-    assert set(asked_features(plan)) == {"avx2", "sse4_2"}
+    kernels = [e.kernel for e in plan.executions.values() if e.kernel is not None]
+    assert [kernel.spec for kernel in kernels] == [spec]
+    assert set(required_features(plan)) == {"avx2", "sse4_2"}
 
 
 @pytest.mark.slow

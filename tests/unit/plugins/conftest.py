@@ -38,7 +38,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     # Children first: the path of a namespace package asks for its parent.
     for name in sorted(set(sys.modules) - before, reverse=True):
         module = sys.modules[name]
-        places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+        # By `vars`: some modules of torch make up any attribute.
+        attributes = vars(module)
+        places = [attributes.get("__file__") or "", *attributes.get("__path__", ())]
         if any(place.startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
 

@@ -43,19 +43,19 @@ def nest(
         if extent > 1
     )
     single = {name: 1 for name, extent in extents.items() if extent == 1}
-    made = [
+    tile_operands = [
         operand(name, indices, extents, 4 if name == "C" else 1)
         for name, indices in operands.items()
     ]
-    return ExecutionNest(loops, single, tuple(made))
+    return ExecutionNest(loops, single, tuple(tile_operands))
 
 
 def gemm(x: int, y: int, z: int) -> ExecutionNest:
-    one = {name: [(name, 1)] for name in "xyz"}
+    dims = {name: [(name, 1)] for name in "xyz"}
     operands = {
-        "A": [one["x"], one["z"]],
-        "B": [one["z"], one["y"]],
-        "C": [one["x"], one["y"]],
+        "A": [dims["x"], dims["z"]],
+        "B": [dims["z"], dims["y"]],
+        "C": [dims["x"], dims["y"]],
     }
     return nest({"x": x, "y": y, "z": z}, "z", operands)
 
@@ -122,7 +122,7 @@ class Counted:
     calls: Counter[Unit] = field(default_factory=Counter[Unit])
 
     def below(self, counts: Counter[tuple[str, Unit]], memory: str, unit: Unit) -> int:
-        """Of all units of a memory in a part of the tree."""
+        """Sum over all units of a memory in a part of the tree."""
         return sum(
             count
             for (name, place), count in counts.items()
@@ -143,28 +143,28 @@ class Level:
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-def simulate(given: ExecutionNest, hierarchy: Hierarchy, levels: Sequence[Level]) -> Counted:
+def simulate(executions: ExecutionNest, hierarchy: Hierarchy, levels: Sequence[Level]) -> Counted:
     """Run a nest: every unit of a memory holds a tile of each operand, moves it when another one is
     needed, and drops it when the tile of the operand around it is replaced. ``levels`` has the
     innermost first."""
     counted = Counted()
-    held: dict[tuple[str, str, Unit], tuple[tuple[range, ...], ...]] = {}
-    seen: set[tuple[str, str, Unit, tuple[tuple[range, ...], ...]]] = set()
+    contents: dict[tuple[str, str, Unit], tuple[tuple[range, ...], ...]] = {}
+    written: set[tuple[str, str, Unit, tuple[tuple[range, ...], ...]]] = set()
 
     def need(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
-        for operand in given.operands:
-            wanted = tuple(tuple(r[name] for name in sorted(operand.loops)) for r in path)
+        for operand in executions.operands:
+            region = tuple(tuple(r[name] for name in sorted(operand.loops)) for r in path)
             for memory in hierarchy.path(operand.scope):
                 if memory.level != level or memory.parent is None:
                     continue
                 key = (memory.name, operand.name, unit)
-                if held.get(key) == wanted:
+                if contents.get(key) == region:
                     continue
-                held[key] = wanted
+                contents[key] = region
                 place = (memory.name, unit)
-                size = touched(operand, given, path[-1]) * operand.element_bytes
-                again = (*key, wanted) in seen
-                seen.add((*key, wanted))
+                size = touched(operand, executions, path[-1]) * operand.element_bytes
+                again = (*key, region) in written
+                written.add((*key, region))
                 if operand.is_output:
                     counted.write[place] += size
                     counted.moves[place] += 1
@@ -173,13 +173,13 @@ def simulate(given: ExecutionNest, hierarchy: Hierarchy, levels: Sequence[Level]
                     counted.moves[place] += 1
 
     def drop(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
-        """What units inside hold of other tiles than this one."""
-        for operand in given.operands:
+        """Drop the contents of units inside that belong to another tile."""
+        for operand in executions.operands:
             around = tuple(tuple(r[name] for name in sorted(operand.loops)) for r in path)
-            for key in list(held):
+            for key in list(contents):
                 inside = key[2][: len(unit)] == unit and len(key[2]) > len(unit)
-                if key[1] == operand.name and inside and held[key][: len(around)] != around:
-                    del held[key]
+                if key[1] == operand.name and inside and contents[key][: len(around)] != around:
+                    del contents[key]
 
     def run(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
         """The last of ``path`` is the tile of the level outside ``level``."""
@@ -187,26 +187,26 @@ def simulate(given: ExecutionNest, hierarchy: Hierarchy, levels: Sequence[Level]
             counted.calls[unit] += math.prod(len(r) for r in path[-1].values())
             return
         drop(level, path, unit)
-        how = levels[level]
+        level_cut = levels[level]
         blocks: list[list[range]] = []
-        for loop in given.loops:
-            around, size = path[-1][loop.name], how.tile[loop.name]
+        for loop in executions.loops:
+            around, size = path[-1][loop.name], level_cut.tile[loop.name]
             tiles = -(-len(around) // size)
-            block = -(-tiles // how.parts.get(loop.name, 1)) * size
+            block = -(-tiles // level_cut.parts.get(loop.name, 1)) * size
             blocks.append(cut_range(around, block))
-        names = [loop.name for loop in given.loops]
-        shared = [how.parts.get(name, 1) for name in names]
+        names = [loop.name for loop in executions.loops]
+        shared = [level_cut.parts.get(name, 1) for name in names]
         for places in itertools.product(*(range(len(block)) for block in blocks)):
             number = 0
-            for place, of in zip(places, shared, strict=True):
-                number = number * of + place
+            for place, count in zip(places, shared, strict=True):
+                number = number * count + place
             child = (*unit, number)
-            own = {n: block[p] for n, block, p in zip(names, blocks, places, strict=True)}
-            for inner in cut_ranges(own, how.tile, how.order):
+            block_tiles = {n: block[p] for n, block, p in zip(names, blocks, places, strict=True)}
+            for inner in cut_ranges(block_tiles, level_cut.tile, level_cut.order):
                 need(level, (*path, inner), child)
                 run(level - 1, (*path, inner), child)
 
-    run(len(levels) - 1, ({loop.name: range(loop.extent) for loop in given.loops},), ())
+    run(len(levels) - 1, ({loop.name: range(loop.extent) for loop in executions.loops},), ())
     return counted
 
 
@@ -220,14 +220,14 @@ def cut_range(around: range, size: int) -> list[range]:
 def cut_ranges(ranges: Ranges, tile: Mapping[str, int], order: Sequence[str]) -> Iterator[Ranges]:
     outermost_first = list(reversed(order))
     parts = [cut_range(ranges[name], tile[name]) for name in outermost_first]
-    for chosen in itertools.product(*parts):
-        yield dict(zip(outermost_first, chosen, strict=True))
+    for combination in itertools.product(*parts):
+        yield dict(zip(outermost_first, combination, strict=True))
 
 
-def touched(operand: TileOperand, given: ExecutionNest, ranges: Ranges) -> int:
+def touched(operand: TileOperand, executions: ExecutionNest, ranges: Ranges) -> int:
     """Elements, counted one by one."""
     loops = sorted(operand.loops)
-    fixed = dict.fromkeys(given.axes, 0)
+    fixed = dict.fromkeys(executions.axes, 0)
     points = itertools.product(*(ranges[name] for name in loops))
     return len(
         {
@@ -240,8 +240,8 @@ def touched(operand: TileOperand, given: ExecutionNest, ranges: Ranges) -> int:
     )
 
 
-def cycles(counted: Counted, given: ExecutionNest, hierarchy: Hierarchy) -> float:
-    """Where all transfers go beside computing: of the first units, which have the most to do."""
+def cycles(counted: Counted, executions: ExecutionNest, hierarchy: Hierarchy) -> float:
+    """Return cycles with all transfers overlapped; the first units have the most to do."""
     total = max(counted.calls.values()) * hierarchy.compute.cycles
     total += hierarchy.compute.latency_cycles
     for memory in hierarchy.memories.values():
@@ -255,37 +255,43 @@ def cycles(counted: Counted, given: ExecutionNest, hierarchy: Hierarchy) -> floa
     return total
 
 
-def all_tilings(given: ExecutionNest, hierarchy: Hierarchy) -> Iterator[list[dict[str, int]]]:
+def all_tilings(executions: ExecutionNest, hierarchy: Hierarchy) -> Iterator[list[dict[str, int]]]:
     """Every choice of tiles of any size that fit, the innermost first."""
 
     def inside(level: int, around: Mapping[str, int]) -> Iterator[list[dict[str, int]]]:
         if level < 0:
             yield []
             return
-        sizes = (range(1, around[loop.name] + 1) for loop in given.loops)
-        for chosen in itertools.product(*sizes):
-            tile = {loop.name: size for loop, size in zip(given.loops, chosen, strict=True)}
-            if fits(given, hierarchy, level, tile):
+        sizes = (range(1, around[loop.name] + 1) for loop in executions.loops)
+        for combination in itertools.product(*sizes):
+            tile = {
+                loop.name: size for loop, size in zip(executions.loops, combination, strict=True)
+            }
+            if fits(executions, hierarchy, level, tile):
                 for inner in inside(level - 1, tile):
                     yield [*inner, tile]
 
-    yield from inside(len(hierarchy.levels) - 2, {loop.name: loop.extent for loop in given.loops})
+    yield from inside(
+        len(hierarchy.levels) - 2, {loop.name: loop.extent for loop in executions.loops}
+    )
 
 
-def all_parts(given: ExecutionNest, units: int) -> Iterator[dict[str, int]]:
+def all_parts(executions: ExecutionNest, units: int) -> Iterator[dict[str, int]]:
     """Every way to deal parallel loops to units at most."""
-    names = [loop.name for loop in given.loops if loop.kind is S]
+    names = [loop.name for loop in executions.loops if loop.kind is S]
     for numbers in itertools.product(range(1, units + 1), repeat=len(names)):
         if math.prod(numbers) <= units:
             yield dict(zip(names, numbers, strict=True))
 
 
-def fits(given: ExecutionNest, hierarchy: Hierarchy, level: int, tile: Mapping[str, int]) -> bool:
+def fits(
+    executions: ExecutionNest, hierarchy: Hierarchy, level: int, tile: Mapping[str, int]
+) -> bool:
     ranges = {name: range(size) for name, size in tile.items()}
     for memory in hierarchy.levels[level]:
         used = sum(
-            touched(o, given, ranges) * o.element_bytes
-            for o in given.operands
+            touched(o, executions, ranges) * o.element_bytes
+            for o in executions.operands
             if memory in hierarchy.path(o.scope)
         )
         if used > (memory.capacity_bytes or math.inf):

@@ -23,8 +23,8 @@ VTA = load_hardware_spec("vta_1x16x16")
 
 
 def program(words: str, target: str = "vta_1x16x16") -> DerivedProgram:
-    found = solve(workload(words, target=target), target, constraints="in_place_padded", top=1)
-    return found.embeddings[0].candidate.program
+    result = solve(workload(words, target=target), target, constraints="in_place_padded", top=1)
+    return result.embeddings[0].candidate.program
 
 
 def with_memories(machine: Hierarchy, **fields: object) -> Hierarchy:
@@ -38,36 +38,36 @@ def with_memories(machine: Hierarchy, **fields: object) -> Hierarchy:
 
 def test_a_small_product_is_loaded_computed_and_stored() -> None:
     """64 x 64 x 64 is 1024 executions of 1x16x16."""
-    found = estimate_program(program("gemm m=64 n=64 k=64"), machine_of(VTA))
-    (level,) = found.levels
+    estimate = estimate_program(program("gemm m=64 n=64 k=64"), machine_of(VTA))
+    (level,) = estimate.levels
     # Two operands of 4096 bytes, 8 a cycle, each after the delay; 4 bytes an element of the output.
-    whole = [1024 + 3, 2 * (4096 / 8 + 16), 4 * 4096 / 8 + 16]
-    assert level.computing == whole[0]
-    assert level.reading >= whole[1]
-    assert level.writing >= whole[2]
+    parts = [1024 + 3, 2 * (4096 / 8 + 16), 4 * 4096 / 8 + 16]
+    assert level.computing == parts[0]
+    assert level.reading >= parts[1]
+    assert level.writing >= parts[2]
     # Cut into rows, which overlap, but for the first and the last ones.
-    assert level.writing < found.cycles < sum(whole)
-    assert found.bound == "write to dram"
-    assert found.us == found.cycles / 100
-    assert found.provenance is Provenance.ESTIMATED
-    assert found.exact
+    assert level.writing < estimate.cycles < sum(parts)
+    assert estimate.bound == "write to dram"
+    assert estimate.us == estimate.cycles / 100
+    assert estimate.provenance is Provenance.ESTIMATED
+    assert estimate.exact
 
 
 def test_a_large_product_is_bound_by_computing() -> None:
-    found = estimate_program(program("gemm m=512 n=512 k=512"), machine_of(VTA))
-    assert found.bound == "compute"
-    assert 512**3 / 256 < found.cycles < 1.05 * 512**3 / 256
+    estimate = estimate_program(program("gemm m=512 n=512 k=512"), machine_of(VTA))
+    assert estimate.bound == "compute"
+    assert 512**3 / 256 < estimate.cycles < 1.05 * 512**3 / 256
 
 
 def test_transfers_that_do_not_overlap_add_up() -> None:
     nest, machine = program("gemm m=256 n=256 k=256"), machine_of(VTA)
-    beside = estimate_program(nest, machine)
-    alone = estimate_program(nest, with_memories(machine, overlap=Overlapping.NONE))
-    (level,) = alone.levels
-    assert alone.cycles == pytest.approx(level.computing + level.reading + level.writing)
-    assert alone.cycles > beside.cycles
+    overlapped = estimate_program(nest, machine)
+    serial = estimate_program(nest, with_memories(machine, overlap=Overlapping.NONE))
+    (level,) = serial.levels
+    assert serial.cycles == pytest.approx(level.computing + level.reading + level.writing)
+    assert serial.cycles > overlapped.cycles
     assert estimate_program(nest, with_memories(machine, banks=1)).cycles == pytest.approx(
-        alone.cycles
+        serial.cycles
     )
 
 
@@ -90,8 +90,8 @@ def test_coarser_transfers_never_help() -> None:
 
 def test_results_that_are_waited_for() -> None:
     """One output tile: every execution waits for the one before."""
-    found = estimate_program(program("gemm m=1 n=16 k=1600"), machine_of(VTA))
-    assert found.levels[0].computing == 3 * 100 + 3
+    estimate = estimate_program(program("gemm m=1 n=16 k=1600"), machine_of(VTA))
+    assert estimate.levels[0].computing == 3 * 100 + 3
 
 
 def test_packing_is_a_line_of_its_own() -> None:
@@ -116,8 +116,8 @@ def test_packing_is_a_line_of_its_own() -> None:
     ],
 )
 def test_pieces_are_contiguous_in_both_layouts(words: str, target: str, names: str) -> None:
-    given = program(words, target)
-    for operand in (given.operand(name) for name in names):
+    derived = program(words, target)
+    for operand in (derived.operand(name) for name in names):
         if operand.elements > 2048:
             continue
         flat: list[int] = []
@@ -134,11 +134,11 @@ def test_pieces_are_contiguous_in_both_layouts(words: str, target: str, names: s
 
 
 def test_an_estimate_is_a_document() -> None:
-    found = estimate_program(program("gemm m=64 n=64 k=64"), machine_of(VTA)).to_json()
-    assert found["provenance"] == "estimated"
-    assert {"machine", "cycles", "us", "packing_us", "total_us", "bound"} <= found.keys()
-    assert found["levels"][0]["memory"] == "dram"
-    assert found["tiling"][0]["memories"] == ["vta.inp", "vta.wgt", "vta.acc"]
+    document = estimate_program(program("gemm m=64 n=64 k=64"), machine_of(VTA)).to_json()
+    assert document["provenance"] == "estimated"
+    assert {"machine", "cycles", "us", "packing_us", "total_us", "bound"} <= document.keys()
+    assert document["levels"][0]["memory"] == "dram"
+    assert document["tiling"][0]["memories"] == ["vta.inp", "vta.wgt", "vta.acc"]
 
 
 def test_a_target_without_figures_says_what_to_add() -> None:
@@ -154,27 +154,27 @@ def test_a_memory_that_is_too_small_is_named() -> None:
         estimate_program(program("gemm m=64 n=64 k=64"), machine)
 
 
-def counted_share(given: DerivedProgram) -> float:
+def counted_share(derived: DerivedProgram) -> float:
     """Execution by execution, element by element."""
-    inputs = {operand.name for operand in given.workload.inputs}
+    inputs = {operand.name for operand in derived.workload.inputs}
     total = executed = 0
-    for loops in itertools.product(*(range(loop.extent) for loop in given.loops)):
-        at = dict(zip((loop.name for loop in given.loops), loops, strict=True))
+    for loops in itertools.product(*(range(loop.extent) for loop in derived.loops)):
+        at = dict(zip((loop.name for loop in derived.loops), loops, strict=True))
         useful = True
-        for operand in (operand for operand in given.operands if operand.name in inputs):
-            seen = False
-            for inner in itertools.product(*(range(a.extent) for a in given.instruction_axes)):
+        for operand in (operand for operand in derived.operands if operand.name in inputs):
+            executes = False
+            for inner in itertools.product(*(range(a.extent) for a in derived.instruction_axes)):
                 where = {
                     **at,
-                    **dict(zip((a.name for a in given.instruction_axes), inner, strict=True)),
+                    **dict(zip((a.name for a in derived.instruction_axes), inner, strict=True)),
                 }
                 packed = [index.evaluate(where) for index in operand.access]
                 names = dict(zip((d.name for d in operand.dimensions), packed, strict=True))
-                seen = seen or all(
+                executes = executes or all(
                     0 <= source.evaluate(names) < size
                     for source, size in zip(operand.source, operand.original_shape, strict=True)
                 )
-            useful = useful and seen
+            useful = useful and executes
         total += 1
         executed += useful
     return executed / total
@@ -192,20 +192,20 @@ def counted_share(given: DerivedProgram) -> float:
 def test_executions_on_padding_alone_are_left_out(
     words: str, target: str, constraints: str
 ) -> None:
-    found = solve(workload(words, target=target), target, constraints=constraints, top=4)
-    shares = [executed_share(item.candidate.program) for item in found.embeddings]
-    counted = [counted_share(item.candidate.program) for item in found.embeddings]
+    result = solve(workload(words, target=target), target, constraints=constraints, top=4)
+    shares = [executed_share(item.candidate.program) for item in result.embeddings]
+    counted = [counted_share(item.candidate.program) for item in result.embeddings]
     assert shares == pytest.approx(counted)
     assert ("pad" in words) == (min(shares) < 1)
 
 
 def test_bytes_by_memory_are_those_that_are_moved() -> None:
     """64 x 64 x 64 fits: two operands of 4096 bytes in, sums of 4 bytes out, each once."""
-    found = estimate_program(program("gemm m=64 n=64 k=64"), machine_of(VTA))
-    (level,) = found.levels
+    estimate = estimate_program(program("gemm m=64 n=64 k=64"), machine_of(VTA))
+    (level,) = estimate.levels
     assert level.read_bytes >= 2 * 4096
     assert level.written_bytes == 4 * 4096
-    (document,) = found.to_json()["levels"]
+    (document,) = estimate.to_json()["levels"]
     assert document["read_bytes"] == level.read_bytes
     assert document["written_bytes"] == level.written_bytes
 
@@ -215,8 +215,8 @@ def test_operands_as_they_come_are_not_packed_but_move_by_their_own_rows() -> No
     one row of pixels is nine rows; as it comes it is three rows, each a piece."""
     packed = program("conv2d n=1 c=16 h=16 w=16 k=16 r=3 s=3")
     machine = replace(machine_of(VTA), layouts=Layouts.ORIGINAL)
-    found = estimate_program(packed, machine)
-    assert found.packing_us == {}
+    estimate = estimate_program(packed, machine)
+    assert estimate.packing_us == {}
     assert estimate_program(packed, machine_of(VTA)).packing_us
     (image,) = (o for o in execution_nest(packed, Layouts.ORIGINAL).operands if o.name == "I")
     sizes = {loop.name: np.ones(1) for loop in packed.loops}

@@ -1,4 +1,4 @@
-"""What holds of every estimate, on random machines and programs: what has to be moved is moved,
+"""Invariants of every estimate, on random machines and programs: what has to be moved is moved,
 more work never takes less time, and more of a machine never takes more."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def random_machine(rng: random.Random, room: int) -> Hierarchy:
     deep = rng.random() < 0.3
     capacities = [rng.randint(12, room), *([rng.randint(3 * room, 6 * room)] if deep else [])]
     units = rng.choice([(1, 1), (2, 1), (3, 1), (4, 2)] if deep else [(1,), (2,), (3,)])
-    made = machine(*capacities, units=units, overlap=rng.choice(list(Overlapping)))
-    memories = dict(made.memories)
+    hierarchy = machine(*capacities, units=units, overlap=rng.choice(list(Overlapping)))
+    memories = dict(hierarchy.memories)
     for name, memory in memories.items():
         outer = memory.parent is None
         memories[name] = replace(
@@ -40,41 +40,41 @@ def random_machine(rng: random.Random, room: int) -> Hierarchy:
             else TransferUnit.REGION,
         )
     compute = ComputeUnit(rng.choice((0.5, 1.0, 4.0)), rng.choice((0.0, 1.0, 6.0)))
-    return replace(made, memories=memories, compute=compute)
+    return replace(hierarchy, memories=memories, compute=compute)
 
 
-def random_extents(rng: random.Random, given: Hierarchy) -> tuple[str, list[int]]:
+def random_extents(rng: random.Random, hierarchy: Hierarchy) -> tuple[str, list[int]]:
     """Smaller ones for two levels, of which there are many more tilings."""
     kind = rng.choice(("gemm", "conv"))
-    deep = len(given.levels) > 2
+    deep = len(hierarchy.levels) > 2
     most = ((3, 2, 2) if deep else (5, 5, 5)) if kind == "gemm" else (2, 3, 1, 2)
     return kind, [rng.randint(1, size if deep else size + 1) for size in most]
 
 
-def made(kind: str, extents: list[int]) -> ExecutionNest:
+def random_product(kind: str, extents: list[int]) -> ExecutionNest:
     return gemm(*extents) if kind == "gemm" else conv(*extents)
 
 
-def least(nest: ExecutionNest, given: Hierarchy) -> float:
-    found = best_tilings(nest, given, ROWS)
-    assert found.exact
-    return float(cycles(found.tilings, nest, given)[0])
+def least(nest: ExecutionNest, hierarchy: Hierarchy) -> float:
+    best = best_tilings(nest, hierarchy, ROWS)
+    assert best.exact
+    return float(cycles(best.tilings, nest, hierarchy)[0])
 
 
-def changed(given: Hierarchy, rng: random.Random) -> Hierarchy:
+def changed(hierarchy: Hierarchy, rng: random.Random) -> Hierarchy:
     """More of something: units, capacity, bandwidth."""
-    what = rng.choice(("units", "capacity", "bandwidth"))
-    memories = dict(given.memories)
-    if what == "units":
-        level = rng.randrange(len(given.levels) - 1)
+    change = rng.choice(("units", "capacity", "bandwidth"))
+    memories = dict(hierarchy.memories)
+    if change == "units":
+        level = rng.randrange(len(hierarchy.levels) - 1)
         for name, memory in memories.items():
             if memory.level <= level:
                 memories[name] = replace(memory, units=2 * memory.units)
-        return replace(given, memories=memories)
-    outer = what != "capacity"
+        return replace(hierarchy, memories=memories)
+    outer = change != "capacity"
     name = rng.choice([n for n, m in memories.items() if (m.parent is None) == outer])
     memory = memories[name]
-    if what == "capacity":
+    if change == "capacity":
         more = replace(memory, capacity_bytes=(memory.capacity_bytes or 0) + rng.randint(1, 9))
     else:
         more = replace(
@@ -82,7 +82,7 @@ def changed(given: Hierarchy, rng: random.Random) -> Hierarchy:
             read_bytes=memory.read_bytes * rng.choice((1, 1.5)),
             write_bytes=memory.write_bytes * rng.choice((1, 1.5, 2)),
         )
-    return replace(given, memories={**memories, name: more})
+    return replace(hierarchy, memories={**memories, name: more})
 
 
 def seeds(quick: int, slow: int) -> list[object]:
@@ -95,38 +95,41 @@ def test_what_has_to_be_moved_is_moved(seed: int) -> None:
     """Each input is read once at least and the output written, at every level; of the model's own
     choice, many tilings of which leave units idle or parts of tiles."""
     rng = random.Random(seed)
-    given = random_machine(rng, 40)
-    nest = made(*random_extents(rng, given))
+    hierarchy = random_machine(rng, 40)
+    nest = random_product(*random_extents(rng, hierarchy))
     for rows in (ROWS, 16):
-        found = best_tilings(nest, given, rows).tilings
-        computing = compute_time(found, nest, given).longest
+        tilings = best_tilings(nest, hierarchy, rows).tilings
+        computing = compute_time(tilings, nest, hierarchy).longest
         full = {loop.name: np.full(1, float(loop.extent)) for loop in nest.loops} | nest.fixed
-        for time in memory_times(found, nest, given, computing):
+        for time in memory_times(tilings, nest, hierarchy, computing):
             read = sum(float(o.elements(full)[0]) * o.element_bytes for o in nest.operands[:2])
             written = float(nest.operands[2].elements(full)[0]) * nest.operands[2].element_bytes
             assert time.read_bytes[0] >= read
             assert time.written_bytes[0] >= written
-        share = float(found.share[0])
-        assert 1 / given.levels[0][0].units - 1e-9 <= share <= 1
-        busy = found.busy[0][0]
-        assert busy <= given.levels[0][0].units
+        share = float(tilings.share[0])
+        assert 1 / hierarchy.levels[0][0].units - 1e-9 <= share <= 1
+        busy = tilings.busy[0][0]
+        assert busy <= hierarchy.levels[0][0].units
         assert share * busy >= 1 - 1e-9
 
 
 @pytest.mark.parametrize("seed", seeds(12, 300))
 def test_more_work_never_takes_less_time(seed: int) -> None:
     rng = random.Random(seed)
-    given = random_machine(rng, 30)
-    kind, extents = random_extents(rng, given)
+    hierarchy = random_machine(rng, 30)
+    kind, extents = random_extents(rng, hierarchy)
     more = list(extents)
     more[rng.randrange(len(more))] += 1
-    assert least(made(kind, extents), given) <= least(made(kind, more), given) + 1e-6
+    assert (
+        least(random_product(kind, extents), hierarchy)
+        <= least(random_product(kind, more), hierarchy) + 1e-6
+    )
 
 
 @pytest.mark.parametrize("seed", seeds(12, 300))
 def test_more_of_a_machine_never_takes_more_time(seed: int) -> None:
     rng = random.Random(seed)
-    given = random_machine(rng, 30)
-    nest = made(*random_extents(rng, given))
-    assert math.isfinite(least(nest, given))
-    assert least(nest, changed(given, rng)) <= least(nest, given) + 1e-6
+    hierarchy = random_machine(rng, 30)
+    nest = random_product(*random_extents(rng, hierarchy))
+    assert math.isfinite(least(nest, hierarchy))
+    assert least(nest, changed(hierarchy, rng)) <= least(nest, hierarchy) + 1e-6

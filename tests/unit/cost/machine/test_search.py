@@ -32,27 +32,27 @@ def random_nest(kind: str, rng: random.Random) -> ExecutionNest:
     return conv(rng.choice((2, 3)), rng.randint(2, 6), 2, rng.choice((1, 2, 3)))
 
 
-def cut_as(given: ExecutionNest, levels: list[Level], m: Hierarchy) -> Tilings:
+def cut_as(nest: ExecutionNest, levels: list[Level], m: Hierarchy) -> Tilings:
     """One tiling; ``levels`` innermost first."""
-    found = untiled(given)
+    tilings = untiled(nest)
     for level in reversed(range(len(levels))):
-        how = levels[level]
-        sizes = {name: np.array([float(size)]) for name, size in how.tile.items()}
-        inner = LevelTiles.filling(level, sizes, given, m)
-        (found,) = cut(found, inner, how.parts, [how.order], given, m)
-    return found
+        level_cut = levels[level]
+        sizes = {name: np.array([float(size)]) for name, size in level_cut.tile.items()}
+        inner = LevelTiles.filling(level, sizes, nest, m)
+        (tilings,) = cut(tilings, inner, level_cut.parts, [level_cut.order], nest, m)
+    return tilings
 
 
-def random_levels(rng: random.Random, given: ExecutionNest, m: Hierarchy) -> list[Level]:
+def random_levels(rng: random.Random, nest: ExecutionNest, m: Hierarchy) -> list[Level]:
     """Tiles of any sizes in any order, shared in any way."""
-    around = {loop.name: loop.extent for loop in given.loops}
-    found: list[Level] = []
+    around = {loop.name: loop.extent for loop in nest.loops}
+    random_cuts: list[Level] = []
     for level in reversed(range(len(m.levels) - 1)):
         around = {name: rng.randint(1, size) for name, size in around.items()}
         order = rng.sample(list(around), len(around))
-        parts = rng.choice(list(all_parts(given, m.fan_out(level))))
-        found.append(Level(around, order, parts if m.fan_out(level) > 1 else {}))
-    return found[::-1]
+        parts = rng.choice(list(all_parts(nest, m.fan_out(level))))
+        random_cuts.append(Level(around, order, parts if m.fan_out(level) > 1 else {}))
+    return random_cuts[::-1]
 
 
 @pytest.mark.quick(8)
@@ -60,31 +60,30 @@ def random_levels(rng: random.Random, given: ExecutionNest, m: Hierarchy) -> lis
 @pytest.mark.parametrize("units", [(1, 1), (4, 1), (2, 2), (6, 3)])
 @pytest.mark.parametrize("kind", ["gemm", "conv"])
 def test_traffic_is_that_of_a_simulated_run(kind: str, units: tuple[int, int], seed: int) -> None:
-    """Of the first unit, of those below its parent, and of all: parts of tiles, windows, orders and
-    ways to share."""
+    """Traffic of the first unit, of those below its parent, and of all units is that of a run."""
     rng = random.Random(f"{kind}{units}{seed}")
-    given, m = random_nest(kind, rng), machine(10**6, 10**6, units=units)
-    levels = random_levels(rng, given, m)
-    found, counted = cut_as(given, levels, m), simulate(given, m, levels)
+    nest, m = random_nest(kind, rng), machine(10**6, 10**6, units=units)
+    levels = random_levels(rng, nest, m)
+    tilings, counted = cut_as(nest, levels, m), simulate(nest, m, levels)
     for name in ("a", "b", "c", "m1"):
-        traffic = found.traffic[name]
+        traffic = tilings.traffic[name]
         depth = len(m.levels) - 1 - m.memories[name].level
         first = (0,) * depth
         parent = m.memories[m.memories[name].parent or ""]
         fed = (0,) * (len(m.levels) - 1 - parent.level)
-        for counts, own, shared, total in (
+        for counts, first_unit, shared, total in (
             (counted.read, traffic.read_bytes, traffic.shared_read, traffic.total_read),
             (counted.write, traffic.write_bytes, traffic.shared_write, traffic.total_write),
         ):
-            assert own[0] == counts[name, first], name
+            assert first_unit[0] == counts[name, first], name
             assert shared[0] == counted.below(counts, name, fed), name
             assert total[0] == counted.below(counts, name, ()), name
-            assert own[0] == max((c for (n, _), c in counts.items() if n == name), default=0)
+            assert first_unit[0] == max((c for (n, _), c in counts.items() if n == name), default=0)
         moves = traffic.read_transfers[0] + traffic.write_transfers[0]
         assert moves == counted.moves[name, first]
     assert counted.calls[(0, 0)] == max(counted.calls.values())
-    assert found.share[0] * given.calls == pytest.approx(counted.calls[(0, 0)])
-    assert found.busy[0][0] == len(counted.calls)
+    assert tilings.share[0] * nest.calls == pytest.approx(counted.calls[(0, 0)])
+    assert tilings.busy[0][0] == len(counted.calls)
 
 
 CASES = [
@@ -102,43 +101,43 @@ CASES = [
 
 
 @pytest.mark.quick(7)
-@pytest.mark.parametrize("given, m", CASES)
-def test_no_tiling_no_order_and_no_sharing_is_better(given: ExecutionNest, m: Hierarchy) -> None:
+@pytest.mark.parametrize("nest, m", CASES)
+def test_no_tiling_no_order_and_no_sharing_is_better(nest: ExecutionNest, m: Hierarchy) -> None:
     """All tile sizes in all orders of the loops at each level, shared in all ways."""
-    found = best_tilings(given, m, rows=200_000)
-    assert found.exact
-    names = [loop.name for loop in given.loops]
-    shares = [list(all_parts(given, m.fan_out(level))) for level in range(len(m.levels) - 1)]
+    best = best_tilings(nest, m, rows=200_000)
+    assert best.exact
+    names = [loop.name for loop in nest.loops]
+    shares = [list(all_parts(nest, m.fan_out(level))) for level in range(len(m.levels) - 1)]
     least = min(
-        cycles(simulate(given, m, list(map(Level, tiles, orders, parts))), given, m)
-        for tiles in all_tilings(given, m)
+        cycles(simulate(nest, m, list(map(Level, tiles, orders, parts))), nest, m)
+        for tiles in all_tilings(nest, m)
         for orders in itertools.product(itertools.permutations(names), repeat=len(tiles))
         for parts in itertools.product(*shares)
     )
-    assert modelled(found.tilings, given, m)[0] == pytest.approx(least)
+    assert modelled(best.tilings, nest, m)[0] == pytest.approx(least)
 
 
-@pytest.mark.parametrize("given, m", CASES)
-def test_few_rows_lose_little_and_do_not_claim_more(given: ExecutionNest, m: Hierarchy) -> None:
-    best = best_tilings(given, m, rows=200_000)
-    few = best_tilings(given, m, rows=32)
-    every, some = (modelled(one.tilings, given, m)[0] for one in (best, few))
+@pytest.mark.parametrize("nest, m", CASES)
+def test_few_rows_lose_little_and_do_not_claim_more(nest: ExecutionNest, m: Hierarchy) -> None:
+    best = best_tilings(nest, m, rows=200_000)
+    few = best_tilings(nest, m, rows=32)
+    every, some = (modelled(result.tilings, nest, m)[0] for result in (best, few))
     assert every <= some <= 1.5 * every
     assert some == pytest.approx(every) or not few.exact
 
 
 def test_units_share_the_parallel_loops() -> None:
-    given = gemm(8, 8, 8)
-    one = best_tilings(given, machine(64, 1024)).tilings
-    four = best_tilings(given, machine(64, 1024, units=(4, 1))).tilings
-    assert one.share[0] == 1
+    nest = gemm(8, 8, 8)
+    single = best_tilings(nest, machine(64, 1024)).tilings
+    four = best_tilings(nest, machine(64, 1024, units=(4, 1))).tilings
+    assert single.share[0] == 1
     assert four.share[0] == 0.25
     assert four.busy[0][0] == 4
 
 
 def test_a_sum_is_not_shared() -> None:
-    found = best_tilings(gemm(1, 1, 8), machine(64, 1024, units=(4, 1))).tilings
-    assert found.share[0] == 1
+    tilings = best_tilings(gemm(1, 1, 8), machine(64, 1024, units=(4, 1))).tilings
+    assert tilings.share[0] == 1
 
 
 def test_what_does_not_fit_is_named() -> None:

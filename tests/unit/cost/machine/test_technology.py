@@ -22,17 +22,17 @@ _ROWS = [
 
 def test_a_memory_of_the_table_has_the_tables_figures() -> None:
     for row in _ROWS:
-        found = technology().sram(row["capacity_bytes"], row["width_bits"])
+        sram = technology().sram(row["capacity_bytes"], row["width_bits"])
         for name in ("read_pj", "write_pj", "area_um2", "leakage_w", "cycle_ns"):
-            assert getattr(found, name) == pytest.approx(row[name], rel=1e-12), row
+            assert getattr(sram, name) == pytest.approx(row[name], rel=1e-12), row
 
 
 def test_banks_are_macros_of_their_part_of_the_capacity() -> None:
-    whole, one = technology().sram(2**18, 64, 8), technology().sram(2**15, 64)
-    assert whole.area_um2 == pytest.approx(8 * one.area_um2)
-    assert whole.leakage_w == pytest.approx(8 * one.leakage_w)
-    assert whole.read_pj == one.read_pj
-    assert whole.read_pj_per_byte == pytest.approx(one.read_pj / 8)
+    banked, macro = technology().sram(2**18, 64, 8), technology().sram(2**15, 64)
+    assert banked.area_um2 == pytest.approx(8 * macro.area_um2)
+    assert banked.leakage_w == pytest.approx(8 * macro.leakage_w)
+    assert banked.read_pj == macro.read_pj
+    assert banked.read_pj_per_byte == pytest.approx(macro.read_pj / 8)
 
 
 def test_area_and_leakage_and_writing_grow_with_capacity() -> None:
@@ -46,20 +46,20 @@ def test_figures_between_rows_lie_between_theirs() -> None:
     for width, capacity in ((64, 3 * 2**14), (48, 2**16), (100, 5 * 2**15)):
         low, high = (2 ** ((n - 1).bit_length() - 1) for n in (width, capacity))
         corners = [technology().sram(c, w) for c in (high, 2 * high) for w in (low, 2 * low)]
-        found = technology().sram(capacity, width)
+        sram = technology().sram(capacity, width)
         for name in ("read_pj", "area_um2", "leakage_w"):
             values = [getattr(corner, name) for corner in corners]
-            assert min(values) < getattr(found, name) < max(values)
+            assert min(values) < getattr(sram, name) < max(values)
 
 
 def test_a_point_halfway_in_logarithms_is_the_geometric_mean() -> None:
-    found = technology().sram(2**16 * 2**0.5, 64)
+    sram = technology().sram(2**16 * 2**0.5, 64)
     ends = [technology().sram(2**power, 64).area_um2 for power in (16, 17)]
-    assert found.area_um2 == pytest.approx((ends[0] * ends[1]) ** 0.5)
+    assert sram.area_um2 == pytest.approx((ends[0] * ends[1]) ** 0.5)
 
 
 @pytest.mark.parametrize(
-    "capacity, width, banks, said",
+    "capacity, width, banks, message",
     [
         (2**23, 64, 1, "64 bits is outside of the table of technology 45nm; its banks of this"),
         (32, 8, 1, "have 64 to 4,194,304 bytes"),
@@ -70,9 +70,9 @@ def test_a_point_halfway_in_logarithms_is_the_geometric_mean() -> None:
     ],
 )
 def test_a_memory_outside_of_the_table_is_refused(
-    capacity: int, width: int, banks: int, said: str
+    capacity: int, width: int, banks: int, message: str
 ) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         technology().sram(capacity, width, banks)
 
 

@@ -1,4 +1,4 @@
-"""Where the cycles of a tiling come from, on small machines and on those that ship."""
+"""Cycles of a tiling and their causes, on small machines and on those that ship."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from cpembed.hw.machine import ComputeUnit, Hierarchy, Overlapping, TransferUnit
 from tests.unit.cost.machine.simulated import gemm, machine
 
 
-def changed(given: Hierarchy, name: str, **fields: object) -> Hierarchy:
-    memory = replace(given.memories[name], **fields)
-    return replace(given, memories={**given.memories, name: memory})
+def changed(hierarchy: Hierarchy, name: str, **fields: object) -> Hierarchy:
+    memory = replace(hierarchy.memories[name], **fields)
+    return replace(hierarchy, memories={**hierarchy.memories, name: memory})
 
 
-def totals(given: Hierarchy) -> tuple[float, float, float, float]:
+def totals(hierarchy: Hierarchy) -> tuple[float, float, float, float]:
     """Computing, reading, writing, together, of 4 x 4 x 4 that fits: 16 + 16 bytes in, 64 out."""
     nest = gemm(4, 4, 4)
-    found = best_tilings(nest, given).tilings
-    computing = compute_time(found, nest, given).longest
-    (time,) = memory_times(found, nest, given, computing)
+    tilings = best_tilings(nest, hierarchy).tilings
+    computing = compute_time(tilings, nest, hierarchy).longest
+    (time,) = memory_times(tilings, nest, hierarchy, computing)
     parts = (time.computing, time.reading, time.writing, time.total)
-    computing_cycles, reading, writing, together = (float(part[0]) for part in parts)
-    return computing_cycles, reading, writing, together
+    computing_cycles, reading, writing, total = (float(part[0]) for part in parts)
+    return computing_cycles, reading, writing, total
 
 
 def test_the_longest_counts_where_all_goes_beside_each_other() -> None:
@@ -53,34 +53,34 @@ def test_transfers_that_wait_add_up_with_their_latency() -> None:
 
 def test_one_tile_overlaps_with_nothing() -> None:
     """Half of a double buffer holds all: or it is cut, and the parts overlap."""
-    together = totals(machine(128, overlap=Overlapping.DOUBLE_BUFFER))[3]
-    assert 65 < together < 65 + 16 + 64
+    total = totals(machine(128, overlap=Overlapping.DOUBLE_BUFFER))[3]
+    assert 65 < total < 65 + 16 + 64
 
 
 def test_executions_and_loads_are_issued_one_after_the_other() -> None:
-    given = machine(64)
+    hierarchy = machine(64)
     for name in "abc":
-        given = changed(given, name, transfer_unit=TransferUnit.TILE)
+        hierarchy = changed(hierarchy, name, transfer_unit=TransferUnit.TILE)
     nest = gemm(4, 4, 4)
-    free = compute_time(best_tilings(nest, given).tilings, nest, given)
+    free = compute_time(best_tilings(nest, hierarchy).tilings, nest, hierarchy)
     assert free.issuing[0] == 0
-    slow = replace(given, compute=ComputeUnit(1.0, 1.0, issues_per_cycle=0.5))
+    slow = replace(hierarchy, compute=ComputeUnit(1.0, 1.0, issues_per_cycle=0.5))
     # 64 executions, 16 loads of each factor, 16 stores.
     assert compute_time(best_tilings(nest, slow).tilings, nest, slow).issuing[0] == (64 + 48) / 0.5
 
 
 def shipped(words: str, target: str, name: str | None = None) -> Estimate:
     spec = load_hardware_spec(target)
-    found = solve(workload(words, target=spec), spec, constraints="in_place_padded", top=1)
-    return estimate_program(found.embeddings[0].candidate.program, machine_of(spec, name))
+    result = solve(workload(words, target=spec), spec, constraints="in_place_padded", top=1)
+    return estimate_program(result.embeddings[0].candidate.program, machine_of(spec, name))
 
 
 def test_a_large_product_is_not_far_from_the_peak() -> None:
-    found = shipped("gemm m=4096 n=4096 k=4096", "wmma_f16", "a100")
+    estimate = shipped("gemm m=4096 n=4096 k=4096", "wmma_f16", "a100")
     least = 2 * 4096**3 / 312e6
-    assert least <= found.us < 1.4 * least
-    assert [level.memories for level in found.tiling[1:]] == [("shared",), ("l2",)]
-    assert found.tiling[0].units > 300
+    assert least <= estimate.us < 1.4 * least
+    assert [level.memories for level in estimate.tiling[1:]] == [("shared",), ("l2",)]
+    assert estimate.tiling[0].units > 300
 
 
 def test_the_newer_machine_is_faster() -> None:
@@ -89,27 +89,27 @@ def test_the_newer_machine_is_faster() -> None:
 
 
 def test_a_product_by_a_vector_is_bound_by_memory() -> None:
-    found = shipped("gemm m=16 n=16384 k=16384", "wmma_f16", "a100")
+    estimate = shipped("gemm m=16 n=16384 k=16384", "wmma_f16", "a100")
     # The matrix is read once, at 1555 GB/s.
-    assert found.us > 2 * 16384**2 / 1555e3
-    assert found.bound == "read from dram"
+    assert estimate.us > 2 * 16384**2 / 1555e3
+    assert estimate.bound == "read from dram"
 
 
 def test_cores_share_rows_and_columns() -> None:
     spec = load_hardware_spec("amx_int8")
-    found = solve(
+    result = solve(
         workload("gemm m=3584 n=3584 k=3584", target=spec), spec, constraints="in_place_padded"
     )
-    program = found.embeddings[0].candidate.program
+    program = result.embeddings[0].candidate.program
     every = machine_of(spec)
     single = {name: replace(memory, units=1) for name, memory in every.memories.items()}
-    one = estimate_program(program, replace(every, memories=single))
+    one_core = estimate_program(program, replace(every, memories=single))
     all_cores = estimate_program(program, every)
     assert all_cores.tiling[0].units == 56
-    assert 40 < one.cycles / all_cores.cycles <= 56
+    assert 40 < one_core.cycles / all_cores.cycles <= 56
     # Results stay in tiles while two of each factor are loaded for four products.
-    assert one.bound == "compute"
-    assert one.cycles == pytest.approx(224**2 * 56 * 16, rel=0.05)
+    assert one_core.bound == "compute"
+    assert one_core.cycles == pytest.approx(224**2 * 56 * 16, rel=0.05)
 
 
 def test_a_factor_that_streams_comes_with_each_execution() -> None:

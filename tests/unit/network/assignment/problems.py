@@ -21,7 +21,7 @@ def priced(problem: Problem, options: Sequence[int]) -> float:
         if node.options[k].layouts[port] == ANY and port >= len(node.reads)
     ]
     for filling in itertools.product(*(range(len(problem.tensor_of[n].layouts)) for n in loose)):
-        written = {t.name: t.given for t in problem.tensors}
+        written = {t.name: t.input_layout for t in problem.tensors}
         paid: set[tuple[str, int, int]] = set()
         total = 0.0
         for node, k in zip(problem.nodes, options, strict=True):
@@ -34,7 +34,7 @@ def priced(problem: Problem, options: Sequence[int]) -> float:
         for node, k in zip(problem.nodes, options, strict=True):
             for port, name in enumerate(node.reads):
                 paid.add((name, written[name], node.options[k].layouts[port]))
-        paid |= {(t.name, written[t.name], k) for t in problem.tensors for k in t.wanted}
+        paid |= {(t.name, written[t.name], k) for t in problem.tensors for k in t.output_layouts}
         for name, source, target in paid:
             if target not in (ANY, source):
                 total += problem.tensor_of[name].conversion.get((source, target), math.inf)
@@ -56,7 +56,7 @@ class Draft:
     nodes: list[Node] = field(default_factory=list[Node])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
 
-    def tensor(self, given: bool = False) -> str:
+    def tensor(self, input_layout: bool = False) -> str:
         rng, name = self.rng, f"t{len(self.tensors)}"
         count = rng.randint(1, 4)
         likely = rng.choice((0.6, 0.9, 1.0))
@@ -71,7 +71,7 @@ class Draft:
                 name,
                 tuple("abcd"[:count]),
                 conversion,
-                rng.randrange(count) if given else None,
+                rng.randrange(count) if input_layout else None,
                 wanted if rng.random() < 0.25 else (),
             )
         )
@@ -96,7 +96,7 @@ def random_problem(seed: int) -> Problem:
     """A few nodes; tensors are read several times, by one node too, or not at all."""
     rng = random.Random(seed)
     draft = Draft(rng)
-    there = [draft.tensor(given=True) for _ in range(rng.randint(1, 2))]
+    there = [draft.tensor(input_layout=True) for _ in range(rng.randint(1, 2))]
     for number in range(rng.randint(1, 6)):
         reads = [rng.choice(there) for _ in range(rng.randint(0 if number else 1, 3))]
         writes = [draft.tensor() for _ in range(rng.choice((1, 1, 1, 2)))]

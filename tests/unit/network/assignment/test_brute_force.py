@@ -9,7 +9,7 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.network.assignment import REDUCTIONS, Bounds, Problem, Reductions, assign, evaluate
-from cpembed.network.assignment.formulation import kept_options
+from cpembed.network.assignment.formulation import prune_options
 from tests.unit.network.assignment.problems import brute_force, priced, random_problem
 
 NOTHING = Bounds(joined=0, result=0, total=0)
@@ -48,7 +48,7 @@ def check(problem: Problem, method: str, where: str) -> None:
     assert found.cost == pytest.approx(operators + sum(paid), abs=1e-9), where
     assert all(found.written[c.tensor] == c.source for c in found.conversions), where
     if method == "reductions alone":
-        assert found.left == 0, where
+        assert found.solver_entries == 0, where
 
 
 @pytest.mark.quick(8)
@@ -57,7 +57,7 @@ def test_pruning_keeps_a_best_assignment(batch: int) -> None:
     dropped = 0
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         problem = random_problem(seed)
-        kept = kept_options(problem)
+        kept = prune_options(problem)
         dropped += sum(len(node.options) for node in problem.nodes) - sum(map(len, kept))
         assert all(kept)
         assert brute_force(problem, kept) == pytest.approx(brute_force(problem)), seed
@@ -83,6 +83,6 @@ def test_an_error_names_a_conversion_that_is_missing() -> None:
         assert found is not None
         tensor = problem.tensor_of[found[1]]
         pair = tensor.layouts.index(found[2]), tensor.layouts.index(found[3])
-        assert tensor.converting(*pair) == math.inf, seed
+        assert tensor.conversion_cost(*pair) == math.inf, seed
         named += 1
     assert named > 10

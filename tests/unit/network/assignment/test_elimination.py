@@ -12,12 +12,12 @@ from cpembed.network.assignment import Bounds, Node, Option, Problem, Tensor
 from cpembed.network.assignment.elimination import (
     CostNetwork,
     Order,
-    Shared,
+    SharedConversions,
     Table,
     eliminate,
     plan,
 )
-from cpembed.network.assignment.formulation import kept_options
+from cpembed.network.assignment.formulation import prune_options
 
 AMPLE = Bounds(joined=10**6, result=10**6, total=10**7)
 
@@ -43,7 +43,7 @@ def with_few_contents(seed: int) -> CostNetwork:
     tables += [Table((k,), numbers.integers(0, 9, 3).astype(float)) for k in range(6)]
     needs = tuple(tuple(rng.randrange(-1, 4) for _ in range(3)) for _ in range(3))
     readers = tuple(rng.sample(range(1, 6), 3))
-    shared = Shared(0, numbers.integers(0, 9, (3, 4)).astype(float), readers, needs)
+    shared = SharedConversions(0, numbers.integers(0, 9, (3, 4)).astype(float), readers, needs)
     return CostNetwork((3,) * 6, tuple(tables), (shared,))
 
 
@@ -70,9 +70,9 @@ def test_what_remains_of_a_reduction_in_part_has_the_same_least_cost(seed: int) 
 def test_tables_in_pairs_say_what_shared_conversions_say(seed: int) -> None:
     network = with_few_contents(seed)
     (shared,) = network.shared
-    pairs = shared.pairs(len(network.sizes))
+    pairs = shared.as_pairs(len(network.sizes))
     split = CostNetwork((*network.sizes, 2, 2, 2, 2), (*network.tables, *pairs))
-    whole = CostNetwork(network.sizes, (*network.tables, shared.whole()))
+    whole = CostNetwork(network.sizes, (*network.tables, shared.as_table()))
     assert eliminate(whole, plan(whole, AMPLE)).constant == least(network)
     assert eliminate(split, plan(split, AMPLE)).constant == least(whole)
 
@@ -91,5 +91,5 @@ def test_an_option_stays_that_saves_a_little_for_each_of_two_readers() -> None:
     tensor = Tensor("t", names, conversion)
     writer = Node("w", (), ("t",), (Option("a", (0,), 1.0), Option("b", (1,), 2.5)))
     readers = [Node(f"r{k}", ("t",), (), (Option("only", (k,), 0.0),)) for k in (2, 3)]
-    assert kept_options(Problem((writer, *readers), (tensor,)))[0] == (0, 1)
-    assert kept_options(Problem((writer, readers[0]), (tensor,)))[0] == (0,)
+    assert prune_options(Problem((writer, *readers), (tensor,)))[0] == (0, 1)
+    assert prune_options(Problem((writer, readers[0]), (tensor,)))[0] == (0,)

@@ -30,7 +30,7 @@ def test_a_conversion_is_paid_once_for_all_readers() -> None:
 
 def test_a_tensor_may_exist_in_several_layouts() -> None:
     nodes = (writer(PLAIN), reader("a", "t", LAST), reader("b", "t", PLAIN))
-    found = assign(Problem(nodes, (Tensor("t", NAMES, BOTH_WAYS, wanted=(LAST,)),)))
+    found = assign(Problem(nodes, (Tensor("t", NAMES, BOTH_WAYS, output_layouts=(LAST,)),)))
     assert (found.cost, found.written) == (6.0, {"t": PLAIN})
 
 
@@ -44,8 +44,8 @@ def test_conversions_start_from_the_written_layout_only() -> None:
 def test_a_given_tensor_is_converted_and_a_wanted_layout_paid_for() -> None:
     node = Node("n", ("x",), ("y",), (Option("last", (LAST, LAST), 1.0),))
     tensors = (
-        Tensor("x", NAMES, BOTH_WAYS, given=PLAIN),
-        Tensor("y", NAMES, BOTH_WAYS, wanted=(PLAIN,)),
+        Tensor("x", NAMES, BOTH_WAYS, input_layout=PLAIN),
+        Tensor("y", NAMES, BOTH_WAYS, output_layouts=(PLAIN,)),
     )
     found = assign(Problem((node,), tensors))
     assert found.cost == 1 + 3 + 4
@@ -90,7 +90,7 @@ WRONG: dict[str, Callable[[], Problem]] = {
     "node a: reads t before it is there": lambda: Problem((reader("a", "t", 0), writer(0)), (T,)),
     "node writer: writes t, which is no tensor": lambda: Problem((writer(PLAIN),), ()),
     "node writer: writes t a second time": lambda: Problem(
-        (writer(PLAIN),), (Tensor("t", NAMES, given=0),)
+        (writer(PLAIN),), (Tensor("t", NAMES, input_layout=0),)
     ),
     "node n: has no option": lambda: Problem((Node("n", (), ("t",), ()),), (T,)),
     "option o: 2 layouts, not 1": lambda: Problem(
@@ -98,7 +98,9 @@ WRONG: dict[str, Callable[[], Problem]] = {
     ),
     "option only: t has no layout 3": lambda: Problem((writer(3),), (T,)),
     "option only: its cost is not finite": lambda: Problem((writer(0, float("nan")),), (T,)),
-    "tensor t: has no layout 7": lambda: Problem((writer(0),), (Tensor("t", NAMES, wanted=(7,)),)),
+    "tensor t: has no layout 7": lambda: Problem(
+        (writer(0),), (Tensor("t", NAMES, output_layouts=(7,)),)
+    ),
     "tensor t: converting 0 to 1 costs -1.0": lambda: Problem(
         (writer(0),), (Tensor("t", NAMES, {(0, 1): -1.0}),)
     ),

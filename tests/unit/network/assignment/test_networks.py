@@ -55,20 +55,20 @@ def shortest_path(problem: Problem) -> float:
     """Of a chain: the least cost of each layout, tensor after tensor."""
     first = problem.tensors[0]
     best = np.full(len(first.layouts), np.inf)
-    best[first.given] = 0
+    best[first.input_layout] = 0
     for node in problem.nodes:
         source = problem.tensor_of[node.reads[0]]
         after = np.full(len(problem.tensor_of[node.writes[0]].layouts), np.inf)
         for option in node.options:
             reading, writing = option.layouts
             there = min(
-                cost + source.converting(layout, reading) for layout, cost in enumerate(best)
+                cost + source.conversion_cost(layout, reading) for layout, cost in enumerate(best)
             )
             after[writing] = min(after[writing], there + option.cost)
         best = after
     last = problem.tensors[-1]
-    (wanted,) = last.wanted
-    return min(cost + last.converting(layout, wanted) for layout, cost in enumerate(best))
+    (wanted,) = last.output_layouts
+    return min(cost + last.conversion_cost(layout, wanted) for layout, cost in enumerate(best))
 
 
 @pytest.mark.parametrize("length", [1, 2, 40])
@@ -76,13 +76,13 @@ def test_a_chain_is_a_shortest_path(length: int) -> None:
     problem = chain(length)
     found = assign(problem)
     assert found.cost == pytest.approx(shortest_path(problem))
-    assert found.left == 0
+    assert found.solver_entries == 0
 
 
 @pytest.mark.parametrize("shape", REDUCED)
 def test_reductions_alone_solve_networks_of_blocks(shape: str) -> None:
     found = assign(SHAPES.drawn(shape))
-    assert found.left == 0
+    assert found.solver_entries == 0
     assert found.proven
     assert found.gap == 0
 
@@ -92,7 +92,7 @@ def test_reductions_and_the_solver_agree() -> None:
         problem = SHAPES.drawn("MobileNet", 5, 6, seed)
         whole = assign(problem, reductions=None)
         assert assign(problem).cost == pytest.approx(whole.cost, rel=1e-5)
-        assert whole.left > 0
+        assert whole.solver_entries > 0
         assert whole.proven
 
 
@@ -157,14 +157,14 @@ def joined_in(problem: Problem, layout: int) -> float:
     (end,) = [option for option in problem.nodes[-1].options if option.layouts[0] == layout]
     best = math.inf
     for there in itertools.product((False, True), repeat=len(first.layouts)):
-        paid = {k for k, is_there in enumerate(there) if is_there} | {first.given}
-        total = end.cost + last.converting(layout, last.wanted[0])
-        total += sum(first.converting(first.given, k) for k in paid)
+        paid = {k for k, is_there in enumerate(there) if is_there} | {first.input_layout}
+        total = end.cost + last.conversion_cost(layout, last.output_layouts[0])
+        total += sum(first.conversion_cost(first.input_layout, k) for k in paid)
         for node in problem.nodes[:-1]:
             written = problem.tensor_of[node.writes[0]]
             total += min(
                 (
-                    option.cost + written.converting(option.layouts[1], layout)
+                    option.cost + written.conversion_cost(option.layouts[1], layout)
                     for option in node.options
                     if option.layouts[0] in paid
                 ),

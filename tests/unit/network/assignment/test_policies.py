@@ -25,9 +25,9 @@ def two_layers() -> Problem:
     second = (Option("plain", (PLAIN, PLAIN), 7.0), Option("last", (LAST, LAST), 1.0))
     nodes = (Node("first", ("x",), ("y",), first), Node("second", ("y",), ("z",), second))
     tensors = (
-        Tensor("x", NAMES, CONVERSION, given=PLAIN),
+        Tensor("x", NAMES, CONVERSION, input_layout=PLAIN),
         Tensor("y", NAMES, CONVERSION),
-        Tensor("z", NAMES, CONVERSION, wanted=(PLAIN,)),
+        Tensor("z", NAMES, CONVERSION, output_layouts=(PLAIN,)),
     )
     return Problem(nodes, tensors)
 
@@ -89,6 +89,6 @@ def test_a_policy_takes_what_can_be_had_before_what_is_fastest() -> None:
     found = by(problem, None)
     assert (found.cost, found.conversions) == (2 + 7, ())
     # What is wanted in the end counts as well.
-    tensors = (*tensors[:2], Tensor("z", NAMES, wanted=(LAST,)))
+    tensors = (*tensors[:2], Tensor("z", NAMES, output_layouts=(LAST,)))
     nodes = (problem.nodes[0], replace(problem.nodes[1], reads=("x",)))
     assert policy_cost(Problem(nodes, tensors), {"z": PLAIN}) == 2 + 1 + 3

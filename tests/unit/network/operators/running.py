@@ -13,7 +13,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_plan, from_array
 from cpembed.graph.kinds import Kind, TensorType
 from cpembed.network.layout import Layout
-from cpembed.network.operators import Placed, generated_plan
+from cpembed.network.operators import PlacedTensor, generated_plan
 
 Array = NDArray[Any]
 MARK = 77
@@ -35,20 +35,20 @@ def places(layout: Layout) -> Array:
     return found
 
 
-def memory(array: Array, placed: Placed) -> Array:
+def memory(array: Array, placed: PlacedTensor) -> Array:
     """The flat buffer of a tensor, with the mark everywhere else."""
     if array.dtype == np.bool_:
         array = array.astype(np.uint8)
     elif array.dtype.name == "bfloat16":
         array = array.view(np.uint16)
-    assert str(array.dtype) == placed.stored
+    assert str(array.dtype) == placed.storage_dtype
     buffer = np.full(max(1, placed.layout.elements), MARK, array.dtype)
     buffer[places(placed.layout).reshape(-1)] = array.reshape(-1)
     return buffer
 
 
-def placed(array: Array, layout: Layout | None = None) -> Placed:
-    return Placed(TensorType.of(array), layout or Layout.plain(array.shape))
+def placed(array: Array, layout: Layout | None = None) -> PlacedTensor:
+    return PlacedTensor(TensorType.of(array), layout or Layout.plain(array.shape))
 
 
 def check(
@@ -72,14 +72,15 @@ def check(
 def compare(
     plan: KernelPlan,
     arrays: Sequence[Array],
-    inputs: Sequence[Placed],
+    inputs: Sequence[PlacedTensor],
     wanted: Sequence[Array],
-    outputs: Sequence[Placed],
+    outputs: Sequence[PlacedTensor],
     tolerance: float = 0.0,
 ) -> None:
     buffers = [from_array(memory(a, p)) for a, p in zip(arrays, inputs, strict=True)]
     results = [
-        from_array(np.full(max(1, p.layout.elements), MARK).astype(p.stored)) for p in outputs
+        from_array(np.full(max(1, p.layout.elements), MARK).astype(p.storage_dtype))
+        for p in outputs
     ]
     compile_plan(plan)(*buffers, *results)
     for array, where, result in zip(wanted, outputs, results, strict=True):

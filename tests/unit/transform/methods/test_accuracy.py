@@ -28,10 +28,10 @@ def _off(method: Winograd, inputs: dict[str, Any]) -> Any:
     """The method in float32, weights transformed in float64, against the convolution in float64."""
     conv = method.convolution
     u = method.weights_part(inputs["W"].astype(np.float64))
-    found = method.output_part(method.multiplied(method.image_part(inputs["I"]), u))
+    result = method.output_part(method.multiplied(method.image_part(inputs["I"]), u))
     layer = conv.workload.with_dtypes({o.name: "float64" for o in conv.workload.operands})
     exact = reference(layer, {name: array.astype(np.float64) for name, array in inputs.items()})
-    return np.abs(found.astype(np.float64) - exact)
+    return np.abs(result.astype(np.float64) - exact)
 
 
 @pytest.mark.parametrize("outputs", [2, 4])
@@ -69,9 +69,10 @@ def test_what_a_tile_costs() -> None:
     inputs = random_inputs(layer, seed=2)
     sizes = {name: np.abs(array) for name, array in inputs.items()}
     wide = layer.with_dtypes({operand.name: "float64" for operand in layer.operands})
-    own = reference(wide, {name: array.astype(np.float64) for name, array in sizes.items()})
+    magnitude = reference(wide, {name: array.astype(np.float64) for name, array in sizes.items()})
     growth = [
-        float((magnitudes(winograd(layer, outputs), inputs) / own).mean()) for outputs in (1, 2, 4)
+        float((magnitudes(winograd(layer, outputs), inputs) / magnitude).mean())
+        for outputs in (1, 2, 4)
     ]
     assert growth[0] < growth[1] < growth[2]
     assert 5 < growth[1] < 12
@@ -84,13 +85,13 @@ def test_our_points_are_the_more_accurate_ones() -> None:
     layer = LAYERS["conv2d"]
     method = winograd(layer, 4)
     form = cook_toom(4, 3, INTEGER_POINTS)
-    others = replace(method, tilings=tuple(replace(t, form=form) for t in method.tilings))
-    ours = theirs = 0.0
+    rival = replace(method, tilings=tuple(replace(t, form=form) for t in method.tilings))
+    error = rival_error = 0.0
     for seed in range(4):
         inputs = random_inputs(layer, seed)
-        ours += float((_off(method, inputs) ** 2).mean())
-        theirs += float((_off(others, inputs) ** 2).mean())
-    assert ours < 0.8 * theirs
+        error += float((_off(method, inputs) ** 2).mean())
+        rival_error += float((_off(rival, inputs) ** 2).mean())
+    assert error < 0.8 * rival_error
 
 
 def test_float64_has_its_own_unit() -> None:

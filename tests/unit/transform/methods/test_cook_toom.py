@@ -33,11 +33,11 @@ def test_random_rationals_are_filtered_exactly(outputs: int, taps: int) -> None:
     g = [rational() for _ in range(taps)]
     products = [
         sum(x * y for x, y in zip(row, g, strict=True))
-        * sum(x * y for x, y in zip(other, d, strict=True))
-        for row, other in zip(form.filter, form.input, strict=True)
+        * sum(x * y for x, y in zip(inputs_row, d, strict=True))
+        for row, inputs_row in zip(form.filter, form.input, strict=True)
     ]
-    found = [sum(x * y for x, y in zip(row, products, strict=True)) for row in form.output]
-    assert found == [sum(g[j] * d[i + j] for j in range(taps)) for i in range(outputs)]
+    result = [sum(x * y for x, y in zip(row, products, strict=True)) for row in form.output]
+    assert result == [sum(g[j] * d[i + j] for j in range(taps)) for i in range(outputs)]
 
 
 def test_random_points_filter_too() -> None:
@@ -105,9 +105,9 @@ def _rows_of(count: int, code: object) -> list[list[Fraction]]:
 
     assert isinstance(code, StraightLine)
 
-    def added(step: Step, known: list[list[Fraction]]) -> list[Fraction]:
-        assert step.number == len(known)
-        return [sum((x * known[n][k] for x, n in step.terms), Fraction(0)) for k in range(count)]
+    def added(step: Step, values: list[list[Fraction]]) -> list[Fraction]:
+        assert step.number == len(values)
+        return [sum((x * values[n][k] for x, n in step.terms), Fraction(0)) for k in range(count)]
 
     basis = [[Fraction(n == k) for k in range(count)] for n in range(count)]
     return [[Fraction(0)] * count if row is None else row for row in code.computed(basis, added)]

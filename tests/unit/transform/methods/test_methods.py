@@ -19,7 +19,7 @@ from cpembed.transform.methods.winograd import winograd
 from cpembed.workloads.operators import find_operator
 
 
-def _made(name: str, **values: Any) -> Computation:
+def _layer(name: str, **values: Any) -> Computation:
     family = find_operator(name)
     assert family is not None
     return family.workload(values)
@@ -34,8 +34,8 @@ def _random_layer(draw: random.Random, *, dense: bool) -> Computation:
     taps[-1] = max(taps[-1], 2)
     strides = [1 if dense else draw.randint(1, 3) for _ in range(rank)]
     dilations = [1 if dense else draw.randint(1, 2) for _ in range(rank)]
-    for name, tap, taken in zip("whd", "srt", reversed(taps), strict=False):
-        sizes |= {tap: taken, name: draw.randint(9, 12)}
+    for name, tap, count in zip("whd", "srt", reversed(taps), strict=False):
+        sizes |= {tap: count, name: draw.randint(9, 12)}
     sizes |= {"stride": tuple(strides), "dilation": tuple(dilations)}
     sizes["pad"] = tuple(draw.randint(0, 2) for _ in range(rank))
     layouts = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC", "NCHW2c"), 3: ("NCDHW", "NDHWC")}
@@ -44,17 +44,17 @@ def _random_layer(draw: random.Random, *, dense: bool) -> Computation:
         sizes["c"], sizes["k"] = 4, 2
     if rank == 2 and draw.random() < 0.3:
         sizes["groups"] = draw.randint(2, 3)
-    return _made(f"conv{rank}d", **sizes)
+    return _layer(f"conv{rank}d", **sizes)
 
 
 def _inputs(layer: Computation, draw: random.Random) -> dict[str, Any]:
     numbers = np.random.default_rng(draw.randint(0, 10**9))
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for operand in layer.inputs:
         limits = np.iinfo(operand.dtype)
         values = numbers.integers(limits.min, limits.max, operand.shape, endpoint=True)
-        found[operand.name] = values.astype(operand.dtype)
-    return found
+        arrays[operand.name] = values.astype(operand.dtype)
+    return arrays
 
 
 def _check(method: Rewritten, layer: Computation, draw: random.Random) -> None:
@@ -64,10 +64,10 @@ def _check(method: Rewritten, layer: Computation, draw: random.Random) -> None:
     def multiply(v: Any, u: Any) -> Any:
         return reference(method.product, {"V": v, "U": u})
 
-    found = method.computed(inputs, multiply)
+    result = method.computed(inputs, multiply)
     expected = reference(layer, inputs)
-    assert found.dtype == expected.dtype
-    assert np.array_equal(found, expected), str(layer)
+    assert result.dtype == expected.dtype
+    assert np.array_equal(result, expected), str(layer)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -109,23 +109,23 @@ def test_winograd_of_rationals_is_exact(seed: int) -> None:
     def multiply(v: Any, u: Any) -> Any:
         return v @ u if method.orders.last else u @ v
 
-    found = method.computed(inputs, multiply)
+    result = method.computed(inputs, multiply)
     common = 2520
-    whole = {name: (a * common).astype(np.int64) for name, a in inputs.items()}
+    integers = {name: (a * common).astype(np.int64) for name, a in inputs.items()}
     wide = layer.with_dtypes({"I": "int64", "W": "int64", "O": "int64"})
-    expected = reference(wide, whole).astype(object) * Fraction(1, common**2)
-    assert np.array_equal(found, expected), str(layer)
+    expected = reference(wide, integers).astype(object) * Fraction(1, common**2)
+    assert np.array_equal(result, expected), str(layer)
 
 
 def test_a_turned_filter_is_turned_back() -> None:
-    layer = _made("transposed_conv2d", n=1, c=2, h=6, w=6, k=3, r=3, s=3, pad=1, dtype="int8")
+    layer = _layer("transposed_conv2d", n=1, c=2, h=6, w=6, k=3, r=3, s=3, pad=1, dtype="int8")
     draw = random.Random(3)
     for method in (winograd(layer, 2), explicit(layer)):
         _check(method, layer, draw)
 
 
 def test_filters_of_images_are_groups() -> None:
-    layer = _made("batched_conv2d", n=2, c=3, h=6, w=6, k=3, r=3, s=3)
+    layer = _layer("batched_conv2d", n=2, c=3, h=6, w=6, k=3, r=3, s=3)
     assert as_convolution(layer).groups == ("n",)
     for method in (winograd(layer, 2), explicit(layer)):
         _check(method, layer, random.Random(4))
@@ -133,11 +133,11 @@ def test_filters_of_images_are_groups() -> None:
 
 def test_multiplications() -> None:
     """Whole tiles: 16 for 4 outputs of 9 taps, 36 for 16; a 5x5 in pieces of 3x3 four times."""
-    layer = _made("conv2d", n=1, c=8, h=10, w=10, k=8, r=3, s=3)
+    layer = _layer("conv2d", n=1, c=8, h=10, w=10, k=8, r=3, s=3)
     assert winograd(layer, 2).relative_multiplications == pytest.approx(16 / 36)
     assert winograd(layer, 4).relative_multiplications == pytest.approx(36 / 144)
     assert explicit(layer).relative_multiplications == 1
-    nested = _made("conv2d", n=1, c=8, h=12, w=12, k=8, r=5, s=5)
+    nested = _layer("conv2d", n=1, c=8, h=12, w=12, k=8, r=5, s=5)
     assert winograd(nested, 4).relative_multiplications == pytest.approx(4 * 36 / (16 * 25))
     assert winograd(nested, 4).name == "winograd_4x4"
 
@@ -152,21 +152,21 @@ def test_multiplications() -> None:
     ],
 )
 def test_what_winograd_is_not_for_is_said_in_one_line(values: Any, why: str) -> None:
-    layer = _made("conv2d", **{"n": 1, "c": 2, "h": 9, "w": 9, "k": 2, "r": 3, "s": 3} | values)
+    layer = _layer("conv2d", **{"n": 1, "c": 2, "h": 9, "w": 9, "k": 2, "r": 3, "s": 3} | values)
     with pytest.raises(WorkloadError, match=why) as refused:
         winograd(layer, 2)
     assert "\n" not in str(refused.value)
 
 
 def test_int8_does_not_pass_through_int8() -> None:
-    layer = _made("conv2d", n=1, c=2, h=9, w=9, k=2, r=3, s=3)
+    layer = _layer("conv2d", n=1, c=2, h=9, w=9, k=2, r=3, s=3)
     assert winograd(layer, 2).product.operand("V").dtype == "int16"
     with pytest.raises(WorkloadError, match="V reaches 512, which int8 does not hold"):
         winograd(layer, 2, types=("int8", "int8", "int32"))
 
 
 def test_single_channels_are_refused() -> None:
-    depthwise = _made("depthwise", n=1, c=4, h=9, w=9, r=3, s=3)
+    depthwise = _layer("depthwise", n=1, c=4, h=9, w=9, r=3, s=3)
     with pytest.raises(WorkloadError, match="single channels"):
         winograd(depthwise, 2)
     _check(explicit(depthwise), depthwise, random.Random(1))

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from cpembed.errors import BackendUnavailable, LoweringError
-from cpembed.targets.cuda.executor import COMPILER
-from cpembed.targets.cuda.executor.program import Launch, compile_text
-from cpembed.targets.cuda.executor.source import prepare
+from cpembed.targets.cuda.executor import COMPILER, Launch, compile_text
+from cpembed.targets.cuda.executor_source import prepare
 from cpembed.targets.executor import compiler as executor
 from cpembed.targets.executor.compiler import COMPILER_VARIABLE
 from tests.unit.targets.cuda.executor.running import needs_compiler

@@ -7,7 +7,7 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.executor import Launch, compile_text
-from cpembed.targets.cuda.executor.source import translate_inline_ptx
+from cpembed.targets.cuda.executor_source import translate_inline_ptx
 from tests.unit.targets.cuda.executor.running import (
     ORDERS,
     fault,

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.targets.cuda.executor import Launch, compile_text
-from cpembed.targets.cuda.executor.program import COMPILER, NATIVE
+from cpembed.targets.cuda.executor import COMPILER, NATIVE, Launch, compile_text
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
 pytestmark = needs_compiler

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from cpembed.targets.scratchpad.executor import (
+    COMPILER,
     HEADER,
     Counters,
     Shape,
     TransferCounts,
     compile_text,
 )
-from cpembed.targets.scratchpad.executor.program import COMPILER
 from tests.unit.targets.scratchpad.executor.running import (
     Array,
     body,

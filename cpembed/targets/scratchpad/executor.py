@@ -1,4 +1,12 @@
-"""A compiled kernel of a scratchpad machine, run on arrays of this machine."""
+"""Execution of kernels of scratchpad machines on this machine's processor: results, counters, and
+checks of what the machine leaves undefined.
+
+Processing elements are fibers with memories of their own; transfers arrive early or late, and
+elements run in an order that the seed selects. Results are
+:attr:`~cpembed.provenance.Provenance.EMULATED`: numbers and counts are right, and nothing is timed.
+``native/scratchpad.h`` is the interface that texts are written to; the rest of ``native/`` is the
+runtime, in C++.
+"""
 
 from __future__ import annotations
 
@@ -125,31 +133,20 @@ def _read_counters(text: str) -> Counters:
 
 @dataclass(frozen=True)
 class Shape:
-    """A machine of ``rows`` x ``columns`` processing elements.
-
-    Attributes
-    ----------
-    rows, columns
-        Size of the mesh.
-    memories
-        Bytes of each memory of a processing element.
-    transaction_bytes
-        Bytes that main memory transfers at once.
-    alignment_bytes
-        Alignment of the addresses and sizes of transfers.
-    fifo_depth
-        Number of vectors that a queue of the mesh holds.
-    lanes
-        Number of elements of a vector.
-    """
+    """A machine of ``rows`` x ``columns`` processing elements."""
 
     rows: int
     columns: int
     memories: tuple[int, ...]
+    """Bytes of each memory of a processing element."""
     transaction_bytes: int
+    """Bytes that main memory transfers at once."""
     alignment_bytes: int
+    """Alignment of the addresses and sizes of transfers."""
     fifo_depth: int
+    """Number of vectors that a queue of the mesh holds."""
     lanes: int = 1
+    """Number of elements of a vector."""
 
     def __post_init__(self) -> None:
         numbers = (*self.memories, *(n for n in astuple(self) if isinstance(n, int)))

@@ -1,4 +1,10 @@
-"""Compiled CUDA text, whose kernels are launched on arrays of this machine."""
+"""Execution of CUDA text on this machine's processor, with counters and checks of what CUDA leaves
+undefined.
+
+The threads of a block are fibers; the lanes of a warp meet in collective functions, which are
+executed once for all of them. Results are :attr:`~cpembed.provenance.Provenance.EMULATED`: numbers
+and counts are right, and nothing is timed. ``native/`` holds the runtime, in C++.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.errors import ExecutionFault
-from cpembed.targets.cuda.executor.source import FILE, PreparedText, prepare
+from cpembed.targets.cuda.executor_source import FILE, PreparedText, prepare
 from cpembed.targets.executor.compiler import TextCompiler
 from cpembed.targets.executor.program import Arena, Array, LoadedText
 
