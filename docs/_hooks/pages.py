@@ -3,6 +3,7 @@
 - ``reference/api/``: a page for each package, with its modules, from their docstrings;
 - ``reference/commands/``: a page for each command, from click's options;
 - ``reference/options.md``: the options dataclasses, field by field;
+- ``reference/targets.md``: the targets and constraint sets that ship;
 - ``pictures/``: drawings of embeddings (:mod:`pictures`).
 
 Nothing of this is listed anywhere: modules, commands and options are those that the package has.
@@ -17,6 +18,7 @@ import inspect
 import os
 import posixpath
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -59,7 +61,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write links to files outside of ``docs/``, which the site does not have, as paths."""
+    """Adapt a page that is also read outside of the site.
+
+    Links to files outside of ``docs/``, which the site does not have, become paths. Bars in code
+    within tables lose the backslash that other renderers need and this one would show.
+    """
     folder = posixpath.dirname(f"docs/{page.file.src_uri}")
 
     def written(match: re.Match[str]) -> str:
@@ -73,7 +79,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return f"[{title}]({url}/{path})"
         return title if path in title else f"{title} (`{path}`)"
 
-    return re.sub(r"\[(?P<title>[^\]\[]*)\]\((?P<link>\.\./[^)\s]+)\)", written, markdown)
+    markdown = re.sub(r"\[(?P<title>[^\]\[]*)\]\((?P<link>\.\./[^)\s]+)\)", written, markdown)
+    return re.sub(r"^\|.*$", _plain_bars, markdown, flags=re.MULTILINE)
+
+
+def _plain_bars(row: re.Match[str]) -> str:
+    return re.sub(r"`[^`]+`", lambda code: code[0].replace("\\|", "|"), row[0])
 
 
 def _expanded(entries: list[Any], pages: Mapping[str, str]) -> list[NavigationEntry]:
@@ -111,7 +122,11 @@ def _nested(paths: list[str]) -> list[NavigationEntry]:
 @cache
 def generated_pages() -> dict[str, str]:
     """All generated pages: path within ``docs/`` and text."""
-    pages = {**dict(command_pages()), "reference/options.md": options_page()}
+    pages = {
+        **dict(command_pages()),
+        "reference/options.md": options_page(),
+        "reference/targets.md": targets_page(),
+    }
     # Nine tenths of the time of a build, which whoever writes other pages need not wait for.
     if os.environ.get("CPEMBED_DOCS_WITHOUT_API"):
         return {**pages, "reference/api/left-out.md": "# Left out\n\nThe build left modules out.\n"}
@@ -184,7 +199,8 @@ def command_text(command: click.Command, parent: click.Context, name: str, *, le
     records = [record for item in command.params if (record := item.get_help_record(context))]
     records += [(", ".join(["-h", "--help"]), "Show the help text and exit.")]
     lines += ["| option | meaning |", "| --- | --- |"]
-    lines += [f"| {_code(option)} | {_cell(meaning)} |" for option, meaning in records]
+    # Arguments without a text of their own are in the usage line.
+    lines += [f"| {_code(option)} | {_cell(meaning)} |" for option, meaning in records if meaning]
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
             below = command.get_command(context, inner)
@@ -215,7 +231,10 @@ def _cell(text: str) -> str:
 def _escaped(text: str) -> str:
     """Text without characters that Markdown would take for markup, code excepted."""
     parts = text.split("`")
-    parts[::2] = [re.sub(r"([\\*_\[\]<>])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [
+        re.sub(r"([\\*_\[\]])", r"\\\1", part).replace("<", "&lt;").replace(">", "&gt;")
+        for part in parts[::2]
+    ]
     return "`".join(parts)
 
 
@@ -276,3 +295,37 @@ def _option_row(field: dataclasses.Field[Any]) -> str:
     if choices := field.metadata.get("choices"):
         text += " One of " + ", ".join(f"`{choice}`" for choice in choices) + "."
     return f"| `{field.name}` | {default} | {text} |"
+
+
+# -- data that ships -------------------------------------------------------------------------------
+
+
+def targets_page() -> str:
+    """Tables of the targets and of the constraint sets that ship, from their files."""
+    from cpembed.resources import constraint_files, hardware_spec_files
+
+    lines = [
+        "# Targets and constraint sets that ship",
+        "",
+        "`cpembed targets` says which of these targets your machine executes.",
+        "",
+        "## Targets",
+        "",
+        "| target | description | computes | back end |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, table in _tables(hardware_spec_files()):
+        expression = _code(table["instruction"]["expression"])
+        back_end = _code(table["backend"]) if "backend" in table else "none: can be solved"
+        description = _cell(table["description"])
+        lines.append(f"| `{name}` | {description} | {expression} | {back_end} |")
+    lines += ["", "## Constraint sets", "", "| set | description |", "| --- | --- |"]
+    for name, table in _tables(constraint_files()):
+        lines.append(f"| `{name}` | {_cell(table['description'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _tables(files: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and contents of each TOML file."""
+    for name, path in sorted(files.items()):
+        yield name, tomllib.loads(path.read_text(encoding="utf-8"))

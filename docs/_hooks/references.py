@@ -1,8 +1,10 @@
 """References of docstrings as links of the site, and a check that each of them names something.
 
-Docstrings refer to code by Sphinx roles such as ``:func:`~cpembed.ir.parser.parse_computation```.
-mkdocstrings (see ``mkdocs.yml``) loads :class:`SphinxRoles` from this file, which writes each role
-as a link. As a script the file lists every reference that names nothing, one a line::
+Docstrings refer to code by Sphinx roles such as ``:func:`~cpembed.ir.parser.parse_computation```,
+and to pages by their paths, such as ``docs/embedding.md, "Axis maps"``. mkdocstrings (see
+``mkdocs.yml``) loads :class:`SphinxRoles` from this file, which writes both as links.
+
+As a script the file lists every reference that names nothing, one a line::
 
     python docs/_hooks/references.py        # exit code 1 if there is any
 """
@@ -19,13 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from markdown.extensions.toc import slugify
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "cpembed"
 
 ROLE = re.compile(r":(?:py:)?(?:attr|class|const|data|exc|func|meth|mod|obj):`(?P<body>[^`]+)`")
 TITLED = re.compile(r"(?P<title>.+?)\s*<(?P<target>[^<>]+)>", re.DOTALL)
+PAGE = re.compile(
+    r"(?P<code>``)?docs/(?P<page>[\w/-]+\.md)(?(code)``)(?:,\s+\"(?P<section>[^\"]+)\")?"
+)
+PAGES_FOLDER = "../.."
+"""Path from the pages of modules to ``docs/``."""
 DOCTEST = re.compile(r"^>>> .*(?:\n.*\S.*)*\n?", re.MULTILINE)
+SECTION = re.compile(r"^[A-Z][A-Za-z ]*\n-{3,}$", re.MULTILINE)
 EXAMPLES = re.compile(r"^Examples?\n-+$", re.MULTILINE)
 
 log = logging.getLogger("mkdocs.plugins.references")
@@ -44,7 +53,7 @@ class Dangling:
     owner : str
         Dotted path of the documented object.
     reference : str
-        The role as it is written.
+        The role or the path of a page as it is written.
     """
 
     file: Path
@@ -57,7 +66,7 @@ class Dangling:
 
 
 class SphinxRoles(griffe.Extension):
-    """Writes the Sphinx roles in all docstrings of a package as links.
+    """Writes the references in all docstrings of a package as links.
 
     Parameters
     ----------
@@ -80,7 +89,7 @@ class SphinxRoles(griffe.Extension):
 
 
 def link_references(package: griffe.Module) -> list[Dangling]:
-    """Write each role in the docstrings of a package as a link; return those that name nothing.
+    """Write the references in the docstrings of a package as links; return those that name nothing.
 
     References to private objects and to other libraries become code, since they have no page.
     """
@@ -95,27 +104,51 @@ def link_references(package: griffe.Module) -> list[Dangling]:
                 return f"`{title}`"
             path = resolve(package, owner, target)
             if path is None:
-                line = owner.docstring.lineno if owner.docstring else None
-                reference = " ".join(match[0].split())
-                file = relative(owner.filepath)
-                dangling.append(
-                    Dangling(file=file, line=line or 1, owner=owner.path, reference=reference)
-                )
+                dangling.append(_dangling(owner, match[0]))
                 return f"`{title}`"
             return f"[`{title}`][{path}]" if is_public(path) else f"`{title}`"
 
-        docstring.value = fenced(ROLE.sub(written, docstring.value))
+        def paged(match: re.Match[str], owner: griffe.Object = owner) -> str:
+            if not (ROOT / "docs" / match["page"]).exists():
+                dangling.append(_dangling(owner, match[0]))
+                return f"`docs/{match['page']}`"
+            return page_link(match["page"], match["section"])
+
+        text = ROLE.sub(written, docstring.value)
+        docstring.value = fenced(PAGE.sub(paged, text))
     return dangling
+
+
+def page_link(page: str, section: str | None) -> str:
+    """Return a link to a page of the site, or to a section of it."""
+    if section is None:
+        return f"[docs/{page}]({PAGES_FOLDER}/{page})"
+    section = " ".join(section.split())
+    return f'[docs/{page}, "{section}"]({PAGES_FOLDER}/{page}#{slugify(section, "-")})'
+
+
+def _dangling(owner: griffe.Object, reference: str) -> Dangling:
+    line = owner.docstring.lineno if owner.docstring else None
+    return Dangling(
+        file=relative(owner.filepath),
+        line=line or 1,
+        owner=owner.path,
+        reference=" ".join(reference.split()),
+    )
 
 
 def fenced(text: str) -> str:
     """Return a docstring with its doctests as blocks of code.
 
-    Sections of examples are left as they are: mkdocstrings makes blocks of their doctests itself.
+    Doctests after a section such as Returns become a section of examples, since the parser would
+    read them as a part of that section; it makes blocks of the doctests of examples itself.
     """
     if EXAMPLES.search(text):
         return text
-    return DOCTEST.sub(lambda block: f"```pycon\n{block[0].rstrip()}\n```\n", text)
+    section = SECTION.search(text)
+    end = section.start() if section else len(text)
+    before = DOCTEST.sub(lambda block: f"```pycon\n{block[0].rstrip()}\n```\n", text[:end])
+    return before + re.sub(r"^>>> ", "Examples\n--------\n>>> ", text[end:], count=1, flags=re.M)
 
 
 def documented(scope: griffe.Object) -> Iterator[griffe.Object]:

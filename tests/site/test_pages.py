@@ -58,7 +58,7 @@ def test_markup_in_help_texts_is_no_markup() -> None:
     text = pages.command_text(command, click.Context(command, info_name="c"), "x", level=1)
     assert "Take \\*all\\* of\n`a*b`." in text
     assert "\n      x [y]" in text
-    assert "| `--a A\\|B` | One \\[of\\] \\<two\\>. |" in text
+    assert "| `--a A\\|B` | One \\[of\\] &lt;two&gt;. |" in text
 
 
 @pytest.mark.parametrize(
