@@ -226,7 +226,7 @@ class SolveResult(Displayed):
         return f"no candidate {self.why_stopped}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
+        """Return the document that ``cpembed solve --json`` prints (``docs/reference/json.md``)."""
         document: dict[str, Any] = {
             "workload": workload_json(self.workload),
             "target": self.target.name,

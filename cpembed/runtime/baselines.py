@@ -2,7 +2,7 @@
 
 A :class:`Baseline` prepares a layer's operands in its own layouts and runs the layer;
 :func:`compare_interleaved` verifies it and times both sides, interleaved
-(:mod:`cpembed.runtime.measurement.interleaved`). :attr:`~cpembed.targets.base.Target.baselines`
+(:mod:`cpembed.runtime.measurement.interleaved`). :func:`~cpembed.targets.capabilities.baselines`
 names the baselines of a target. ``docs/benchmarks.md`` says how the comparison is kept fair.
 """
 

@@ -217,7 +217,7 @@ def copy_source(operand: PackedOperand, direction: Direction) -> str:
 class HostPacking:
     """Packing of a program's inputs and unpacking of its output, compiled on first use.
 
-    :mod:`cpembed.transform.data` does the same in numpy, slower.
+    :mod:`cpembed.transform.program` does the same in numpy, slower.
     """
 
     def __init__(self, lowered: LoweredVta) -> None:
