@@ -280,7 +280,7 @@ def packed_rows(
     packed: str,
     base: IndexExpr,
 ) -> None:
-    """Write the packing of some rows of an operand from the buffer :data:`ORIGINAL`.
+    """Write the packing of some rows of an operand from the buffer ``ORIGINAL``.
 
     Parameters
     ----------

@@ -142,7 +142,7 @@ class Library:
         self._check(self._function("open")(threads, file, ctypes.byref(self._handle)))
 
     def pack(self, *weights: Any) -> None:
-        """Pack copies of the weights, in the order of :attr:`weights`."""
+        """Pack copies of the weights, in the order of ``weights``."""
         arrays = self._accepted("weights", self.weights, weights)
         self._check(self._function("pack")(self._handle, _pointers(arrays)))
 

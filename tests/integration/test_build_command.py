@@ -88,7 +88,7 @@ def test_what_says_something_of_one_kernel_is_refused_of_a_model(
     capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     called = Caller(capsys)("build", "net.onnx", "--target", "avx2_int8", "-o", "net", option)
-    called.is_one_line_error(2, f"{option.partition('=')[0]} is of a workload, not of a model")
+    called.is_one_line_error(2, f"{option.partition('=')[0]} applies to a workload, not to a model")
 
 
 @pytest.mark.slow

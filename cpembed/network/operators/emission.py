@@ -127,7 +127,7 @@ class Kernel:
 
     @contextmanager
     def vectorized(self, size: int, kind: str = "vectorized") -> Generator[None]:
-        """Write a loop over lanes, of a kind: :data:`VECTORIZED` or :data:`SERIAL`."""
+        """Write a loop over lanes, of a kind: ``VECTORIZED`` or ``SERIAL``."""
         with self.script.nested(f"for {LANE} in T.{kind if size > 1 else SERIAL}({size}):"):
             yield
 

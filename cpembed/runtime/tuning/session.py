@@ -83,7 +83,7 @@ class Search(Generic[S]):
         return itertools.chain.from_iterable(self.generations(trials))
 
     def generations(self, trials: int) -> Iterator[list[Proposal[S]]]:
-        """Yield the same proposals in lists of at most :data:`GENERATION`.
+        """Yield the same proposals in lists of at most ``GENERATION``.
 
         Proposals of a list do not depend on each other's measurements; all must be told, in their
         order, before the next list.

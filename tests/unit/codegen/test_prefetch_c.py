@@ -105,7 +105,7 @@ def test_results_beyond_the_cache_are_written_whole() -> None:
     # A panel of rows that are not the tiles' own.
     space = next(s for s in candidate if any(loop.steps == 56 for loop in s.model.rows(s.nest)[:2]))
     machine = replace(space.machine, cache_bytes=(48 << 10, 2 << 20, 64 << 20))
-    space = replace(space, machine=machine, _kept={})
+    space = replace(space, machine=machine, _executed_nests={})
     ranking = [knobs for _, knobs in space.ranked()]
     columns = space.model.columns(space.nest)[0].origin
     assert not ranking[0].columns_outermost or ranking[0].cache_tiles
@@ -121,7 +121,7 @@ def test_results_beyond_the_cache_are_written_whole() -> None:
     assert contiguous < stores[0] < stores[1]
     # Where the output stays in the cache it does not matter.
     near = replace(space, machine=replace(machine, cache_bytes=(48 << 10, 8 << 20, 64 << 20)))
-    near = replace(near, _kept={})
+    near = replace(near, _executed_nests={})
     assert near.estimate(pieces).stores_us == pytest.approx(
         near.estimate(replace(pieces, loop_order="rows")).stores_us
     )
@@ -137,7 +137,8 @@ def test_few_places_at_a_time_where_data_come_from_afar() -> None:
     near = replace(space.machine, cache_bytes=(48 << 10, 1 << 30, 1 << 31))
     afar = replace(space.machine, cache_bytes=(48 << 10, 1 << 20, 1 << 21))
     most = [
-        replace(space, machine=machine, _kept={}).best().register_tiles.get(rows, 1) * tile_rows
+        replace(space, machine=machine, _executed_nests={}).best().register_tiles.get(rows, 1)
+        * tile_rows
         for machine in (near, afar)
     ]
     assert most[0] > 32 >= most[1]

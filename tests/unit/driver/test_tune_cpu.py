@@ -64,7 +64,15 @@ def tuning(
     """``untuned`` is the place of what runs untuned among the model's schedules."""
     every = designs(objective=objective)
     chosen = load_constraint_set(constraints)
-    task = Task(layer(), SPEC, chosen, trials, 0, 0.0, float("inf"))
+    task = Task(
+        workload=layer(),
+        target=SPEC,
+        constraints=chosen,
+        trials=trials,
+        seed=0,
+        started=0.0,
+        deadline=float("inf"),
+    )
     measurer = FakeMeasurer(us, limit=limit)
     field = CandidatePool(tuple(every), kernels(every[0])[untuned], ("cannot",))
     return CpuTuning(task, field, measurer, objective, folder), measurer

@@ -49,8 +49,9 @@ def test_another_schedule_than_the_best_by_estimates_is_taken_where_it_was_tuned
     lowered = machine.target.lower(usual.ranked.candidate.program, None)
     other = machine.target.space(lowered).ranked()[-1].schedule
     assert other != usual.program.schedule
-    kept = SimpleNamespace(ranked=lambda _: usual.ranked, trial=SimpleNamespace(knobs=other))
-    monkeypatch.setattr(kernels, "tuned", lambda target, of: kept)
+    choice = SimpleNamespace(ranked=lambda _: usual.ranked)
+    record = SimpleNamespace(choice=choice, schedule=other)
+    monkeypatch.setattr(kernels, "tuning_record", lambda target, lookup: record)
     found = closed_kernel_of(machine, fused)
     assert isinstance(found, Kernel)
     assert found.program.schedule == other
