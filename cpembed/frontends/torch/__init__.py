@@ -39,7 +39,7 @@ def from_exported(program: Any, *, name: str = "model") -> Graph:
     _require_torch(name)
     from cpembed.frontends.torch import lowering
 
-    return lowering.from_exported(program, name=name)
+    return lowering.from_exported(program, name=name)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _require_torch(source: str) -> None:
