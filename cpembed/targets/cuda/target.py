@@ -102,6 +102,11 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     def save(self, artifact: CudaKernels, path: Path) -> None:
         save(artifact, path)
 
+    def schedule_json(self, schedule: KernelSchedule) -> dict[str, Any]:
+        document: dict[str, Any] = super().schedule_json(schedule)
+        # Readers of documents know this member as ``ways``.
+        return {("ways" if name == "layouts" else name): v for name, v in document.items()}
+
     def schedule_text(self, embedding: Embedding, schedule: KernelSchedule) -> str:
         return str(schedule)
 
