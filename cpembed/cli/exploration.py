@@ -127,8 +127,8 @@ def explore_command(
     )
 
     def interrupted() -> str:
-        kept = f"results are kept in {exploration.store.path}"
-        return f"interrupted: {kept}; the same command{' without --fresh' * fresh} continues"
+        location = f"results are kept in {exploration.store.path}"
+        return f"interrupted: {location}; the same command{' without --fresh' * fresh} continues"
 
     with Stop("evaluation", interrupted) as stop:
         _run(exploration, stop)

@@ -286,16 +286,16 @@ def use_threads(threads: int | None) -> None:
 # Their values go to the context instead of the command's parameters: a command only opens workers.
 
 
-def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _store_worker_setting(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     context.meta[f"cpembed.workers.{parameter.name}"] = value
 
 
-def _kept(name: str) -> Any:
+def _worker_setting(name: str) -> Any:
     return click.get_current_context().meta.get(f"cpembed.workers.{name}")
 
 
 def _worker_option(name: str, **attributes: Any) -> Callable[[Any], Any]:
-    return click.option(name, callback=_keep, expose_value=False, **attributes)
+    return click.option(name, callback=_store_worker_setting, expose_value=False, **attributes)
 
 
 tls_options: Callable[[Any], Any] = combined(
@@ -336,7 +336,7 @@ workers_options: Callable[[Any], Any] = combined(
 def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
     """Open the workers of :data:`workers_options`, a context manager; ``measures`` and ``compiles``
     are those of :func:`~cpembed.runtime.cluster.open_workers`."""
-    workers, cluster, tls = _kept("workers"), _kept("cluster"), certificates()
+    workers, cluster, tls = _worker_setting("workers"), _worker_setting("cluster"), certificates()
     require_one(workers=workers is not None, cluster=cluster is not None)
     from cpembed.runtime.cluster import open_workers
     from cpembed.runtime.cluster.connection import exposed, scheduler_address
@@ -352,7 +352,9 @@ def certificates() -> Tls:
     """Return the values of :data:`tls_options`."""
     from cpembed.runtime.cluster.connection import Tls
 
-    return Tls(_kept("tls_ca_file"), _kept("tls_cert"), _kept("tls_key"))
+    return Tls(
+        _worker_setting("tls_ca_file"), _worker_setting("tls_cert"), _worker_setting("tls_key")
+    )
 
 
 # -- output ---------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:
 
     def interrupted() -> str:
         number = f"{len(tuning.done)} of {tuning.task.trials}"
-        kept = f"{number} trials are kept in {tuning.store.path}"
-        return f"interrupted: {kept}; the same command resumes"
+        location = f"{number} trials are kept in {tuning.store.path}"
+        return f"interrupted: {location}; the same command resumes"
 
     with Stop("trial", interrupted) as stop:
         _run(opened, stop)

@@ -83,7 +83,7 @@ class Recorder:
     def to_array(self, buffer: Memory, shape: Sequence[int]) -> Array:
         raise InvariantError("a recorded buffer holds nothing")
 
-    def taken(self) -> tuple[RecordedCall, ...]:
+    def drain(self) -> tuple[RecordedCall, ...]:
         """Return the calls since the last time, and forget them."""
         calls = tuple(self.calls)
         self.calls.clear()
@@ -94,15 +94,15 @@ class Recorder:
 class RecordedCalls:
     """Calls of a kernel: those that ``prepare``, once, and those of each ``run``.
 
-    ``given`` are the inputs that are not constant, and the output, in their original layouts, and
-    ``packed`` the same in the layouts of the contraction; both are one memory for operands in
-    place. Vectors and a residual have the names of :mod:`~cpembed.codegen.epilogue`. All other
-    memory is constant or workspace.
+    ``caller_memory`` has the inputs that are not constant, and the output, in their original
+    layouts, and ``packed`` the same in the layouts of the contraction; both are one memory for
+    operands in place. Vectors and a residual have the names of :mod:`~cpembed.codegen.epilogue`.
+    All other memory is constant or workspace.
     """
 
     prepare: tuple[RecordedCall, ...]
     run: tuple[RecordedCall, ...]
-    given: Mapping[str, Memory]
+    caller_memory: Mapping[str, Memory]
     packed: Mapping[str, Memory]
 
 
@@ -146,7 +146,7 @@ def recorded_calls(
         # Recorded now, before the kernel's own calls, this packing becomes the preparation.
         if name in before:
             kernel.pack_into(name, originals[name], packed[name])
-    prepare = recorder.taken()
+    prepare = recorder.drain()
     output = kernel.program.unfused.output.name
     packed[output] = kernel.empty(output)
     moved = {
@@ -155,7 +155,7 @@ def recorded_calls(
         if name not in before and not kernel.is_packed_in_place(name)
     }
     kernel.bound_calls(moved, packed, packed[output])
-    run = recorder.taken()
+    run = recorder.drain()
     in_place = kernel.is_packed_in_place(output)
     # Otherwise the last call unpacks the output into its original layout.
     originals[output] = packed[output] if in_place else run[-1].buffers[-1]
@@ -187,13 +187,13 @@ class FunctionCall:
 class FunctionCalls:
     """Calls of a program: those that ``prepare``, once, and those of each ``run``.
 
-    ``given`` are the inputs that are not constant, and the output under its operand's name, in
-    their original layouts. All other memory is constant or workspace.
+    ``caller_memory`` has the inputs that are not constant, and the output under its operand's
+    name, in their original layouts. All other memory is constant or workspace.
     """
 
     prepare: tuple[FunctionCall, ...]
     run: tuple[FunctionCall, ...]
-    given: Mapping[str, Memory]
+    caller_memory: Mapping[str, Memory]
 
 
 def function_calls(
@@ -207,11 +207,11 @@ def function_calls(
         Those of :func:`recorded_calls`.
     """
     recorded = recorded_calls(kernel, ahead, constants)
-    output = recorded.given[kernel.program.unfused.output.name]
-    written = {*map(id, recorded.given.values())} - {id(output)}
+    output = recorded.caller_memory[kernel.program.unfused.output.name]
+    written = {*map(id, recorded.caller_memory.values())} - {id(output)}
     prepare = [_function_call(call, written) for call in recorded.prepare]
     run = [_function_call(call, written) for call in recorded.run]
-    return FunctionCalls(tuple(prepare), tuple(run), recorded.given)
+    return FunctionCalls(tuple(prepare), tuple(run), recorded.caller_memory)
 
 
 def _function_call(call: RecordedCall, written: set[int]) -> FunctionCall:

@@ -66,7 +66,7 @@ class RankedSearch:
     It is ``proven`` if no embedding, enumerated or not, is better than those in the ranking.
     """
 
-    found: SearchResult
+    search: SearchResult
     ranking: Ranking
     proven: bool
 
@@ -136,7 +136,7 @@ class BestSoFar:
         if not self.results:
             return ranker.rank(nothing_found(clock.passed))
         most = max(self.results, key=lambda result: (result.complete, len(result.embeddings)))
-        searched = [*self.results, *([self.below.found] if self.below is not None else [])]
+        searched = [*self.results, *([self.below.search] if self.below is not None else [])]
         seconds = Seconds(
             sum(result.seconds.model for result in searched),
             sum(result.seconds.solve for result in searched),
@@ -144,7 +144,7 @@ class BestSoFar:
         most = replace(most, seconds=seconds)
         if self.below is None or not self.below.proven or most.complete:
             return ranker.rank(most, seconds=clock.left(_DERIVED))
-        return replace(self.below, found=most)
+        return replace(self.below, search=most)
 
 
 @dataclass(frozen=True)

@@ -184,14 +184,14 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     require_written(pairing.workload)
     best = find_best(pairing, constraints, top, limits, report, formulation)
     commuted = False
-    infeasible = best.found.status is Status.INFEASIBLE and best.found.mismatch is None
+    infeasible = best.search.status is Status.INFEASIBLE and best.search.mismatch is None
     if infeasible and constraints.get("dataflow") and not constraints.commutes:
         with_commuted = constraints.with_commuted_operands()
         remaining = limits.after(clock.passed)
         retry = find_best(pairing, with_commuted, top, remaining, report, formulation)
-        if retry.found.status is not Status.INFEASIBLE:
+        if retry.search.status is not Status.INFEASIBLE:
             best, commuted = retry, True
-    search, ranking, top_proven = best.found, best.ranking, best.proven
+    search, ranking, top_proven = best.search, best.ranking, best.proven
     proven: list[RankedCandidate] = []
 
     def prove_all() -> None:

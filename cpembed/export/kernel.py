@@ -47,9 +47,12 @@ def kernel_program(
     """
     recorded, workload = recorded_calls(kernel, ahead), kernel.program.unfused
     operands = [operand.name for operand in workload.operands]
-    labels = {key: key if key in operands else vector_name(workload, key) for key in recorded.given}
+    labels = {
+        key: key if key in operands else vector_name(workload, key)
+        for key in recorded.caller_memory
+    }
     names = {memory: f"{labels[key]}.packed" for key, memory in recorded.packed.items()}
-    names |= {memory: labels[key] for key, memory in recorded.given.items()}
+    names |= {memory: labels[key] for key, memory in recorded.caller_memory.items()}
     buffers: dict[str, Buffer] = {}
     kernels: dict[str, CompiledObject] = {}
 
@@ -69,11 +72,11 @@ def kernel_program(
         kernels[symbol] = compile_object(call.plan, symbol)
         return Call(symbol, arguments, label)
 
-    for key in sorted(recorded.given, key=[*operands, *labels].index):
+    for key in sorted(recorded.caller_memory, key=[*operands, *labels].index):
         is_weight = key in ahead or key not in operands
         role = Role.WEIGHTS if is_weight else Role.INPUT
         role = Role.OUTPUT if key == workload.output.name else role
-        add(recorded.given[key], role, kernel.operand(key).original_shape)
+        add(recorded.caller_memory[key], role, kernel.operand(key).original_shape)
     prepare = tuple(added(call, Role.PACKED) for call in recorded.prepare)
     run = tuple(added(call, Role.WORKSPACE) for call in recorded.run)
     return Program(
@@ -143,7 +146,7 @@ def method_program(
         symbol = symbols[id(plan)]
         return Call(symbol, tuple(map(buffer, call.buffers)), symbol.removeprefix(f"{name}_"))
 
-    for operand, memory in recorded.given.items():
+    for operand, memory in recorded.caller_memory.items():
         shape = conv.workload.operand(operand).shape
         buffers[memory] = Buffer(operand, memory.dtype, memory.elements, roles[operand], shape)
     prepare = tuple(map(added, recorded.prepare))

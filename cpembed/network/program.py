@@ -296,12 +296,14 @@ class _ProgramBuilder:
         constants = self._constants(operator, kind, physical.computation)
         calls = recorded_kernel(kernel, epilogue, constants, self.plan.threads)
         names = {
-            id(calls.given[physical.computation.output.name]): self._place(output, layouts[output])
+            id(calls.caller_memory[physical.computation.output.name]): self._place(
+                output, layouts[output]
+            )
         }
         for operand, tensor in zip(physical.computation.inputs, (first, second), strict=True):
-            if operand.name in calls.given:
-                names[id(calls.given[operand.name])] = self._place(tensor, layouts[tensor])
-        for memory_name, memory in calls.given.items():
+            if operand.name in calls.caller_memory:
+                names[id(calls.caller_memory[operand.name])] = self._place(tensor, layouts[tensor])
+        for memory_name, memory in calls.caller_memory.items():
             # Vectors are constants, so the only variable operand with such a name is the residual.
             if memory_name.startswith("@"):
                 names[id(memory)] = self._place(residual[0], layouts[residual[0]])

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -96,10 +97,22 @@ def call(
 def test_every_table_fits_80_columns(
     call: Callable[[str], str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_pipe = call(name)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", call(name)).splitlines()
+    blocks: list[Any] = []
+    usual = Console.print
+
+    def recorded(console: Console, *objects: Any, **settings: Any) -> None:
+        blocks.extend(objects)
+        usual(console, *objects, **settings)
+
+    # One call, printed twice: a second call would measure other times, with other notes on them.
+    with monkeypatch.context() as patch:
+        patch.setattr(Console, "print", recorded)
+        in_pipe = call(name)
+    page = io.StringIO()
+    terminal = Console(file=page, highlight=False, width=WIDTH, color_system=None)
+    for block in blocks:
+        terminal.print(block)
+    lines = page.getvalue().splitlines()
     assert lines
     wide = [line for line in lines if cell_len(line) > WIDTH]
     assert not wide
@@ -108,6 +121,18 @@ def test_every_table_fits_80_columns(
     stable = [word for word in in_pipe.split() if re.fullmatch(r"[A-Za-z_]{4,20}[:;,]?", word)]
     shown = "".join("".join(lines).split())
     assert not [word for word in stable if word not in shown and not _is_folded(word, lines)]
+
+
+@pytest.mark.parametrize("name", ["targets", "operators", "explain"])
+def test_a_terminal_folds_lines(
+    call: Callable[[str], str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert any(cell_len(line) > WIDTH for line in call(name).splitlines())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", call(name)).splitlines()
+    assert lines
+    assert all(cell_len(line) <= WIDTH for line in lines)
 
 
 def _is_folded(word: str, lines: list[str]) -> bool:

@@ -276,7 +276,7 @@ def _distinct(core: Core, workload: Computation, top: int | None) -> tuple[int, 
         raise LoweringError(
             f"{workload.name} has no embedding on {target(core).name} under {core.constraints}"
         )
-    return len(best.found.embeddings), sorted(
+    return len(best.search.embeddings), sorted(
         programs.values(), key=lambda program: program.nest.calls
     )
 

@@ -195,19 +195,19 @@ def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
         constraints = constraints.with_commuted_operands()
     cell = replace(cell, constraints=constraints)
     rejected: tuple[str, ...] = ()
-    for search in _searches(cell, executions):
-        best = search.ranking.candidates[:1]
+    for ranked in _searches(cell, executions):
+        best = ranked.ranking.candidates[:1]
         if best and best[0].overheads.calls == executions:
             break
-        rejected = rejected or search.ranking.refused
+        rejected = rejected or ranked.ranking.refused
     else:
         if rejected:
             raise NoProgram(f"{cell}: no program of {executions} executions: {rejected[0]}")
         raise InvariantError(f"{cell}: the search finds no embedding of {executions} executions")
     candidate, cost = best[0].candidate, best[0].overheads
-    if search.found.problem is not None:
-        check_embedding(search.found.problem, constraints, candidate.embedding)
-    commuted, first = fewest.commuted, search.proven
+    if ranked.search.problem is not None:
+        check_embedding(ranked.search.problem, constraints, candidate.embedding)
+    commuted, first = fewest.commuted, ranked.proven
     return ProvenEmbedding.of(candidate, cost, commuted=commuted, first_ranked=first)
 
 

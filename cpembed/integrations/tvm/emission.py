@@ -65,7 +65,7 @@ def emit_calls(
     calls = kernel.calls
     values: dict[int, Any] = {}
     for name, argument in arguments.items():
-        memory = calls.given[name]
+        memory = calls.caller_memory[name]
         view = _view(argument, [memory.elements], storage_dtype(memory.dtype))
         values[id(memory)] = builder.emit(view)
 
@@ -74,7 +74,7 @@ def emit_calls(
 
     for call in (*calls.prepare, *calls.run):
         _emit(builder, call, values, called)
-    flat = values[id(calls.given[kernel.output])]
+    flat = values[id(calls.caller_memory[kernel.output])]
     return _view(flat, [int(size) for size in result.shape], str(result.dtype))
 
 
@@ -119,10 +119,13 @@ def kernel_function(kernel: Kernel, function: tirx.PrimFunc) -> tirx.PrimFunc:
     function that was recognised; no parameter is constant."""
     parameters = vars_of(function)
     inputs: list[tuple[Memory, Any]] = [
-        (kernel.calls.given[name], parameters[number]) for name, number in kernel.arguments.items()
+        (kernel.calls.caller_memory[name], parameters[number])
+        for name, number in kernel.arguments.items()
     ]
-    output = kernel.calls.given[kernel.output]
-    fills = [filling(kernel.calls.given[name], value) for name, value in kernel.filled.items()]
+    output = kernel.calls.caller_memory[kernel.output]
+    fills = [
+        filling(kernel.calls.caller_memory[name], value) for name, value in kernel.filled.items()
+    ]
     calls = [*fills, *kernel.calls.prepare, *kernel.calls.run]
     flat = _joined(calls, [memory for memory, _ in inputs], output)
     outer = [parameter for _, parameter in inputs] + [parameters[-1]]

@@ -122,10 +122,10 @@ class MethodKernel:
         )
         recorder.calls.clear()
         packed = self._prepared(filters)
-        prepare = recorder.taken()
+        prepare = recorder.drain()
         _, output = self._bound(image, packed)
         buffers = {conv.image.name: image, conv.weights.name: filters, conv.output.name: output}
-        return RecordedCalls(prepare, recorder.taken(), buffers, {})
+        return RecordedCalls(prepare, recorder.drain(), buffers, {})
 
     def time(self, inputs: Mapping[str, Array], rounds: int = 15, round_ms: float = 10.0) -> Timing:
         """Time the kernel: ``latency_us`` is the product alone, packing and unpacking are the other

@@ -50,7 +50,7 @@ def compare(
         assert below is not None
         best = [item.candidate.embedding.identifier() for item in below.ranking.candidates]
         assert below.proven
-        assert not below.found.complete
+        assert not below.search.complete
         assert best == expected[:3]
         scores = sorted(cost[0] for cost in paid.values())
         bounded = search.bounded(SearchLimits())
@@ -96,8 +96,8 @@ def test_a_low_ceiling_proves_the_best_with_a_small_part_of_the_embeddings() -> 
     below = search.best_below_ceilings(SearchLimits(seconds=600))
     assert below is not None
     assert below.proven
-    assert below.found.status is Status.FEASIBLE
-    assert len(below.found.embeddings) < complete.count / 10
+    assert below.search.status is Status.FEASIBLE
+    assert len(below.search.embeddings) < complete.count / 10
     expected = [(item.candidate.embedding, item.score) for item in complete.embeddings]
     assert [(i.candidate.embedding, i.score) for i in below.ranking.candidates] == expected
 
