@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import queue
 import time
@@ -79,7 +80,11 @@ def connected(address: str, protection: Any) -> Any:
             )
     except Exception as error:
         # Anything: Dask takes the first bytes of another server's banner for sizes of memory.
-        raise unanswered(address, error) from None
+        failure = unanswered(address, error)
+    # A client that did not connect stops its event loop when it is collected. The collector may run
+    # while the thread of another client starts, which holds the lock that stopping waits for.
+    gc.collect()
+    raise failure
 
 
 # ------------------------------------------------------------------------------ workers
