@@ -25,7 +25,8 @@ SIZES = ((6, 8), (12, 16))
 @dataclass
 class Drawing:
     """A network under construction; each method adds a node and returns the tensor it writes.
-    Products of equal ``size`` have equal options."""
+    Products of equal ``size`` have equal options.
+    """
 
     seed: int
     layouts: int = 12

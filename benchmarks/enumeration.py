@@ -64,7 +64,8 @@ def enumerate_share(
     target: str, index: int, constraints: str, share: tuple[int, int] | None
 ) -> tuple[int, float, float]:
     """Number of embeddings, of which the ``(number, of)``-th share is derived and proven; the
-    processor time that took, and the process's peak of memory in MiB."""
+    processor time that took, and the process's peak of memory in MiB.
+    """
     started = time.process_time()
     workload, instruction = workload_of(target, index), spec_of(target).instruction
     found = find_embeddings(workload, instruction, load_constraint_set(constraints))
@@ -140,7 +141,8 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 def resumed(path: Path, document: Row) -> list[Row]:
     """Rows of an earlier run at the same commit, on the same machine and with the same options;
-    none where the source has changes that no commit names."""
+    none where the source has changes that no commit names.
+    """
     try:
         earlier = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

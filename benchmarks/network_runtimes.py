@@ -45,13 +45,15 @@ def onnxruntime(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
 
 def onnxruntime_unfused(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
     """All but the one that joins products with the sums behind them: where the results of products
-    are float32, what comes of it is computed in float32 altogether, several times as slowly."""
+    are float32, what comes of it is computed in float32 altogether, several times as slowly.
+    """
     return _onnxruntime(model, threads, inputs, ["MatMulAddFusion"])
 
 
 def onnxruntime_plain(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
     """No optimization: every operator as the file has it. It is not timed, results are compared
-    with its."""
+    with its.
+    """
     ort = _imported("onnxruntime")
     return _onnxruntime(model, threads, inputs, [], ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
 
@@ -72,7 +74,8 @@ def _onnxruntime(
 
 def openvino(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
     """As it is by default where one answer is waited for; what is not quantized is computed in
-    bfloat16 where the processor has that."""
+    bfloat16 where the processor has that.
+    """
     return _openvino(model, threads, inputs, {})
 
 

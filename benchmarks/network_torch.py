@@ -1,6 +1,7 @@
 """A quantized ONNX file as a module of PyTorch, in the form that its compiler knows: operators of
 floats between ``quantized_decomposed`` ones, which torchao's passes for x86 turn into oneDNN's
-integer products."""
+integer products.
+"""
 
 from __future__ import annotations
 

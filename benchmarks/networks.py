@@ -177,7 +177,8 @@ def answered(stream: TextIO) -> Row:
 
 def taken(servers: Mapping[str, Server], rounds: int, round_ms: float, tries: int = 0) -> int:
     """Fill in the samples, round by round, until so many rounds were left alone, in so many tries
-    (0: as many as rounds); how many were. The others are kept only where too few remain."""
+    (0: as many as rounds); how many were. The others are kept only where too few remain.
+    """
     for server in servers.values():
         for calls in (1, 3):
             seconds = server.turn(calls)["seconds"]

@@ -128,7 +128,8 @@ def _array(value: Any) -> Array | None:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a case in one form: the ``graph`` with its ``inputs``, whose results are
-    right, or the reason of a refusal."""
+    right, or the reason of a refusal.
+    """
 
     graph: Graph | None
     inputs: Mapping[str, Array]
@@ -191,7 +192,8 @@ def _check(case: Case, found: Array, expected: Array | None) -> None:
 @dataclass(frozen=True)
 class Result:
     """Of a case, the first form in which it is computed, empty without one; and the reason of the
-    refusal in the form that has the most constants."""
+    refusal in the form that has the most constants.
+    """
 
     case: Case
     form: str

@@ -163,7 +163,8 @@ def called(info: Any, sample: Any) -> tuple[Called, tuple[torch.Tensor, ...]]:
 
 def compiled_difference(name: str, target: str) -> str:
     """What a compiled sample of an operator computes otherwise than PyTorch; of the largest that is
-    read and whose result is not known before it runs."""
+    read and whose result is not known before it runs.
+    """
     from cpembed.network.build import compile_model
 
     info = next(info for info in op_db if full_name(info) == name)

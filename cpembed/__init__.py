@@ -119,7 +119,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a name of the front door at its first use: importing a part of the package stays
-    cheap."""
+    cheap.
+    """
     if name not in _HOME:
         raise AttributeError(f"module 'cpembed' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), _NAMES.get(name, name))

@@ -2,7 +2,8 @@
 
 Reports and targets yield blocks, and nothing here loads rich before a block is printed. A block
 adapts to the width of the terminal: text folds at words, and columns that do not fit follow in a
-second table."""
+second table.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +206,8 @@ class Table:
 @dataclass(frozen=True)
 class _Widths:
     """Widths of a column: unfolded, folded as far as it reads well, folded as far as words
-    allow."""
+    allow.
+    """
 
     natural: int
     preferred: int

@@ -1,5 +1,6 @@
 """Steps of long work: announced by a worker to its parent, which ends those that take too long, and
-by commands to whoever shows progress."""
+by commands to whoever shows progress.
+"""
 
 from __future__ import annotations
 

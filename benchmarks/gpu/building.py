@@ -49,7 +49,8 @@ def text_of(selected: Selected, architecture: str = ARCHITECTURES[0]) -> CudaKer
 
 def kernel_files(made: CudaKernels, root: Path) -> str:
     """The folder under ``root`` of a kernel's text, launch parameters and cubins; a kernel that is
-    there is not compiled again."""
+    there is not compiled again.
+    """
     digest = hashlib.sha256(made.text.source.encode())
     digest.update(repr(made.text.kernels).encode())
     name = f"{KERNELS}/{digest.hexdigest()[:16]}"
@@ -73,7 +74,8 @@ def kernel_files(made: CudaKernels, root: Path) -> str:
 
 def bindings(made: CudaKernels) -> dict[str, Any]:
     """Which parameter each operand is, the kernels that prepare weights before all calls, and the
-    parameter of the result."""
+    parameter of the result.
+    """
     plan = made.plan
     workload_ = plan.product.program.workload
     reads, prepares = dict[str, str](), list[str]()

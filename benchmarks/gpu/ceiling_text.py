@@ -23,7 +23,8 @@ def instruction(target: str) -> TensorCoreInstruction:
 def ceiling_text(target: str) -> str:
     """A kernel ``ceiling(unsigned int* out, unsigned int value)``: each warp multiplies what is in
     its registers. The value is not known to the compiler, and the sums are stored if they are what
-    they never are, so nothing is left out."""
+    they never are, so nothing is left out.
+    """
     found = instruction(target)
     first, second, sums = found.registers
     kind = {"float32": "float", "int32": "int"}[found.c]

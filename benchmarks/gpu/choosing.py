@@ -168,7 +168,8 @@ def _options(workload: Computation, target_name: str, stored: str) -> list[_Opti
 
 def _different(options: Sequence[_Option], count: int) -> Iterator[tuple[_Option, Scored[Any]]]:
     """The best by their estimates, and of those that are equal the first: of equal products one,
-    with one schedule of each block and split."""
+    with one schedule of each block and split.
+    """
     least = min(option.products for option in options)
     frugal = [option for option in options if option.products <= WASTEFUL * least]
     first = {option.form: option for option in reversed(frugal)}

@@ -135,8 +135,9 @@ def _complete(root: Path, document: dict[str, Any]) -> bool:
 
 
 def _rules(root: Path, document: dict[str, Any], slug: str) -> list[dict[str, Any]]:
-    """dlight's kernels of a layer: as shipped, and where that fails, repaired; what fails says
-    why."""
+    """Dlight's kernels of a layer: as shipped, and where that fails, repaired; what fails says
+    why.
+    """
     found: list[dict[str, Any]] = []
     for name, repaired in (("dlight as shipped", False), ("dlight repaired", True)):
         try:

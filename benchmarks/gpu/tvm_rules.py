@@ -143,7 +143,8 @@ _CALL = re.compile(r'call_ffi_kernel\("(\w+)", (.*?), launch_params=\[(.*?)\]')
 
 def _launches(host: str, source: str, layer: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Of the calls in the text of the host's functions: after the operands there is a number for
-    each of the launch's parameters."""
+    each of the launch's parameters.
+    """
     for name, passed, named in _CALL.findall(host):
         tags = re.findall(r'"([\w.]+)"', named)
         values = [

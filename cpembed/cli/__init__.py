@@ -159,7 +159,8 @@ def _reject_null_characters(arguments: Sequence[str] | None) -> None:
 
 def _user_file_problem(error: OSError) -> str | None:
     """Return the problem of a file or folder of the user; None for other errors, such as those of a
-    file of the package."""
+    file of the package.
+    """
     if is_folder_gone():
         return FOLDER_GONE
     name = error.filename

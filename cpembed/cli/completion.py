@@ -58,7 +58,8 @@ def _operators() -> list[str]:
 
 def _layers_after_colon(words: tuple[str, ...], incomplete: str) -> Items | None:
     """Return the indices of layers if the shell makes the colon of ``deepbench:11`` a word, as bash
-    does; None otherwise."""
+    does; None otherwise.
+    """
     from cpembed.workloads.suites import SUITES, suite
 
     if incomplete == ":" and len(words) == 1 and words[0] in SUITES:
@@ -86,7 +87,8 @@ def _suite_layers(incomplete: str) -> Items:
 
 def _settings(words: tuple[str, ...]) -> list[str]:
     """Return ``n=``, or ``layout=NHWC``, of an operator; only the choices after an equals sign that
-    the shell makes a word, as bash does."""
+    the shell makes a word, as bash does.
+    """
     from cpembed.workloads.operators import OPERATORS
 
     family = OPERATORS.get(words[0])

@@ -3,7 +3,8 @@
 Python raises KeyboardInterrupt wherever the main thread is: also in a callback of a C++ library,
 which turns it into another error, and in a finaliser, which swallows it. Therefore it only sets a
 flag while trials and rows are measured, which is checked between them; elsewhere any error that
-follows it ends the command as an interruption."""
+follows it ends the command as an interruption.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 def end() -> NoReturn:
     """End an interrupted process with its exit code; Python would let the signal kill it if
-    KeyboardInterrupt passed through ``exec``, as in a dataclass."""
+    KeyboardInterrupt passed through ``exec``, as in a dataclass.
+    """
     # They remove temporary files and end the worker.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,8 @@
 """Arguments and options that several subcommands share, each defined once.
 
 Names are decorators; a function returns one if texts differ between commands. The first decorator
-of :func:`combined` is listed first in the help."""
+of :func:`combined` is listed first in the help.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +248,8 @@ _CALLBACKS: Mapping[str, Callable[..., Any]] = {"weights": _weights, "timeout": 
 
 def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:
     """Return the options dataclass of a command from its parameters, of which those that are no
-    fields of the class are ignored."""
+    fields of the class are ignored.
+    """
     from cpembed.embedding.constraint_set import Weights
 
     names = {field.name for field in dataclasses.fields(kind)}
@@ -276,7 +278,8 @@ def threads_option(subject: str = "the kernel") -> Callable[[F], F]:
 
 def use_threads(threads: int | None) -> None:
     """Set the number of threads of kernels, which the compiler's run-time library reads on
-    loading."""
+    loading.
+    """
     if threads is not None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
 
@@ -335,7 +338,8 @@ workers_options: Callable[[Any], Any] = combined(
 
 def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
     """Open the workers of :data:`workers_options`, a context manager; ``measures`` and ``compiles``
-    are those of :func:`~cpembed.runtime.cluster.open_workers`."""
+    are those of :func:`~cpembed.runtime.cluster.open_workers`.
+    """
     workers, cluster, tls = _worker_setting("workers"), _worker_setting("cluster"), certificates()
     require_one(workers=workers is not None, cluster=cluster is not None)
     from cpembed.runtime.cluster import open_workers

@@ -22,7 +22,6 @@ def print_solved(result: SolveResult, *, as_json: bool, verbose: bool = False) -
 
     Raises :class:`~cpembed.errors.TransformError` if no embedding has a program.
     """
-
     from cpembed.report.solve import report
 
     return print_result(result, result, lambda: report(result, verbose=verbose), as_json=as_json)
@@ -49,7 +48,6 @@ def print_result(
     TransformError
         No embedding has a program.
     """
-
     # Messages come first: a reader of stdout may leave while the result is printed.
     code = _search_messages(solved)
     print_report(result, report, as_json=as_json)
@@ -82,7 +80,8 @@ def _search_messages(result: SolveResult) -> int:
 
 def print_notes(result: SolveResult) -> None:
     """Print on stderr which part of the constraint set has no effect on this workload, and which
-    declaration in the target's file would have one."""
+    declaration in the target's file would have one.
+    """
     from cpembed.driver.advice import idle_padding, undeclared_stride
 
     for note in (idle_padding(result), undeclared_stride(result)):

@@ -66,7 +66,8 @@ _PHASES = {
 
 def accept_any_text() -> None:
     """Let stdout and stderr print in ASCII, or as ``?``, the characters that their encoding
-    lacks."""
+    lacks.
+    """
     codecs.register_error(_HANDLER, _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors != "ignore":
@@ -75,7 +76,8 @@ def accept_any_text() -> None:
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """Return a character in ASCII and the position after it: spaces that follow a character give
-    way to a longer form, so that columns stay aligned."""
+    way to a longer form, so that columns stay aligned.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text, start = error.object, error.start
@@ -99,7 +101,8 @@ def write(text: str, *, err: bool = False) -> None:
     """Write a text to stdout or stderr at once.
 
     Raises :class:`OSError` if it cannot be written, also to a stdout that the shell closed
-    (``>&-``); a closed stderr is ignored."""
+    (``>&-``); a closed stderr is ignored.
+    """
     stream: TextIO | None = sys.stderr if err else sys.stdout
     if stream is not None:
         stream.write(text)
@@ -110,7 +113,8 @@ def write(text: str, *, err: bool = False) -> None:
 
 def discard_output() -> None:
     """Redirect stdout to nowhere: Python flushes it once more on exit, and would report an
-    error."""
+    error.
+    """
     stream: TextIO | None = sys.stdout
     if stream is not None:
         with suppress(OSError, ValueError):
@@ -133,7 +137,8 @@ def print_json(document: dict[str, Any]) -> None:
 
 def print_text(*parts: Block) -> None:
     """Print the parts of a report: to the width of a terminal; elsewhere no line is folded, padded
-    or cut off."""
+    or cut off.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -275,12 +280,14 @@ class Bar:
 
     def __call__(self, text: str, done: int, total: int) -> None:
         """Draw ``done`` of ``total`` steps, as the progress callbacks of the library report
-        them."""
+        them.
+        """
         self.show(text, total=total, completed=done)
 
     def show(self, text: str | None = None, *, often: bool = False, **changes: Any) -> None:
         """Draw the bar with a new text and the changed fields ``advance``, ``total``,
-        ``completed``; with ``often`` only if it was not drawn a moment ago."""
+        ``completed``; with ``often`` only if it was not drawn a moment ago.
+        """
         now = time.perf_counter()
         if self._bar is None or (often and now - self._drawn < _REDRAW):
             return

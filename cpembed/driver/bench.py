@@ -205,7 +205,8 @@ class Bench(Displayed):
 
     def exit_code(self) -> int:
         """Return the exit code of the command: that of a bug if any layer hit one, that of the
-        first error if every layer failed, else 0."""
+        first error if every layer failed, else 0.
+        """
         rows = self.finished()
         if any(row.is_bug for row in rows):
             return InvariantError.exit_code
@@ -399,7 +400,8 @@ def select_layers(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:
 
 def _row_flaw(layers: Sequence[Layer]) -> Callable[[BenchRow], str | None]:
     """Return a check of stored rows: its own consistency, and that it is of the layer with its
-    index, since a table of layers may have been edited."""
+    index, since a table of layers may have been edited.
+    """
     labels = {layer.index: layer.label for layer in layers}
 
     def flaw(row: BenchRow) -> str | None:
@@ -414,7 +416,8 @@ def _usable(
     stored: Iterable[BenchRow], layers: Sequence[Layer], maker: RowMaker
 ) -> dict[int, BenchRow]:
     """Return the last stored row of each layer, unless it is to be made again: it has an error or a
-    noisy comparison, or the tuned schedules have changed since."""
+    noisy comparison, or the tuned schedules have changed since.
+    """
     by_index = {layer.index: layer for layer in layers}
     last = {row.index: row for row in stored if row.index in by_index}
     return {
@@ -471,7 +474,8 @@ def _tuned(maker: RowMaker) -> str | None:
 
 def _calibrated(maker: RowMaker) -> str | None:
     """Return a digest of the calibration constants, on which schedules and ``peak_share`` depend;
-    None if no kernel of the target runs."""
+    None if no kernel of the target runs.
+    """
     if maker.backend in (None, PORTABLE):
         return None
     return _digest(calibration_digest(open_target(maker.spec)).encode())

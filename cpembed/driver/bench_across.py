@@ -126,7 +126,8 @@ def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
 
 def _time(run: RunRow) -> Time | None:
     """Return the time of the target's instruction, packing included if both were timed in a call;
-    None if it did not run."""
+    None if it did not run.
+    """
     if run.cycles is not None:
         return Time(run.cycles, "cycles", run.simulated_us, Provenance.SIMULATED)
     times = run.whole_us or run.latency_us

@@ -147,7 +147,8 @@ def model_layers(graph: Graph, name: str) -> tuple[Layer, ...]:
 
 def product_key(computation: Computation) -> Computation:
     """Return the computation without the operator's name, so that products that compute the same
-    are equal: the :attr:`ComputedLayer.computation` of their layer."""
+    are equal: the :attr:`ComputedLayer.computation` of their layer.
+    """
     return replace(computation, name=_family(computation))
 
 

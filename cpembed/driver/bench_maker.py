@@ -130,7 +130,8 @@ class RowMaker:
 
     def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
         """Make the row of a layer in the worker; an exception, or a crash of the worker, becomes
-        the row's error."""
+        the row's error.
+        """
         started = time.perf_counter()
         try:
             draft = worker.call(self.draft, layer, progress=progress)
@@ -370,7 +371,8 @@ def _warm_up(maker: RowMaker, layer: Layer) -> None:
 
 def inputs_digest(maker: RowMaker, layer: Layer) -> str:
     """Return a digest of this machine's tuning records and calibration constants that affect a
-    layer's row; empty if none do."""
+    layer's row; empty if none do.
+    """
     if maker.backend in (None, PORTABLE):
         return ""
     try:

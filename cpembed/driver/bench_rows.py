@@ -110,7 +110,8 @@ class SolvedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TunedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Embedding that tuning selected, with its rank under a constraint set and the number of
-    trials that led to it."""
+    trials that led to it.
+    """
 
     embedding: str
     mapping: str

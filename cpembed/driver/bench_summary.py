@@ -44,7 +44,8 @@ def _searches(rows: Sequence[tuple[int, SolvedRow | None]]) -> dict[str, Any]:
 
 def _reasons(solved: Iterable[tuple[int, SolvedRow]]) -> list[dict[str, Any]]:
     """Group the layers that do not embed by the instruction axes and constraints at fault, or by
-    the sentence if neither is known; each group has the text of its first layer."""
+    the sentence if neither is known; each group has the text of its first layer.
+    """
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for index, row in solved:
         reason = row.reason
@@ -115,7 +116,8 @@ def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
 
 def _simulated(rows: Sequence[BenchRow]) -> dict[str, Any] | None:
     """Summarise the layers that ran on a simulated target; None if there are none. Sums count a
-    layer as often as the network has it."""
+    layer as often as the network has it.
+    """
     simulated = [
         (row.index, row.count, row.run)
         for row in rows

@@ -137,7 +137,8 @@ def build(
 @dataclass(frozen=True)
 class _CompiledProgram:
     """A program of a library, the candidate and schedule that it implements, the assembly of its
-    inner kernel, and the details that the library's README reports."""
+    inner kernel, and the details that the library's README reports.
+    """
 
     program: Program
     choice: Choice

@@ -173,7 +173,8 @@ class LayoutsResult(Displayed):
     @property
     def as_fast(self) -> tuple[LayoutRow, ...]:
         """Rows apart from the best whose time counts as the same, by ``SAME`` and
-        ``SAME_MEASURED``."""
+        ``SAME_MEASURED``.
+        """
         best = self.best
         if best is None or best.total is None:
             return ()

@@ -243,7 +243,8 @@ def _candidate_row(
 def _estimated_times(selection: Selection) -> Times | None:
     """Estimate by the target's own model if it executes on this machine; anything that this model
     leaves out is estimated for the first machine that the specification describes. None if there is
-    neither."""
+    neither.
+    """
     spec, program = selection.solved.target, selection.candidate.program
     scored = selection.choice.scored if selection.plan.native else None
     if scored is not None and "moves_us" in scored.parts:

@@ -111,7 +111,8 @@ class Match:
 
 def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
     """Return the computation on element types that the instruction takes: its own if each operand's
-    type fits, else the default types of the operands' roles."""
+    type fits, else the default types of the operands' roles.
+    """
     instruction = spec.instruction
     roles = [instruction.dtypes[o.name] for o in instruction.computation.operands]
     operands = workload.operands
@@ -125,7 +126,8 @@ def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
 
 def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
     """Return a network in the form in which its products run: a quantized one on the integer types
-    that a target multiplies."""
+    that a target multiplies.
+    """
     from cpembed.graph.passes import prepare
 
     inputs = default_dtypes(spec)[:-1]
@@ -199,7 +201,8 @@ def _match_of_selection(
 
 def _estimated(selection: Selection) -> Time | None:
     """Estimate by the target's own model if it executes on this machine, else for the first machine
-    that the specification describes; None if there is neither."""
+    that the specification describes; None if there is neither.
+    """
     amount, target = selection.choice.estimated, selection.plan.target
     spec = selection.solved.target
     if selection.plan.native and amount is not None and amount != float("inf"):

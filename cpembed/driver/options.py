@@ -228,7 +228,8 @@ class KernelOptions(CandidateOptions):
     @property
     def free_choice(self) -> bool:
         """True if neither a set, a candidate nor a back end is asked for, so that an alternative
-        target may run."""
+        target may run.
+        """
         return self.constraints is None and self.backend == "auto" and not self.named_candidate
 
 

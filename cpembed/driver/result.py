@@ -168,7 +168,8 @@ class SolveResult(Displayed):
     def is_stopped(self) -> bool:
         """True if it is not known whether there is a candidate: none was found, and a limit stopped
         this search or that of a wider set or of an alternative, or a part of the problem was not
-        searched."""
+        searched.
+        """
         is_open = self.status is Status.UNKNOWN or not self.complete or bool(self.open_searches)
         return is_open and not self.embeddings
 

@@ -104,7 +104,8 @@ def _judged(
     method: Rewritten, inputs: Mapping[str, Array], output: Array
 ) -> tuple[Verification, MethodError | None]:
     """Verify an output: im2col sums the same products in another order and is judged like a kernel;
-    Winograd's method must stay within its running error bound; integers must be equal."""
+    Winograd's method must stay within its running error bound; integers must be equal.
+    """
     workload = method.convolution.workload
     if not isinstance(method, Winograd) or method.is_exact:
         return Expected(workload, inputs).judge(output), None

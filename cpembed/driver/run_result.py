@@ -51,7 +51,8 @@ class Expectation:
         cls, target: Target[Any, Any, Any], choice: Choice, timing: Timing
     ) -> Expectation | None:
         """Compare the estimate of a choice with its time, packing included if it is timed; None if
-        either is unknown."""
+        either is unknown.
+        """
         return cls.of_times(target, choice.estimated, timing)
 
     @classmethod
@@ -196,7 +197,8 @@ class RunResult(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``run --json``: ``latency_us`` is only given for a measured time
-        of the instruction, ``time`` for any time, with its provenance."""
+        of the instruction, ``time`` for any time, with its provenance.
+        """
         times = self.timing
         document: dict[str, Any] = {
             "workload": workload_json(self.workload),

@@ -279,7 +279,8 @@ def _formulation(search: str | Formulation) -> Formulation:
 @dataclass(frozen=True, repr=False)
 class ParetoResult(Displayed):
     """The front of a search: ``solved.embeddings`` are its members, proven, with their ranks
-    among all candidates. It is the whole front where ``solved.complete``."""
+    among all candidates. It is the whole front where ``solved.complete``.
+    """
 
     solved: SolveResult
 

@@ -110,7 +110,8 @@ class TuneResult(Displayed):
     @classmethod
     def of(cls, target: AnyTarget, tuning: Tuning[Any, Any]) -> TuneResult:
         """Return the result after :meth:`Tuning.run`, even an interrupted one; raise as
-        :meth:`Tuning.outcome` does."""
+        :meth:`Tuning.outcome` does.
+        """
         best, untuned = tuning.outcome()
         task = tuning.task
         return cls(
@@ -181,7 +182,8 @@ class OpenTuning:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Any]:
         """Yield the trials; none is started after ``stop`` has returned True. Raise as
-        :meth:`~cpembed.runtime.cluster.Workers.outcomes` does."""
+        :meth:`~cpembed.runtime.cluster.Workers.outcomes` does.
+        """
         if isinstance(self.workers, ThisProcess) or measures(self.target):
             # One by one: a trial is timed in alternation with the best one so far, which may be the
             # trial before it.
@@ -440,7 +442,6 @@ def trials_by_workers(
         Yields each proposal with its trial, in order of completion; a proposal that has no program,
         or whose process crashes, gets a trial with the reason.
     """
-
     tuner = require_tuner(target)
 
     def make_trials(proposals: Sequence[Proposal[Any]]) -> Iterator[tuple[Proposal[Any], Any]]:

@@ -66,7 +66,8 @@ class Flatten:
 class ConstraintSet:
     """Constraints in the order in which they post, which is the registry's whatever order they are
     given in: one may rely on what an earlier one posted. Those that distributions add come last.
-    Unique by name."""
+    Unique by name.
+    """
 
     name: str
     description: str

@@ -36,7 +36,8 @@ class Status(StrEnum):
 @dataclass(frozen=True)
 class SearchStatistics:
     """The solver's effort. ``seconds`` is wall time; ``work`` is the solver's deterministic time,
-    in its own unit (about a second), the same in every run."""
+    in its own unit (about a second), the same in every run.
+    """
 
     branches: int = 0
     conflicts: int = 0
@@ -74,7 +75,8 @@ class _Collector(cmh.SolutionCallback):
 
 def solve_in_thread(wrapper: Any, proto: Any) -> Any:
     """Solve in a thread, so that this one can take an interrupt, or keep a time limit, and stop the
-    search."""
+    search.
+    """
     responses: list[Any] = []
     thread = threading.Thread(target=lambda: responses.append(wrapper.solve(proto)))
     thread.start()

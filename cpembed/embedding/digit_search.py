@@ -153,7 +153,8 @@ class DigitSearch:
 
     def _holds(self, maps: AxisMaps) -> bool:
         """Every constraint's own judgement of a component's digits, the other instruction axes at
-        their first element: what several digits do together to one index."""
+        their first element: what several digits do together to one index.
+        """
         unmapped = [a.name for a in self.problem.instruction.axes if a.name not in maps.extents]
         rest = AxisMaps(dict.fromkeys(unmapped, 1), dict.fromkeys(unmapped, ()), {})
         embedding = combine(self.problem, [maps, rest])

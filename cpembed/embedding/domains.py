@@ -30,7 +30,8 @@ class TooManyDigits(SpecError):
 
 def padded_extents(problem: EmbeddingProblem, constraints: ConstraintSet) -> dict[str, int]:
     """Extent of each workload axis in the model's domain: its own, or the largest that a tile of
-    the whole instruction, or a digit of a listed stride, could pad it to."""
+    the whole instruction, or a digit of a listed stride, could pad it to.
+    """
     largest = math.prod(axis.maximum for axis in problem.instruction.axes)
     padded: dict[str, int] = {}
     rule, listed = constraints.padding.on(problem), constraints.get("strides")
@@ -57,7 +58,8 @@ def _counts(problem: EmbeddingProblem) -> list[int]:
 
 def digit_model_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
     """Why embeddings are not exactly choices of digits; None where they are: boxes at a fixed
-    origin, of an instruction whose indices are affine."""
+    origin, of an instruction whose indices are affine.
+    """
     for operand in problem.operand_axes:
         access = problem.instruction.computation.access(operand)
         if not all(index.is_affine for index in access.index):
@@ -80,7 +82,8 @@ def unfused_groups(problem: EmbeddingProblem, constraints: ConstraintSet) -> tup
 
 def _lacks_a_role(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:
     """Whether nothing can feed an instruction axis, fused or not: members of a fused axis index the
-    same operands, so that it has their role."""
+    same operands, so that it has their role.
+    """
     deciding = ("hyper_rectangle", "dataflow", "all_different")
     if any(constraints.get(name) is None for name in deciding):
         return False
@@ -92,7 +95,8 @@ def _lacks_a_role(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool
 
 def joint_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
     """Why digits that are allowed and exclude each other nowhere may still be no embedding; None
-    where they always are one."""
+    where they always are one.
+    """
     for operand, groups in problem.window_groups.items():
         if any(len(group) > 1 for group in groups.values()):
             return f"{operand} of the instruction is read by windows"
@@ -131,7 +135,8 @@ def joint_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> str |
 
 class JointDigits:
     """Test for choices of digits that must be judged on nodes: those that move an index of the
-    instruction or of the workload together."""
+    instruction or of the workload together.
+    """
 
     def __init__(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> None:
         shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
@@ -210,7 +215,8 @@ def possible_strides(
     problem: EmbeddingProblem, constraints: ConstraintSet
 ) -> Callable[[str, int], Sequence[int]]:
     """A function from a workload axis and a digit's count (at least 2) to the strides that the
-    digit may have, ascending, as far as the axis alone decides it."""
+    digit may have, ascending, as far as the axis alone decides it.
+    """
     padded = padded_extents(problem, constraints)
     dense = constraints.get("dense") is not None
     listed = constraints.get("strides")

@@ -18,7 +18,8 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 @dataclass(frozen=True)
 class Digit:
     """One digit of an instruction axis's mixed-radix number: ``count`` steps of ``stride``
-    along a workload axis."""
+    along a workload axis.
+    """
 
     axis: str
     count: int

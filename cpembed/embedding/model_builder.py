@@ -148,7 +148,8 @@ class ProtoWriter:
 
     def _free_literals(self, variables: list[int]) -> list[int] | None:
         """The literals of which one can be true; None where one is, and the others are made false
-        here."""
+        here.
+        """
         roots = [int(self.representative[v]) for v in variables]
         free = [root for root in roots if not self.fixed[root]]
         true = sum(1 for root in roots if self.fixed[root] and self.low[root] == 1)
@@ -193,7 +194,8 @@ class ProtoWriter:
 
     def _tuple_weights(self, tuples: Ids) -> Ids | None:
         """Mixed-radix weights that make the weighted sum of a row unique; None where 64 bits do
-        not hold the sums of all rows together, as CP-SAT wants it of the domains of a model."""
+        not hold the sums of all rows together, as CP-SAT wants it of the domains of a model.
+        """
         roots = self.representative[tuples]
         spans = self.high[roots].max(axis=0) - self.low[roots].min(axis=0) + 1
         weights = [1]

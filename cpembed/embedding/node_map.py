@@ -50,7 +50,8 @@ class NodeMap:
 @dataclass(frozen=True)
 class BoxDigit:
     """A digit of an operand's image: index ``index`` of the instruction operand moves along
-    ``dimension`` of the workload operand as ``stride * ((i // weight) % count)``."""
+    ``dimension`` of the workload operand as ``stride * ((i // weight) % count)``.
+    """
 
     index: int
     dimension: int
@@ -61,7 +62,8 @@ class BoxDigit:
 
 def profile_digit(profile: Coordinates) -> tuple[int, int, int] | None:
     """``(weight, count, stride)`` with ``profile[i] == stride * ((i // weight) % count)``, stride
-    positive; None when no such digit exists. An all-zero profile has count 1."""
+    positive; None when no such digit exists. An all-zero profile has count 1.
+    """
     moved = np.flatnonzero(profile)
     if moved.size == 0:
         return 1, 1, 0
@@ -117,7 +119,8 @@ def walks(coordinates: Coordinates) -> Walks | None:
 
 def box_digits(coordinates: Coordinates) -> list[BoxDigit] | None:
     """The digits of an axis-parallel box in lexicographic order, each dimension used at most once;
-    None when it is not one. ``coordinates``: shape ``(dimensions, *box)``."""
+    None when it is not one. ``coordinates``: shape ``(dimensions, *box)``.
+    """
     return _as_box(walks(coordinates))
 
 

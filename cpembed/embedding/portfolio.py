@@ -74,7 +74,8 @@ def configurations(
     problem: EmbeddingProblem, constraints: ConstraintSet
 ) -> list[Mapping[str, int] | None]:
     """Extents that are fixed before a scalar model is posted, one model each: without operand boxes
-    those of configurable axes."""
+    those of configurable axes.
+    """
     axes = problem.instruction.axes
     boxes = constraints.get("hyper_rectangle") == HyperRectangle("operands")
     if boxes or not problem.instruction.configurable_axes:
@@ -120,7 +121,8 @@ class Solutions:
         self, keys: Iterable[bytes], most: int | None
     ) -> tuple[tuple[Embedding, ...], tuple[NodeMap, ...]]:
         """Embeddings by their written form, then irregular ones by their images; ``most`` of
-        them in all."""
+        them in all.
+        """
         solutions = [self._found[key] for key in keys]
         embeddings = sorted(
             (e for e in solutions if isinstance(e, Embedding)),
@@ -216,7 +218,8 @@ that of the one before."""
 class Asset:
     """A decision order: the search assigns coordinates along ``axes`` in this order, so that those
     along the last axis vary first. ``bounded``: the domains are cut to what an embedding can reach
-    (equation 11 with the largest stride that the constraints leave, so that none is lost)."""
+    (equation 11 with the largest stride that the constraints leave, so that none is lost).
+    """
 
     name: str
     axes: tuple[str, ...]

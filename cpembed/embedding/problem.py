@@ -69,7 +69,8 @@ class EmbeddingProblem:
         self, shapes: Mapping[str, tuple[int, ...]]
     ) -> list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]]:
         """Pairs of (operand, element) that are one element of the instruction's tensor, reached
-        through two ports; ``shapes`` are the operands' at the extents in question."""
+        through two ports; ``shapes`` are the operands' at the extents in question.
+        """
         owners: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
         shared: list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]] = []
         for port, element in port_elements(self.instruction, shapes):
@@ -81,7 +82,8 @@ class EmbeddingProblem:
     @cached_property
     def index_names(self) -> dict[str, tuple[str | None, ...]]:
         """Instruction axis that walks each dimension of each instruction operand; None
-        where the index is not a single axis."""
+        where the index is not a single axis.
+        """
         return {
             pair.instruction.operand: tuple(i.single_iterator for i in pair.instruction.index)
             for pair in self.pairs
@@ -90,7 +92,8 @@ class EmbeddingProblem:
     @cached_property
     def index_axes(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         """Per instruction operand, the instruction axes that each of its dimensions is indexed by:
-        several where the instruction reads a window."""
+        several where the instruction reads a window.
+        """
         return {
             pair.instruction.operand: tuple(index.iterators for index in pair.instruction.index)
             for pair in self.pairs
@@ -107,7 +110,8 @@ class EmbeddingProblem:
     @cached_property
     def window_groups(self) -> dict[str, dict[str, frozenset[str]]]:
         """Per instruction operand and axis, the axes that index a dimension together with it,
-        directly or through others: itself alone where the instruction reads no window."""
+        directly or through others: itself alone where the instruction reads no window.
+        """
         windows: dict[str, dict[str, frozenset[str]]] = {}
         for operand, dimensions in self.index_axes.items():
             groups = {axis: frozenset([axis]) for axis in self.operand_axes[operand]}
@@ -131,7 +135,8 @@ class EmbeddingProblem:
     def direct_dimension(self) -> dict[str, tuple[str, int]]:
         """Workload axis -> (instruction operand, dimension) whose index is exactly that axis,
         where there is one and the instruction walks that operand by single axes; the operand
-        with the fewest elements in the instruction is taken."""
+        with the fewest elements in the instruction is taken.
+        """
         smallest: dict[str, tuple[int, str, int]] = {}
         for pair in self.pairs:
             operand = pair.instruction.operand
@@ -212,7 +217,8 @@ class EmbeddingProblem:
 
     def _plain_dimensions(self, pair: AccessPair) -> list[int | None] | None:
         """Dimension of the operand that each instruction axis walks, None for the other axes; None
-        altogether unless each dimension is walked by one axis of its own."""
+        altogether unless each dimension is walked by one axis of its own.
+        """
         names = self.index_names[pair.instruction.operand]
         if None in names or len(set(names)) < len(names):
             return None
@@ -369,7 +375,8 @@ def _problem(
 
 def _mixed_roles(pairs: Sequence[AccessPair], instruction: Instruction) -> LabelMismatch | None:
     """Return the mismatch if one access of the instruction would be two of the workload, or the
-    ports of one operand those of two."""
+    ports of one operand those of two.
+    """
     accesses: dict[str, Access] = {}
     tensors: dict[str, str] = {}
     for pair in pairs:
@@ -392,7 +399,8 @@ def _mixed_roles(pairs: Sequence[AccessPair], instruction: Instruction) -> Label
 
 def _port_names(workload: Computation, pairs: Sequence[AccessPair]) -> dict[AccessPair, str]:
     """Name the workload's port in each pair: the operand itself if it has one access, else with the
-    number of the access, which does not depend on the order of the statements."""
+    number of the access, which does not depend on the order of the statements.
+    """
     takers: dict[Access, set[str]] = {}
     for pair in pairs:
         takers.setdefault(pair.workload, set()).add(pair.instruction.operand)

@@ -220,7 +220,8 @@ def _constant_indices(problem: EmbeddingProblem) -> list[IndexExpr]:
 
 def _places(domain: Mapping[str, int], fixed: set[str], constant: Sequence[IndexExpr]) -> int:
     """Upper bound on the operations that can differ: what a constant index leaves to the iterators
-    that no other constant index has, times the extents of all others."""
+    that no other constant index has, times the extents of all others.
+    """
     owners = Counter(name for index in constant for name in index.iterators)
     places, bound = 1, set(fixed)
     for index in constant:
@@ -232,7 +233,8 @@ def _places(domain: Mapping[str, int], fixed: set[str], constant: Sequence[Index
 
 def _solutions(index: IndexExpr, extents: Mapping[str, int]) -> int:
     """Values that iterators can have at most where their part of an index has a given sum: one of
-    them follows from the others, and its coefficient says in which steps another can move."""
+    them follows from the others, and its coefficient says in which steps another can move.
+    """
     least = math.prod(extents.values())
     for last in extents:
         independent = {name: extent for name, extent in extents.items() if name != last}
@@ -249,7 +251,8 @@ def _immovable(
     problem: EmbeddingProblem, constraints: ConstraintSet, constant: Sequence[IndexExpr]
 ) -> set[str]:
     """Workload axes with one coordinate in all operations: stencil axes under ``linear_access``,
-    and what an operand of one element fixes through an index with no other movable iterator."""
+    and what an operand of one element fixes through an index with no other movable iterator.
+    """
     linear = constraints.get("linear_access")
     fixed: set[str] = set()
     if isinstance(linear, LinearAccess) and linear.stencil == "none":
@@ -278,7 +281,8 @@ def _has_lexicographic(
     problem: EmbeddingProblem, constraints: ConstraintSet, domain: dict[str, int], fixed: set[str]
 ) -> bool:
     """Whether counting each instruction axis through the workload axes of its role, last axis
-    fastest, is an embedding; the first counted axis may go on along diagonals."""
+    fastest, is an embedding; the first counted axis may go on along diagonals.
+    """
     grid = point_grid(problem.instruction)
     shape = tuple(axis.maximum for axis in problem.instruction.axes)
     points: dict[str, Coordinates] = {
@@ -303,7 +307,8 @@ def _has_lexicographic(
 
 def _diagonals(problem: EmbeddingProblem, free: dict[str, int]) -> list[_Move]:
     """Moves along two axes that leave an index constant: ``p`` up and ``r`` down in ``p + r``.
-    The axes are taken out of ``free``."""
+    The axes are taken out of ``free``.
+    """
     moves: list[_Move] = []
     for pair in problem.pairs:
         for index in pair.workload.index:

@@ -36,7 +36,8 @@ Box = list[tuple[tuple[str, ...], set[Family]]]
 @dataclass(frozen=True)
 class Component:
     """Instruction axes whose digits no constraint couples to those of the others, with the axis
-    maps that they have. ``complete``: they have no other."""
+    maps that they have. ``complete``: they have no other.
+    """
 
     axes: tuple[str, ...]
     maps: tuple[AxisMaps, ...]
@@ -114,7 +115,8 @@ def spaces_of(embeddings: Sequence[Embedding]) -> list[Sequence[Embedding]]:
 
 def count_families(embeddings: Sequence[Embedding]) -> int:
     """Number of families of the embeddings: counted on the components, by inclusion and exclusion
-    where several products may share some."""
+    where several products may share some.
+    """
     boxes: list[Box] = []
     listed: set[Family] = set()
     for space in spaces_of(embeddings):
@@ -197,7 +199,8 @@ class Formulation(StrEnum):
 @dataclass(frozen=True)
 class AssetEffort:
     """The cost of one decision order. ``status`` is what it established by itself: ``unknown`` or
-    ``feasible`` where another asset, or a limit, ended it."""
+    ``feasible`` where another asset, or a limit, ended it.
+    """
 
     name: str
     status: Status
@@ -207,7 +210,8 @@ class AssetEffort:
 @dataclass(frozen=True)
 class SearchEffort:
     """The search behind an answer: the model (None where nothing had to be posted), the asset that
-    had the answer (None where a limit came first), and what every asset that was started cost."""
+    had the answer (None where a limit came first), and what every asset that was started cost.
+    """
 
     formulation: Formulation | None
     winner: str | None
@@ -288,7 +292,8 @@ class SearchResult:
 
     def cut(self, usable: int) -> SearchResult:
         """The result where time was over before its embeddings had their programs, but for
-        ``usable`` of them; of none, what was found is of no use."""
+        ``usable`` of them; of none, what was found is of no use.
+        """
         if not usable:
             return replace(self, status=Status.UNKNOWN, complete=False, embeddings=(), irregular=())
         return replace(self, status=Status.FEASIBLE, complete=False)

@@ -20,7 +20,8 @@ from cpembed.embedding.problem import EmbeddingProblem
 @dataclass(frozen=True)
 class DigitChoice:
     """A possible digit of a box: index ``index`` of an operand may move along one dimension with
-    this weight and count. ``literal`` says whether it does, ``stride`` is its stride (0 if not)."""
+    this weight and count. ``literal`` says whether it does, ``stride`` is its stride (0 if not).
+    """
 
     index: int
     weight: int

@@ -29,7 +29,8 @@ from cpembed.targets.family import Activity, Choice, Costs, Family, Point
 
 class AnalysisRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="analysis"):
     """The analysis of a layer on a group of machines, as :func:`packed` writes it, or the reason
-    why there is none."""
+    why there is none.
+    """
 
     group: str
     layer: str
@@ -45,7 +46,8 @@ class AnalysisRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 class ActivityRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="activity"):
     """The activity of a choice of software for a layer on a group of machines, or the reason why it
-    has no program."""
+    has no program.
+    """
 
     group: str
     layer: str
@@ -217,7 +219,8 @@ class Costing:
 
     def bound(self, point: Point, layer: LayerWork) -> Costs | None:
         """Return lower bounds of one execution of an analysed layer; None where it has no software
-        at the point."""
+        at the point.
+        """
         analysis = self.answers[Request(self.group(point), layer.digest)]
         if isinstance(analysis, CpembedError):
             return None
@@ -269,7 +272,8 @@ class Costing:
 
     def costs(self, point: Point, layer: LayerWork) -> LayerCosts | None:
         """Return the costs of one execution of a layer whose evaluations are known; None where it
-        has no software."""
+        has no software.
+        """
         group = self.group(point)
         best: LayerCosts | None = None
         for choice in self.choices(point, layer):
@@ -297,7 +301,8 @@ class Costing:
 
     def _enter(self, request: Request, outcome: Outcome) -> None:
         """Enter the outcome of a task and store it, unless its process was killed, which says
-        nothing about the layer."""
+        nothing about the layer.
+        """
         error = outcome.error
         if isinstance(error, BackendUnavailable):
             # Something is missing that all tasks need.

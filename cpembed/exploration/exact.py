@@ -149,7 +149,8 @@ class ExactSearch:
 
     def run(self, workers: Workers) -> Iterator[Step]:
         """Search until all points are decided. The caller may stop at any step and continue later
-        with another call."""
+        with another call.
+        """
         yield from self._enumerate()
         if not self.bounded:
             yield from self._analyse(workers)

@@ -96,7 +96,8 @@ class ExploreResult:
     @property
     def status(self) -> Status:
         """``proven``: the front is that of the space; ``infeasible``: no point of the space is
-        within the limits; ``unknown``: no point that was evaluated is."""
+        within the limits; ``unknown``: no point that was evaluated is.
+        """
         if isinstance(self.search, ExactSearch):
             if self.search.is_proven:
                 return "proven" if self.front else "infeasible"

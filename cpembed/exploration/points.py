@@ -33,7 +33,8 @@ class Step:
 @dataclass(frozen=True)
 class EvaluatedPoint:
     """A point with the costs of all layers; ``number`` is the point's in its space, ``beyond`` the
-    first limit that it is above."""
+    first limit that it is above.
+    """
 
     number: int
     place: Place
@@ -102,7 +103,8 @@ def front_of(
     points: Sequence[EvaluatedPoint], objectives: Sequence[Objective]
 ) -> list[EvaluatedPoint]:
     """Return the front of the points within the limits, ordered by the first objective; of equal
-    points the one with the smallest number is in it."""
+    points the one with the smallest number is in it.
+    """
     within = sorted((p for p in points if p.beyond is None), key=lambda p: p.number)
     vectors = [point.vector(objectives) for point in within]
     return sorted(

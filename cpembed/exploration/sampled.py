@@ -153,7 +153,8 @@ class SampledSearch:
 
     def run(self, workers: Workers) -> Iterator[Step]:
         """Search trial by trial; steps are answers of tasks, and trials. The caller may stop at any
-        step."""
+        step.
+        """
         while not self.finished:
             proposed = self._proposal()
             if proposed is None:
@@ -316,7 +317,8 @@ class SampledSearch:
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
     """Return numbers as their positions, so that sizes which double are evenly spaced, and words as
-    categories."""
+    categories.
+    """
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     return {

@@ -152,7 +152,8 @@ def _value(node: ast.AST, point: Mapping[str, Any]) -> Any:
 
 class RangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``{ from = 1, to = 8 }``, ``{ from = 16, to = 64, step = 16 }``, or
-    ``{ from = 4, to = 64, powers_of_two = true }``; both ends are values."""
+    ``{ from = 4, to = 64, powers_of_two = true }``; both ends are values.
+    """
 
     first: int = msgspec.field(name="from")
     last: int = msgspec.field(name="to")

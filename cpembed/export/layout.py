@@ -52,7 +52,8 @@ class Piece:
 @dataclass(frozen=True)
 class MemoryPlan:
     """Offsets of pieces in bytes by name, the size of the memory, and a lower bound on the size of
-    any plan."""
+    any plan.
+    """
 
     places: Mapping[str, int]
     bytes: int
@@ -69,7 +70,8 @@ def workspace_of(program: Program) -> MemoryPlan:
 
 def plan_memory(pieces: Sequence[Piece], seconds: float = SECONDS) -> MemoryPlan:
     """Place pieces at multiples of :data:`ALIGNMENT`; ``seconds`` limit the search for a better
-    plan than the first one."""
+    plan than the first one.
+    """
     places, least = _best_fit(pieces), least_bytes(pieces)
     if _end(pieces, places) > least and seconds > 0:
         places = _searched(pieces, places, least, seconds)
@@ -94,7 +96,8 @@ def _end(pieces: Iterable[Piece], places: Mapping[str, int]) -> int:
 
 def _best_fit(pieces: Sequence[Piece]) -> dict[str, int]:
     """Place the largest first, each in the smallest gap between the placed pieces that live with
-    it, or above them where no gap is large enough."""
+    it, or above them where no gap is large enough.
+    """
     places: dict[str, int] = {}
     placed: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: (-piece.bytes, piece.first, piece.name)):
@@ -156,7 +159,8 @@ class Blob:
     @cached_property
     def sums(self) -> tuple[int, int]:
         """Checksum that the runtime computes too: the sum of the 64-bit words, and the sum of each
-        times its place, which begins at 1, modulo 2**64 (Fletcher)."""
+        times its place, which begins at 1, modulo 2**64 (Fletcher).
+        """
         words = np.frombuffer(self.contents, "<u8")
         plain = placed = 0
         for start in range(0, words.size, _WORDS):
@@ -193,7 +197,8 @@ def blob_of(program: Program) -> Blob:
 @dataclass(frozen=True)
 class Layout:
     """Places of the buffers of a program; its constants are in the library, or in a file beside
-    it."""
+    it.
+    """
 
     program: Program
     blob: Blob
@@ -206,7 +211,8 @@ class Layout:
     @cached_property
     def handle_places(self) -> tuple[dict[str, int], int]:
         """Offsets in the memory of a handle, and its bytes: packed and filled buffers, and weights
-        that a run reads."""
+        that a run reads.
+        """
         read = {name for call in self.program.run for name in call.arguments}
         places: dict[str, int] = {}
         end = 0

@@ -34,7 +34,8 @@ is mapped into memory."""
 @dataclass(frozen=True)
 class Library:
     """A library that was written to a folder. The digest of the shared library, which holds the
-    weights or their checksum, distinguishes it from one that replaces it."""
+    weights or their checksum, distinguishes it from one that replaces it.
+    """
 
     name: str
     folder: Path

@@ -148,14 +148,16 @@ class Library:
 
     def run(self, *inputs: Any, out: Sequence[Array] | None = None) -> tuple[Array, ...]:
         """Run one call and return its outputs, written to the contiguous arrays ``out`` if they are
-        given."""
+        given.
+        """
         return self._run("run", inputs, out)
 
     def run_steps(
         self, first: int, last: int, *inputs: Any, out: Sequence[Array] | None = None
     ) -> tuple[Array, ...]:
         """Run the steps from ``first`` to before ``last``; ``out`` has to be the same for all steps
-        of a call, since later ones may read the results of earlier ones."""
+        of a call, since later ones may read the results of earlier ones.
+        """
         return self._run("run_steps", inputs, out, before=(first, last))
 
     def run_timed(self, *inputs: Any) -> tuple[tuple[Array, ...], Array]:

@@ -97,7 +97,8 @@ class Buffer:
 @dataclass(frozen=True)
 class CompiledObject:
     """An object file with one kernel, the function ``__tvm_ffi_<symbol>``, such as
-    :func:`~cpembed.codegen.runtime.compile_host_object` compiles."""
+    :func:`~cpembed.codegen.runtime.compile_host_object` compiles.
+    """
 
     symbol: str
     contents: bytes = field(repr=False)
@@ -106,7 +107,8 @@ class CompiledObject:
 @dataclass(frozen=True)
 class Call:
     """A call of a kernel, named by its symbol, on buffers in the order of its parameters; reports
-    of time show the ``label``."""
+    of time show the ``label``.
+    """
 
     kernel: str
     arguments: tuple[str, ...]
@@ -180,7 +182,8 @@ class Program:
 
     def lives(self) -> dict[str, tuple[int, int]]:
         """First and last step that take each buffer of the shared workspace; a buffer that
-        preparation takes lives throughout."""
+        preparation takes lives throughout.
+        """
         lives = dict(spans(call.arguments for call in self.run))
         for call in self.prepare:
             lives |= dict.fromkeys(call.arguments, (0, len(self.run) - 1))

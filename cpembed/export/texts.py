@@ -1,5 +1,6 @@
 """Texts of a library's folder: the tables that the runtime is compiled with, the header, the JSON
-description, and the README."""
+description, and the README.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Operators that both front ends compose of several kinds: products, windows, and functions along
-axes."""
+axes.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class Composites(Emitter):
 
     def matmul(self, a: str, b: str, *, transposed: bool = False) -> str:
         """Emit ``numpy.matmul`` in the type of ``a``; ``transposed`` exchanges the last two axes of
-        ``b`` first."""
+        ``b`` first.
+        """
         is_constant, rank = self.builder.is_constant, len(self.shape(b))
         turns = is_constant(a) and not is_constant(b) and not transposed
         if turns and len(self.shape(a)) == 2 and rank >= 2:
@@ -236,7 +238,8 @@ class Composites(Emitter):
 
     def log_sum_exp(self, x: str, axes: Sequence[int], shape: Sequence[int]) -> str:
         """Emit the logarithm of a sum of exponentials over axes without overflow; the result has
-        the given shape."""
+        the given shape.
+        """
         if not axes:
             return x
         largest = self.emit(Reduce("max", tuple(axes), True), x)

@@ -40,7 +40,8 @@ _LARGEST_WRAP = 1 << 20
 @dataclass(frozen=True)
 class Emitter(ABC):
     """One operator of a model while it is written in kinds of the graph; ``scaling`` holds the
-    products that a later batch normalization may absorb."""
+    products that a later batch normalization may absorb.
+    """
 
     builder: Builder
     scaling: Scaling
@@ -74,7 +75,8 @@ class Emitter(ABC):
 
     def elementwise(self, expression: Scalar, *inputs: str, dtype: str | None = None) -> str:
         """Add an expression of inputs that broadcast; the result has the type of the first by
-        default."""
+        default.
+        """
         return self.emit(Elementwise(expression, dtype or self.dtype(inputs[0])), *inputs)
 
     def reshaped(self, tensor: str, shape: Sequence[int]) -> str:
@@ -111,7 +113,8 @@ class Emitter(ABC):
 
     def channels(self, vector: str, rank: int) -> str:
         """Reshape a vector [c] to [c, 1, …], which broadcasts over images [n, c, …] of ``rank``
-        axes."""
+        axes.
+        """
         (size,) = self.shape(vector) or (1,)
         return self.reshaped(vector, (size, *(1,) * (rank - 2)))
 
@@ -231,13 +234,15 @@ class Emitter(ABC):
 
     def from_front(self, index: str, size: int) -> str:
         """Convert indices of an axis of ``size`` elements to int64 and count negative ones from the
-        front."""
+        front.
+        """
         index64 = self.cast(index, "int64")
         return self.elementwise(where(less(X, 0), add(X, size), X), index64)
 
     def flat_gather(self, x: str, places: str) -> str:
         """Gather elements by their numbers in row-major order; the result has the shape of
-        ``places``."""
+        ``places``.
+        """
         return self.emit(Gather(0), self.reshaped(x, (math.prod(self.shape(x)),)), places)
 
     def gathered_elements(self, x: str, index: str, axis: int) -> str:

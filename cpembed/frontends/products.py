@@ -54,7 +54,8 @@ class Form:
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """A window that moves over an image, of a convolution or of pooling: for each image axis its
-    size in taps, its step, the distance of its taps, and the padding of the image."""
+    size in taps, its step, the distance of its taps, and the padding of the image.
+    """
 
     taps: Sequence[int]
     strides: Sequence[int]
@@ -68,7 +69,8 @@ class Window:
 
     def rounded_up(self, image: Sequence[int]) -> Window:
         """Add padding after the image for a last window that is partly inside, if that begins in
-        the image or in the padding before it."""
+        the image or in the padding before it.
+        """
         after: list[int] = []
         for axis, size in enumerate(image):
             stride = self.strides[axis]

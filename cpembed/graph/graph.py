@@ -74,7 +74,8 @@ class Graph:
     def types(self) -> dict[str, TensorType]:
         """Type of every tensor.
 
-        Raises :class:`WorkloadError`, which names the operator, if a kind rejects its inputs."""
+        Raises :class:`WorkloadError`, which names the operator, if a kind rejects its inputs.
+        """
         types = dict(self.inputs)
         types |= {name: TensorType.of(array) for name, array in self.constants.items()}
         for operator in self.operators:
@@ -106,7 +107,8 @@ class Graph:
         self, operators: Iterable[Operator], constants: Mapping[str, Array] | None = None
     ) -> Graph:
         """Return the graph with other operators and further constants; unread constants are
-        dropped."""
+        dropped.
+        """
         operators = tuple(operators)
         needed = {name for operator in operators for name in operator.inputs} | {*self.outputs}
         available = {**self.constants, **(constants or {})}

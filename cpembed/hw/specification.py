@@ -24,7 +24,8 @@ from cpembed.hw.schema import Key, convert_table, spec_error
 
 class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A configurable axis, ``x = { min = 1, max = 16, step = 1 }``, or one of any size in whole
-    multiples, ``x = { multiple = 32, max = 4096 }``."""
+    multiples, ``x = { multiple = 32, max = 4096 }``.
+    """
 
     max: int
     min: int | None = None
@@ -51,7 +52,8 @@ class OperandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles, or what
-    ``holds`` says."""
+    ``holds`` says.
+    """
 
     capacity_bytes: int | None = None
     holds: str | None = None

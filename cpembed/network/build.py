@@ -42,7 +42,8 @@ class CompiledNetwork:
 
         ``threads`` is 0 for as many as it was planned for. Raises
         :class:`~cpembed.errors.CpembedError` if
-        another library was written in its place."""
+        another library was written in its place.
+        """
         if self.library.is_replaced:
             raise CpembedError(
                 f"{self.library.path} is another library now: open it before the next one is "
@@ -83,7 +84,8 @@ class RunningNetwork:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs by name.
 
-        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's."""
+        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
+        """
         graph = self.compiled.graph
         check_inputs(graph, inputs)
         outputs = self.library.run(*self.in_order(inputs))
@@ -193,7 +195,8 @@ def compile_network(
 
 def _require_library(spec: HardwareSpec) -> None:
     """Raise :class:`BackendUnavailable` unless a library of this machine can hold a target's
-    kernels."""
+    kernels.
+    """
     if missing := missing_for(spec):
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; name another target")
 

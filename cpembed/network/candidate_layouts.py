@@ -46,7 +46,8 @@ class CandidateLayouts:
     @cached_property
     def images(self) -> frozenset[str]:
         """Tensors with channels on axis 1 that convolutions read or write, and those propagated
-        from them."""
+        from them.
+        """
         images: set[str] = set()
         for operator in self.graph.operators:
             if is_convolution(operator):
@@ -67,7 +68,8 @@ class CandidateLayouts:
     @cached_property
     def halos(self) -> dict[str, tuple[int, ...]]:
         """Widest padding on each spatial axis, of the images that a convolution reads with
-        padding."""
+        padding.
+        """
         halos: dict[str, tuple[int, ...]] = {}
         for operator in self.graph.operators:
             kind = operator.kind
@@ -148,7 +150,8 @@ def residual_of(operator: Operator) -> tuple[str, ...]:
 
 def padding_of(kind: Product, first: TensorType) -> tuple[int, ...]:
     """Return how far the first factor is read beyond each spatial axis, the larger of both
-    sides."""
+    sides.
+    """
     workload = kind.computation
     operand = workload.inputs[0]
     groups = dimensions_of(first.shape, operand.shape)

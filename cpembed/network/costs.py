@@ -1,7 +1,8 @@
 """Costs of kernels and of layout conversions, in microseconds: estimated or measured.
 
 Estimates are copies by the calibration of the target. Measurements compile and time each kernel in
-the worker, on zeros, with operands as close as the caches keep them; medians are cached."""
+the worker, on zeros, with operands as close as the caches keep them; medians are cached.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ LONGEST_NAME = 200
 def read_inputs(graph: Graph, path: Path) -> dict[str, Array]:
     """Read a network's inputs: a ``.npz`` with an array per name, or a ``.npy`` of the only one.
 
-    Nothing is converted. Raises :class:`WorkloadError`, which names the file, for anything else."""
+    Nothing is converted. Raises :class:`WorkloadError`, which names the file, for anything else.
+    """
     try:
         file = os.fdopen(open_regular(path), "rb")
     except OSError as error:
@@ -94,7 +95,8 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
     Unsuitable letters are replaced, long names are cut, and names that become equal are numbered.
 
     >>> file_names(["out/sum:0", "out sum 0", "logits"])
-    {'out/sum:0': 'out_sum_0', 'out sum 0': 'out_sum_0-2', 'logits': 'logits'}"""
+    {'out/sum:0': 'out_sum_0', 'out sum 0': 'out_sum_0-2', 'logits': 'logits'}
+    """
     files: dict[str, str] = {}
     # Upper and lower case are one name on some file systems.
     used: set[str] = set()

@@ -1,7 +1,8 @@
 """Cache of chosen, measured and compiled kernels, and their compilation to object files.
 
 Each entry is a file named by a digest of all that its contents depend on, the package's source
-included. What cannot be read, or was written by another user, is made again."""
+included. What cannot be read, or was written by another user, is made again.
+"""
 
 from __future__ import annotations
 
@@ -161,5 +162,6 @@ def _object(task: tuple[KernelPlan, str]) -> CompiledObject:
 
 def features(required: Iterable[str]) -> tuple[str, ...]:
     """Return the processor features of kernels and of this processor, for which they are
-    compiled."""
+    compiled.
+    """
     return needed_features(tuple(dict.fromkeys(required)))

@@ -9,7 +9,8 @@
 >>> str(image.blocked(16)), image.blocked(16).physical_shape
 ('NCHW16c', (1, 4, 56, 56, 16))
 >>> Layout.plain((1, 16, 8, 8)).blocked(16).same_memory(Layout.plain((1, 16, 8, 8)).channels_last())
-True"""
+True
+"""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ class Layout:
 
     def physical_index(self, index: Sequence[str]) -> list[str]:
         """Return the texts of an element's index in memory, from those of its index in the
-        tensor."""
+        tensor.
+        """
         shifted = [f"{i} + {h}" if h else i for i, h in zip(index, self.halo, strict=True)]
         if self.block == 1:
             return [shifted[axis] for axis in self.order]
@@ -108,7 +110,8 @@ class Layout:
 
     def strides(self) -> tuple[int, ...]:
         """Return the distance in memory of consecutive indices per axis; for blocks, inside a
-        block."""
+        block.
+        """
         physical = self.physical_shape
         steps = [math.prod(physical[k + 1 :]) for k in range(len(physical))]
         positions = {axis: k for k, axis in enumerate(self.order)}
@@ -145,7 +148,8 @@ class Layout:
 
     def same_memory(self, layout: Layout) -> bool:
         """True if both layouts have every element, and the bytes around them, at the same
-        positions."""
+        positions.
+        """
         if self == layout:
             return True
         if self.elements != layout.elements or self.shape != layout.shape:

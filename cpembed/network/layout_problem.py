@@ -2,7 +2,8 @@
 
 An execution is a layout for each tensor of an operator, and for products the kernel that is chosen
 for these. Its cost is estimated or measured (:mod:`cpembed.network.costs`). The solver is in
-:mod:`cpembed.network.assignment`."""
+:mod:`cpembed.network.assignment`.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ class ExecutionChoices:
 
     def _without_placement(self, request: KernelRequest) -> tuple[KernelRequest, ...]:
         """Return the request for an unplaced kernel, if no native kernel stores inside a larger
-        buffer."""
+        buffer.
+        """
         kernel = self.products.lookup(request)
         is_native = kernel is not None and kernel.is_native
         return () if is_native or not request.placed else (replace(request, placed=False),)
@@ -103,7 +105,8 @@ class ExecutionChoices:
     def executions(self) -> Mapping[str, tuple[Execution, ...]]:
         """Executions by operator.
 
-        Raises :class:`LoweringError`, which names the operator, if one has none."""
+        Raises :class:`LoweringError`, which names the operator, if one has none.
+        """
         executions: dict[str, tuple[Execution, ...]] = {}
         for operator in self.graph.operators:
             is_product = isinstance(operator.kind, Product)
@@ -226,7 +229,8 @@ class ExecutionChoices:
     def _combinations(self, names: Sequence[str]) -> list[Ports]:
         """Return combinations of layouts that agree with the order of the largest tensor.
 
-        An operator with several inputs walks all tensors in one order; others are converted."""
+        An operator with several inputs walks all tensors in one order; others are converted.
+        """
         if len(names) < 3:
             return list(itertools.product(*(self.layouts.by_tensor[name] for name in names)))
         largest = max(names, key=lambda name: self.graph.types[name].elements)
@@ -325,7 +329,8 @@ def agrees(layout: Layout, reference: Layout) -> bool:
     >>> image = Layout.plain((1, 8, 4, 4))
     >>> scales = Layout.plain((1, 8, 1, 1))
     >>> agrees(scales, image.channels_last()), agrees(image, image.channels_last())
-    (True, False)"""
+    (True, False)
+    """
     order, reference_order = _extended(layout), _extended(reference)
     if len(order) > 1 and layout.block != reference.block:
         return False

@@ -20,7 +20,8 @@ Each product is matched like a single workload; products that compute the same a
 ... )
 >>> (result,) = match(network, ["vta_1x16x16"], prepares=False).targets
 >>> result.embedded, result.products, result.operators[1].reason
-(1, 1, 'no product')"""
+(1, 1, 'no product')
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class OperatorMatch:
     """Operator of a network.
 
     ``layer`` numbers its computation among the distinct ones; it is None for operators other than
-    products, as is ``match``."""
+    products, as is ``match``.
+    """
 
     name: str
     label: str
@@ -97,7 +99,8 @@ class OperatorMatch:
 class TargetMatch:
     """Network on a target, its operators prepared for the target's element types.
 
-    ``layers`` is the number of distinct computations."""
+    ``layers`` is the number of distinct computations.
+    """
 
     target: str
     operators: tuple[OperatorMatch, ...]
@@ -167,7 +170,8 @@ class TargetMatch:
 @dataclass(frozen=True, repr=False)
 class MatchResult(Displayed):
     """Network on each target, in the order of the request; ``operators`` counts those of the
-    model."""
+    model.
+    """
 
     network: str
     operators: int

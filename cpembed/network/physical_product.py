@@ -2,7 +2,8 @@
 
 A halo makes a padded convolution an unpadded one, channels in blocks are two axes, and dimensions
 follow their order in memory; so embeddings are searched for code that reads and writes memory as it
-is."""
+is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class PhysicalProduct:
     """Product on tensors in layouts.
 
     ``output`` and ``residual`` are the positions of the result, and of what is added, in their
-    buffers."""
+    buffers.
+    """
 
     computation: Computation
     output: Placement
@@ -73,7 +75,8 @@ def dimensions_of(shape: Sequence[int], split: Sequence[int]) -> list[list[int]]
     Unit dimensions belong to an axis of one element, or to the axis before them.
 
     >>> dimensions_of((1, 12, 8), (1, 3, 4, 8)), dimensions_of((1, 12, 8), (12, 8))
-    ([[0], [1, 2], [3]], [[], [0], [1]])"""
+    ([[0], [1, 2], [3]], [[], [0], [1]])
+    """
     groups: list[list[int]] = []
     position = 0
     for size in shape:
@@ -123,7 +126,8 @@ def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
 def _replaced(workload: Computation, operand: Operand, access: Access) -> Computation:
     """Return the computation with another shape of, and access to, one operand.
 
-    It stays padded only if the access leaves the shape."""
+    It stays padded only if the access leaves the shape.
+    """
     bounds = (i.bounds(workload.extents) for i in access.index)
     outside = any(
         low < 0 or high >= size

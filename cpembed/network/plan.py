@@ -26,7 +26,8 @@ def split_residuals(graph: Graph, names: Collection[str]) -> Graph:
 
     Equal bit for bit, since the residual's addend is rounded in between either way, or stored as a
     float
-    if it is not."""
+    if it is not.
+    """
     operators: list[Operator] = []
     tensors = set(graph.types)
     for operator in graph.operators:
@@ -182,7 +183,8 @@ def _searched_choices(
 ) -> ExecutionChoices:
     """Return the executions of each operator, with all kernels searched.
 
-    Residuals that no kernel of the instruction adds become operators of their own."""
+    Residuals that no kernel of the instruction adds become operators of their own.
+    """
     products, threads = (
         ProductKernels(target, planning.cache, planning.timeout, cores()),
         thread_count(),

@@ -1,7 +1,8 @@
 """Kernels of products: searched per combination of layouts, in parallel, and cached.
 
 The driver's choice looks up tuned records; what it returns is kept, so that a network is searched
-once and repeated blocks once in it."""
+once and repeated blocks once in it.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
     """Return portable code for the workload's element types.
 
     The number of lanes has to leave the results in place. Raises :class:`LoweringError` if none
-    does."""
+    does.
+    """
     failed = LoweringError(f"{workload}: no kernel, not even a portable one")
     for lanes in _LANES:
         selection = choose(
@@ -259,7 +261,8 @@ class KernelRequest:
 @dataclass
 class ProductKernels:
     """Kernels of products on a target; ``timeout`` limits each search for embeddings, in
-    seconds."""
+    seconds.
+    """
 
     target: HardwareSpec
     cache: Cache
@@ -324,5 +327,6 @@ def _search(
 def utilisation(workload: Computation, occupancy: float) -> float:
     """Return the useful fraction of the executed operations, zeros between elements discounted.
 
-    ``occupancy`` is that of the physical product, which does not know about such zeros."""
+    ``occupancy`` is that of the physical product, which does not know about such zeros.
+    """
     return occupancy * workload.useful_macs / workload.macs

@@ -217,7 +217,8 @@ class _ProgramBuilder:
     def _return_copies(self) -> None:
         """Add copies of outputs that no operator wrote in memory of their own.
 
-        These are tensors with other readers, inputs, and constants."""
+        These are tensors with other readers, inputs, and constants.
+        """
         graph = self.plan.graph
         for name in graph.outputs:
             if name in self.results:

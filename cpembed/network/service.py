@@ -194,7 +194,8 @@ def plan_document(plan: NetworkPlan) -> dict[str, Any]:
 
 def network_document(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, Any]:
     """Return operators, tensors, totals and layouts as a document, with the results of a run if
-    any."""
+    any.
+    """
     return _document(compiled.plan, compiled, run)
 
 

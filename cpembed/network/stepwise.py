@@ -2,7 +2,8 @@
 
 The target is simulated or emulated. The host does the rest by its definition, untimed: operators
 between products, and what the target cannot store of the sums (for a VTA, which shifts and clips,
-scales that are no powers of two)."""
+scales that are no powers of two).
+"""
 
 from __future__ import annotations
 
@@ -151,7 +152,8 @@ def run_stepwise(
 
 def _tolerance(operator: Operator, expected: tuple[Array, ...]) -> float:
     """Return the allowed difference: 0 for integers; sums of floats are rounded in another
-    order."""
+    order.
+    """
     kind = operator.kind
     if not isinstance(kind, Product) or is_integer(kind.computation.output.dtype):
         return 0.0

@@ -1,7 +1,8 @@
 """Verify a compiled network: each operator against its definition, on the inputs that it had.
 
 A difference is reported where it arises, and what is within one operator's tolerance does not count
-against the next."""
+against the next.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ def _may_spread(operator: Operator, values: Mapping[str, Array]) -> bool:
 def difference(actual: Array, expected: Array) -> float:
     """Return the largest difference.
 
-    It is infinite if one is NaN and the other is not, or shapes or types differ."""
+    It is infinite if one is NaN and the other is not, or shapes or types differ.
+    """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
     if not actual.size:
@@ -163,7 +165,8 @@ def tolerance_of(operator: Operator, expected: Array) -> float:
 
     It is 0 for integers and single roundings, and a quantum for integers that are rounded from
     functions
-    of floats."""
+    of floats.
+    """
     if not _is_rounded(operator):
         return 0.0
     if expected.dtype.kind in "iub":

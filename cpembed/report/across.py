@@ -90,7 +90,8 @@ def _cells(target: str, figure: Figure | None) -> tuple[str, str]:
 
 def target_table(lines: Iterable[Line]) -> Table:
     """Return a table with a row for each target: layers, used share, bytes of packing, times and
-    their origin."""
+    their origin.
+    """
     return Table(
         ("target", "embedded>", "MACs>", "used>", "by MACs>", "moved>", "time"),
         (
@@ -115,7 +116,8 @@ def time_text(time: Time) -> str:
 
 def times_text(line: Line) -> str:
     """Return ``1.2 ms measured (18 layers), 30 us estimated (2 layers)``; the numbers of layers
-    only if not all have the same kind of time."""
+    only if not all have the same kind of time.
+    """
 
     def text(origin: str, total: TimeSum) -> str:
         time = f"{amount(total.amount, total.unit)} {origin.removesuffix(f' in {total.unit}')}"

@@ -1,7 +1,8 @@
 """A candidate as a picture: an SVG file, or an HTML page that loads nothing from elsewhere.
 
 The picture stacks sections: curves from workload axes to instruction axes, the layouts of each
-operand as strips before and after every rewrite, the loop nest, and the overheads as bars."""
+operand as strips before and after every rewrite, the loop nest, and the overheads as bars.
+"""
 
 from __future__ import annotations
 
@@ -299,7 +300,8 @@ def _draw_operand(
     canvas: Canvas, explanation: Explanation, role: str, name: str, column: float, y: float
 ) -> float:
     """Draw an operand from ``y`` down, strips from ``column`` on; return the height where it
-    ends."""
+    ends.
+    """
     program = explanation.program
     operand, numbers = program.operand(name), lane_numbers(program)
     packing = "used in place" if operand.is_identity else "packed"

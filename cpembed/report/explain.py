@@ -1,5 +1,6 @@
 """Report of ``cpembed explain``: one candidate in full, its rewrites, axes and loop nest as
-text."""
+text.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ PRIME = "'"
 
 def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Block]:
     """Yield header, axes, operands, layouts, loop nest, cost and rank; ``verbose`` adds the
-    solver's effort."""
+    solver's effort.
+    """
     solved, candidate, program = explanation.solved, explanation.candidate, explanation.program
     method = explanation.method if isinstance(explanation, ChosenExplanation) else None
     rank = messages.rank_text(candidate.rank, candidate.constraints, solved.constraints.name)
@@ -125,7 +127,8 @@ def _cost_rows(explanation: Explanation) -> list[tuple[str, str]]:
 
 def rewrite_text(step: Step) -> str:
     """Return what a rewrite does: ``split k into k.o, k.i``; an unknown kind with its
-    parameters."""
+    parameters.
+    """
     if isinstance(step.rewrite, Split):
         # Only the layout before the step knows the name of the dimension that is split.
         dimension = step.before.names[step.rewrite.dimension]
@@ -219,7 +222,8 @@ def _feeding_text(program: DerivedProgram, digit: Digit) -> str:
 
 def axis_map_text(program: DerivedProgram) -> str:
     """Return each workload axis as an expression of loops and instruction axes, a line for each;
-    coordinates beyond an extent are padding."""
+    coordinates beyond an extent are padding.
+    """
     rows = {
         axis: without_unit_iterators(index, program.extents)
         for axis, index in program.axis_map.items()

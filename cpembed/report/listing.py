@@ -22,7 +22,8 @@ from cpembed.workloads.suites import SUITES
 
 def targets() -> Iterator[Block]:
     """Yield a row for each target: how it executes here or what that lacks, instruction, extents,
-    element types."""
+    element types.
+    """
     yield Table(
         ("target", "here", "instruction", "extents", "types"),
         (_target_row(load_hardware_spec(name)) for name in available_targets()),

@@ -1,5 +1,6 @@
 """Short texts that several reports share: mappings, tiles, element types, ranks, numbers of
-layers."""
+layers.
+"""
 
 from __future__ import annotations
 

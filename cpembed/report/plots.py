@@ -58,7 +58,8 @@ def baselines_svg(rows: Sequence[BenchRow], title: str) -> str:
 
     A bar is the ratio of the baseline's own account of the computation to ours, or of its call if
     it keeps no account. Disturbed rows are hollow and hatched, in the legend too, and counted
-    below."""
+    below.
+    """
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -108,7 +109,8 @@ def _draw_ratios(axes: Any, name: str, rows: Sequence[tuple[int, Any]]) -> None:
 
 def front_svg(result: ExploreResult) -> str:
     """Return a plot of the evaluated points for each pair of objectives, points above a limit
-    hollow; for sampling methods one more of the hypervolume over the trials."""
+    hollow; for sampling methods one more of the hypervolume over the trials.
+    """
     require_matplotlib()
     from matplotlib.figure import Figure
 

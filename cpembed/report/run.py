@@ -1,5 +1,6 @@
 """Reports of ``cpembed run`` and ``cpembed build``: a kernel, why it was selected, and its
-times."""
+times.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +146,8 @@ def _comparison(
     target: AnyTarget, model: ModelChoice, cost: float, first: RankedCandidate | None
 ) -> str:
     """Return how the estimate ``cost`` compares with all others, and with that of ``first``, the
-    candidate of rank 1."""
+    candidate of rank 1.
+    """
     if model.considered == 1:
         return ""
     estimated = f"the {wording.plural(len(model.estimates), 'candidate')} that were estimated"

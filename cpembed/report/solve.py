@@ -41,7 +41,8 @@ _UNPACKED_ESTIMATE_COLUMNS = ("used>", "time>", "bound by")
 
 def report(result: SolveResult, *, verbose: bool = False) -> Iterator[Block]:
     """Yield the header, then the candidates, or why there are none; ``verbose`` adds the solver's
-    effort."""
+    effort.
+    """
     yield _header(result, verbose)
     if result.embeddings:
         yield ""
@@ -240,7 +241,8 @@ def search_text(result: SolveResult) -> str:
 def solver_rows(result: SolveResult) -> Iterator[Row]:
     """Yield the solver's status and times, then which configuration of the portfolio answered and
     its effort: ``scalar model, k,c of 5 configurations: 2,378 branches, 137 conflicts of 9,120 and
-    310``."""
+    310``.
+    """
     effort, seconds = result.search, result.seconds
     times = f"{seconds.model:.2f} s to build the model, {seconds.solve:.2f} s to search"
     yield "solver", f"{result.status.value}; {times}"

@@ -115,7 +115,8 @@ class Contender(Protocol):
 
     def output(self) -> NDArray[Any]:
         """Return the result of a call in the shape of the workload's output. Its type may differ:
-        sums as float32, saturated to 8 bits, or rounded to bfloat16."""
+        sums as float32, saturated to 8 bits, or rounded to bfloat16.
+        """
         ...
 
     def primitives(self, calls: int) -> Primitives | None:
@@ -187,7 +188,8 @@ class Comparison:
     @property
     def ours_with_packing(self) -> Quantiles:
         """Microseconds of our call that packs the inputs that are not packed ahead and unpacks the
-        output, too."""
+        output, too.
+        """
         return self.interleaved.times(_PACKING)
 
     @property
@@ -207,7 +209,8 @@ class Comparison:
     @property
     def peak(self) -> Quantiles | None:
         """Microseconds of the workload's products alone, on registers and all threads, at the clock
-        of these rounds."""
+        of these rounds.
+        """
         if self.share is None:
             return None
         return quantiles([us * self.share for us in self.interleaved.samples[_PRODUCTS]])
@@ -215,7 +218,8 @@ class Comparison:
     @property
     def primitive_over_peak(self) -> Quantiles | None:
         """The baseline's computation over :attr:`peak` in the same round: an upper bound of the
-        speed-up of any kernel of the same products."""
+        speed-up of any kernel of the same products.
+        """
         if self.share is None or not self._has_primitive:
             return None
         ratio = self.interleaved.ratio(_PRIMITIVE, _PRODUCTS)
@@ -344,7 +348,8 @@ def _verify(
 
 class _Account:
     """A library's account of its own computation as a
-    :data:`~cpembed.runtime.measurement.runner.Sampler`; ``names`` is None if it keeps none."""
+    :data:`~cpembed.runtime.measurement.runner.Sampler`; ``names`` is None if it keeps none.
+    """
 
     def __init__(self, contender: Contender) -> None:
         self._contender = contender
@@ -393,7 +398,8 @@ def _execution(
     kernel: CompiledKernel, inputs: Arrays, *, packing: bool = False
 ) -> Callable[[], None]:
     """Return a call of the contraction on packed operands, or, with ``packing``, of packing and
-    unpacking as well. Weights are packed ahead."""
+    unpacking as well. Weights are packed ahead.
+    """
     workload = kernel.program.workload
     names = kernel.input_names
     packed = {name: kernel.pack(name, inputs[name]) for name in names}

@@ -161,7 +161,8 @@ class Target(ABC, Generic[L, S, A]):
     @abstractmethod
     def time(self, artifact: A, inputs: Mapping[str, Array]) -> Timing:
         """Time the contraction on these inputs, and packing and unpacking around it; called in a
-        worker."""
+        worker.
+        """
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         """Return the target's form of a requested output; None to store the sums.

@@ -56,7 +56,8 @@ class Weighing(Protocol):
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
         """Return weights of the overheads, given the best candidates of the strict preset; None to
-        keep those of the constraint set."""
+        keep those of the constraint set.
+        """
         ...
 
 
@@ -414,7 +415,8 @@ class HasPeak(Protocol):
 
     def peak_gops(self) -> float | None:
         """Return operations (two per multiply-accumulate) per nanosecond of the instruction on
-        operands in registers, on all threads; None if unknown."""
+        operands in registers, on all threads; None if unknown.
+        """
         ...
 
 
@@ -424,7 +426,8 @@ class Comparable(Protocol):
 
     def baselines(self) -> Mapping[str, OpenBaseline]:
         """Return functions that load a :class:`~cpembed.runtime.baselines.Baseline`, by
-        name."""
+        name.
+        """
         ...
 
     def storing_kernel(self, artifact: Any, choice: Any, epilogue: Epilogue) -> Any:
@@ -448,7 +451,8 @@ class HasSpeedProbe(Protocol):
 
     def throttle_probe(self) -> Any:
         """Return a :class:`~cpembed.runtime.measurement.interleaved.SpeedProbe` that tells whether
-        the instruction runs at full speed at the moment, if there is one."""
+        the instruction runs at full speed at the moment, if there is one.
+        """
         ...
 
 

@@ -45,7 +45,8 @@ class ModelChoice:
     @property
     def least(self) -> float:
         """Lowest estimate; the first candidate's may be slightly higher
-        (:attr:`~cpembed.targets.base.ChoicePolicy.tie_ratio`)."""
+        (:attr:`~cpembed.targets.base.ChoicePolicy.tie_ratio`).
+        """
         return min(item.cost for item in self.estimates)
 
     @property
@@ -55,7 +56,8 @@ class ModelChoice:
 
     def estimate_of(self, ranked: RankedCandidate) -> Estimated | None:
         """Return the estimate of a candidate by its identifier, since it may come from another
-        process; None if there is none."""
+        process; None if there is none.
+        """
         identifier = ranked.candidate.identifier
         return next(
             (e for e in self.estimates if e.ranked.candidate.identifier == identifier), None
@@ -63,7 +65,8 @@ class ModelChoice:
 
     def why_refused(self, ranked: RankedCandidate) -> str | None:
         """Return the reason why the target cannot execute a candidate; None if it was not
-        rejected."""
+        rejected.
+        """
         return dict(self.refused).get(ranked.candidate.identifier)
 
 

@@ -34,7 +34,8 @@ Point = Mapping[str, Value]
 @dataclass(frozen=True)
 class Parameter:
     """Parameter of a family: its description with the unit, and its default; None if a space has to
-    give it."""
+    give it.
+    """
 
     name: str
     words: str
@@ -44,7 +45,8 @@ class Parameter:
 @dataclass(frozen=True)
 class Costs:
     """Costs of a layer on a machine, or of several layers in sequence; also lower bounds of
-    these."""
+    these.
+    """
 
     cycles: float
     energy_pj: float
@@ -112,13 +114,15 @@ class Family(ABC):
     def identity(self) -> str:
         """Digest of everything besides point and layer that results depend on: the package's code
         and tables, and the sources of a family from another distribution. Stored results of another
-        digest are not used."""
+        digest are not used.
+        """
         return source_digest() + module_digest(type(self).__module__)
 
     @abstractmethod
     def flaw(self, point: Point) -> str | None:
         """Return the reason why a point is no machine, with the parameter and the remedy; None if
-        it is one."""
+        it is one.
+        """
 
     @abstractmethod
     def clock_mhz(self, point: Point) -> float: ...
@@ -141,7 +145,8 @@ class Family(ABC):
     @abstractmethod
     def group(self, point: Point) -> Hashable:
         """Return what an analysis depends on, equal for points that share it; its ``repr`` is
-        complete and the same in every process."""
+        complete and the same in every process.
+        """
 
     @abstractmethod
     def analyse(self, point: Point, workload: Computation) -> Any:
@@ -155,7 +160,8 @@ class Family(ABC):
     @abstractmethod
     def bound(self, point: Point, analysis: Any) -> Costs | None:
         """Return a lower bound of the costs of all software that is considered at the point; None
-        if none of it fits."""
+        if none of it fits.
+        """
 
     @abstractmethod
     def choices(self, point: Point, analysis: Any) -> tuple[Choice, ...]:
@@ -168,7 +174,8 @@ class Family(ABC):
     @abstractmethod
     def evaluate(self, point: Point, workload: Computation, choice: Choice) -> Activity:
         """Evaluate a choice that has no activity yet, as a task; the result is equal for all points
-        of the group."""
+        of the group.
+        """
 
     @abstractmethod
     def specification(self, point: Point) -> str:

@@ -30,7 +30,8 @@ GROUP: Literal["cpembed.targets"] = "cpembed.targets"
 
 def require_known(spec: HardwareSpec) -> HardwareSpec:
     """Return the specification if its ``backend`` and ``constraints`` exist, or are left out.
-    Raises :class:`SpecError` otherwise."""
+    Raises :class:`SpecError` otherwise.
+    """
     if spec.constraints is not None:
         try:
             load_constraint_set(spec.constraints)

@@ -48,7 +48,8 @@ class MethodArtifact(Protocol):
 
     def time(self, inputs: Mapping[str, Array]) -> Timing:
         """Time the method: ``latency_us`` is the product alone, packing and unpacking are the other
-        parts."""
+        parts.
+        """
         ...
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Any:
@@ -72,7 +73,8 @@ class Methods(ABC):
 
     def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls | None:
         """Return the calls of a plan for a library, on a kernel that was made for a recorder; None
-        if no C compiler can link the target's programs."""
+        if no C compiler can link the target's programs.
+        """
         return None
 
     @abstractmethod

@@ -169,7 +169,8 @@ class Tuner(Generic[S]):
 
     def trial_call(self, proposal: Proposal[S], epilogue: Any) -> tuple[Call, tuple[Any, ...]]:
         """Return a module-level function and its arguments, which measure a proposal and may
-        crash."""
+        crash.
+        """
         candidate = proposal.design.candidate
         kind = cast("type[Any]", type(self.target))
         return _time_of, (kind, self.spec, candidate, proposal.schedule, epilogue)

@@ -13,7 +13,8 @@ from cpembed.transform.program import DerivedProgram, PackedOperand, Rewrite
 @dataclass(frozen=True)
 class Layout:
     """Dimensions of a layout by name, outermost first; ``lanes`` are the instruction axes that
-    walk each of them."""
+    walk each of them.
+    """
 
     names: tuple[str, ...]
     shape: tuple[int, ...]

@@ -136,7 +136,8 @@ def _fetch(
 
 def _read_again(row: Schedule, tile_bytes: float, free: float) -> dict[str, float]:
     """The share of each factor's reads that are not in L1 from an earlier tile in sequence: the
-    filters', which outer pixels have in common, and the image's, which columns of tiles have."""
+    filters', which outer pixels have in common, and the image's, which columns of tiles have.
+    """
     axes = row.spatial_axes
     columns = axes["j"].sequence
     outer = math.prod(axis.sequence for name, axis in axes.items() if name not in "ij")

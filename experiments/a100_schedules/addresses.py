@@ -38,7 +38,8 @@ class Side:
 
 def sides(row: Schedule, factor: str) -> tuple[Side, ...]:
     """Axes of the packed image (``a``) or filters (``b``), outermost first: tiles, then the
-    instruction's axes within a tile."""
+    instruction's axes within a tile.
+    """
     spatial, reduce = row.spatial_axes, row.reduce_axes
     outer = ["i" if factor == "a" else "j", "x"]
     outer += [axis for axis in "npq" if axis in spatial and factor == "a"]
@@ -74,7 +75,8 @@ class Access:
 @lru_cache(maxsize=256)
 def access(row: Schedule, factor: str, vector: int, *, whole: bool = False) -> Access:
     """Of loads that fill shared memory, ``vector`` consecutive elements of a tile in a lane; with
-    ``whole``, that pack the whole factor in order."""
+    ``whole``, that pack the whole factor in order.
+    """
     axes = sides(row, factor)
     refills: list[dict[str, int]] = [{}] if whole else list(itertools.islice(_refills(row), _STEPS))
     places = [_bytes(row, factor, axes, vector, refill, whole=whole) for refill in refills]

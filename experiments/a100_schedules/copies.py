@@ -45,7 +45,8 @@ class Copy:
     """Of a factor's refill by the whole block: ``loads`` of a thread, ``ahead`` of them under way
     together, each of ``instructions``; ``warp_loads`` of all warps together, of ``lines`` of L1
     each; ``stores`` wavefronts; ``missing``: the share of loads that L1 does not have; ``bytes``
-    from L2 then. ``written_out``: the next loads are issued while others are under way."""
+    from L2 then. ``written_out``: the next loads are issued while others are under way.
+    """
 
     loads: int
     ahead: int
@@ -89,7 +90,8 @@ def copy_cycles(
 
 def packed_copy(row: Schedule, factor: str, tile: Mapping[str, int], warps: int) -> Copy:
     """Of what another kernel packed: vectors that lie one after the other. ``tile``: elements of
-    both factors in shared memory."""
+    both factors in shared memory.
+    """
     vector, elements = row.vectorize, tile[factor]
     loads = math.ceil(elements / (vector * LANES * warps))
     lines = max(1.0, vector * ELEMENT * LANES / LINE)

@@ -32,7 +32,8 @@ class Judgement:
     """Of a layer's rows: ``schedules`` in pairs, each mapping's fastest in pairs (``mappings``),
     the ``recall`` of the fastest :data:`TOP`, and how much longer than the best of all the best
     schedule takes of the mapping that the estimate chooses (``mapping_loss``), and the very
-    schedule that it chooses (``schedule_loss``), as ratios."""
+    schedule that it chooses (``schedule_loss``), as ratios.
+    """
 
     layer: Layer
     rows: int

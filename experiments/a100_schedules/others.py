@@ -83,7 +83,8 @@ def _elementwise(
 @cache
 def usual_works(layer: Layer, mapping: str, inline: bool, gpu: Gpu) -> tuple[KernelWork, ...]:
     """Other kernels, divided as the median of all ways by their times: none of its numbers but
-    these matter."""
+    these matter.
+    """
     row = undivided(layer, mapping, inline=inline)
     ways = [other_works(row, divided, gpu) for divided in _divisions(layer.outputs // LANES)]
     ways.sort(key=lambda works: sum(estimate(work, gpu).us for work in works))

@@ -63,7 +63,8 @@ class Layer:
 @dataclass(frozen=True)
 class Spatial:
     """Tiles along an output axis: of the grid, in sequence, by the warps of a block, and in a
-    warp's registers."""
+    warp's registers.
+    """
 
     blocks: int
     sequence: int
@@ -101,7 +102,8 @@ class Reduction:
 @dataclass(frozen=True)
 class OtherKernels:
     """How the kernels beside the product are divided that pack the factors and put results in
-    place: 32 elements of a warp are divided among blocks, in sequence, and among warps."""
+    place: 32 elements of a warp are divided among blocks, in sequence, and among warps.
+    """
 
     blocks: int
     sequence: int
@@ -114,7 +116,8 @@ class Schedule:
     """A row of the table. ``vectorize``: elements of a copy to shared memory; ``inline``: factors
     are packed by these copies instead of by kernels before; ``unroll``: statements up to which
     loops are written out; ``other``: None where the table does not say. ``ms`` is with all
-    kernels."""
+    kernels.
+    """
 
     layer: Layer
     mapping: str

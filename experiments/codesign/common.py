@@ -45,7 +45,8 @@ def tuned(workload: Computation, spec: HardwareSpec, trials: int, database: Path
 
 def reference(workload: Computation, trials: int) -> dict[str, Any] | None:
     """The hand-written strategy on the default, tuned over its knobs with as many programs, or all
-    that it has; None where it takes no such layer."""
+    that it has; None where it takes no such layer.
+    """
     try:
         found = tune_reference(workload, Target.of(DEFAULT, workload), trials, math.inf)
     except LoweringError:

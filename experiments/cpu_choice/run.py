@@ -38,7 +38,8 @@ HOPELESS = 4.0
 
 def compute(key: str, trials: int) -> Row:
     """Tune a layer as ``cpembed tune`` does, for some then measure everything that could have been
-    chosen, then the model's choice, the tuned one and the best of all beside each other."""
+    chosen, then the model's choice, the tuned one and the best of all beside each other.
+    """
     os.environ["TVM_NUM_THREADS"] = THREADS
     named, target = key.split("/")
     suite, number = named.split(":")
@@ -103,7 +104,8 @@ def _untuned(field: CandidatePool[Knobs]) -> tuple[str, str]:
 
 def everything(field: CandidatePool[Knobs]) -> dict[tuple[str, str], Proposal[Knobs]]:
     """All schedules of all embeddings that take part, but for hopeless ones, by embedding and
-    schedule; the best by the model first."""
+    schedule; the best by the model first.
+    """
     found: list[Proposal[Knobs]] = []
     for design in field.designs:
         knobs = [item.schedule for item in design.space.ranked()]

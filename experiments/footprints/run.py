@@ -167,7 +167,8 @@ def size(cost: Overheads) -> int:
 
 def naive_padding(case: Case, instruction: Instruction) -> Overheads:
     """The best candidate of ``strict_padded`` that maps batch, filters and channels, as the
-    template does: an image beside a window of one step could be mapped too."""
+    template does: an image beside a window of one step could be mapped too.
+    """
     constraints = load_constraint_set("strict_padded")
     found = find_embeddings(case.naive, instruction, constraints)
     embeddings = [e for e in found.embeddings if set(e.family["x"]) <= {"n"}]

@@ -113,7 +113,8 @@ def trials(
 
 def references(vectors: Sequence[Vector]) -> dict[str, Vector]:
     """Points that bound the hypervolumes. What share of the true front's a method reaches depends
-    on nothing else: neither on units nor on the other end of a scale."""
+    on nothing else: neither on units nor on the other end of a scale.
+    """
     true = [vectors[n] for n in front(vectors)]
     return {
         "largest of all points": worst(vectors),

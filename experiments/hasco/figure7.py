@@ -48,7 +48,8 @@ def point(intrinsic: str) -> Point:
 
 def throughputs(benchmark: Benchmark, intrinsic: str) -> dict[str, Any] | None:
     """Useful products by those of all elements in the same cycles, of the best embedding and of
-    the worst; None where a part has no embedding. ``choices`` has all embeddings of a TTM."""
+    the worst; None where a part has no embedding. ``choices`` has all embeddings of a TTM.
+    """
     core = Core.of(point(intrinsic))
     best = worst = 0.0
     count = 1

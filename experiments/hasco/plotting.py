@@ -7,8 +7,9 @@ from typing import Any
 
 
 def pyplot() -> Any:
-    """matplotlib's interface for drawing reproducible SVG; None where it is not installed, which is
-    said."""
+    """Matplotlib's interface for drawing reproducible SVG; None where it is not installed, which is
+    said.
+    """
     try:
         import matplotlib as mpl
 

@@ -46,7 +46,8 @@ TRIALS, POPULATION = 40, 5
 @dataclass(frozen=True)
 class Network:
     """``limits``: the paper's, in cycles and mW; ``paper`` has for each intrinsic latency (1e8
-    cycles), power (mW) and area (1e7 um2) of random, NSGA-II and MOBO."""
+    cycles), power (mW) and area (1e7 um2) of random, NSGA-II and MOBO.
+    """
 
     suite: str
     limits: tuple[float, float]

@@ -1,6 +1,7 @@
 """The workloads of HASCO's figure 7. The paper gives how many there are, the range of their
 operations, and which convolutions have filters that are not 3 x 3 (section VII-B, table I); the
-sizes are this project's."""
+sizes are this project's.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def ttm() -> list[Benchmark]:
 
 def convolutions() -> list[Benchmark]:
     """Channels, filters, output's rows and columns, taps. Filters of 5 x 5 and 7 x 7 are #1, #5
-    and #8, as in the paper."""
+    and #8, as in the paper.
+    """
     sizes = (
         *((32, 64, 42, 5), (64, 64, 56, 3), (96, 96, 56, 3), (256, 256, 28, 3), (64, 64, 56, 7)),
         *((128, 192, 56, 3), (192, 192, 56, 3), (128, 128, 56, 5), (256, 256, 56, 3)),

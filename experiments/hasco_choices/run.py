@@ -44,7 +44,8 @@ class Product:
 
     def workload(self, name: str, swapped: bool = False) -> Computation:
         """The workload with its factors in this order or the other: which operand of the
-        intrinsic each one becomes."""
+        intrinsic each one becomes.
+        """
         first, second = (self.right, self.left) if swapped else (self.left, self.right)
         types = {side.split("[")[0]: "int8" for side in (first, second)}
         return parse_computation(
@@ -115,7 +116,8 @@ def distinct_indices(product: Product, name: str, choice: Choice) -> bool:
 
 def leaf_subsets(product: Product, name: str, target: str) -> int:
     """How many leaf subsets HASCO's index matching enumerates: as many of the workload's leaves
-    as the intrinsic has, a leaf being an iterator in an index of an input."""
+    as the intrinsic has, a leaf being an iterator in an index of an input.
+    """
 
     def leaves(computation: Computation) -> int:
         return sum(len(index.iterators) for access in computation.reads for index in access.index)

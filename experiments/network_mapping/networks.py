@@ -23,7 +23,8 @@ from tests.models.registry import MODELS, options
 @dataclass(frozen=True)
 class Paper:
     """A row of table 2 of AMOS (Zheng et al., ISCA 2022): all operators, those that XLA maps to a
-    Tensor Core, and those that AMOS does."""
+    Tensor Core, and those that AMOS does.
+    """
 
     operators: int
     xla: int
@@ -42,7 +43,8 @@ class Network:
 
 def separable_stem(image: int = 224, classes: int = 1000, width: int = 32) -> onnx.ModelProto:
     """MobileNet-V1 as AMOS's code has it: the first convolution is depthwise separable like the 13
-    others, from 3 channels to 32."""
+    others, from 3 channels to 32.
+    """
     net = ModelBuilder("mobilenet_v1_amos")
     x = net.input("input", (1, 3, image, image))
     for channels, stride in ((32, 2), *MOBILENET_V1):
@@ -54,7 +56,8 @@ def unprojected(
     sequence: int = 128, layers: int = 12, width: int = 768, heads: int = 12
 ) -> onnx.ModelProto:
     """BERT as AMOS's code has it: the encoder on embedded tokens, with ReLU, whose attention has no
-    output projection; no embedding, no pooler."""
+    output projection; no embedding, no pooler.
+    """
     net = ModelBuilder("bert_base_amos")
     x = net.input("embedded", (1, sequence, width))
     depth = width // heads

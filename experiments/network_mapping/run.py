@@ -81,7 +81,8 @@ def with_filter_axis(depthwise: Computation) -> Computation:
 
 def own_products(found: TargetMatch, names: Mapping[str, str]) -> list[OperatorMatch]:
     """The product that does each node's own multiplications. Others of a node's name sum an operand
-    up, for its zero point."""
+    up, for its zero point.
+    """
     largest: dict[str, OperatorMatch] = {}
     for product in found.matched:
         if product.name not in names:

@@ -13,7 +13,8 @@ from cpembed.runtime.measurement.environment import provenance_lines
 class Column:
     """An instruction that is counted: whether its specification's alternatives are tried, and
     whether the quantized network is matched. ``otherwise``: how the depthwise convolutions that are
-    not mapped are matched once more, by a key of :data:`OTHERWISE`."""
+    not mapped are matched once more, by a key of :data:`OTHERWISE`.
+    """
 
     target: str
     title: str

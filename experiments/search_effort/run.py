@@ -64,7 +64,8 @@ FIRST_WORK = 0.01
 @dataclass(frozen=True)
 class Found:
     """A search: ``nodes`` of the asset with the answer, None where a limit came first, and of all
-    assets; ``refused`` are the assignments that the check of memory accesses rejected."""
+    assets; ``refused`` are the assignments that the check of memory accesses rejected.
+    """
 
     winner: str | None
     nodes: int
@@ -141,7 +142,8 @@ def first_accepted(
     work: float | None,
 ) -> tuple[SearchStatistics, int, bool]:
     """Search in the asset's order until every late constraint accepts an assignment: the effort,
-    how many were refused, and whether one was accepted."""
+    how many were refused, and whether one was accepted.
+    """
     model = post(problem, posted)
     model.axis_order = asset.axes
     refused, accepted = 0, False

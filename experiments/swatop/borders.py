@@ -64,7 +64,8 @@ def without(product: BoxProduct, plans: Sequence[Scored[Schedule]]) -> float:
 
 def zeroing_us(plan: Plan) -> float:
     """For filling boxes with zeros before what there is of them arrives, where they reach beyond
-    the operand: by the core that has most to fill, and beside nothing."""
+    the operand: by the core that has most to fill, and beside nothing.
+    """
     cycles = sum(
         _fetched(plan, buffer.box.operand) * _at_border(plan, buffer.box.operand) * buffer.bytes
         for buffer in plan.buffers[:2]

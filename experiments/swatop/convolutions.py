@@ -73,7 +73,8 @@ def implicit(layer: Convolution) -> Row:
 
 def rewritten(layer: Convolution, method: Callable[[Computation], Rewritten]) -> Row | None:
     """The layout in which the parts and the product together are fastest; None where no layout has
-    generated parts."""
+    generated parts.
+    """
     found: Row | None = None
     for layout in ("NHWC", "NCHW"):
         try:

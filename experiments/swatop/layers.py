@@ -26,7 +26,8 @@ would be 64 GB at a batch of 128."""
 @dataclass(frozen=True)
 class Convolution:
     """A layer: ``rows`` x ``rows`` outputs, a filter of ``taps`` x ``taps``; ``first``: the first
-    of its network, of three channels."""
+    of its network, of three channels.
+    """
 
     group: str
     name: str

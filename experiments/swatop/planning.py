@@ -52,7 +52,8 @@ def efficiency(macs: int, us: float) -> float:
 @dataclass(frozen=True)
 class Planned:
     """The best schedule: of the ``option``-th workload, ``products`` of which were lowered, and
-    ``compared`` that were looked at."""
+    ``compared`` that were looked at.
+    """
 
     option: int
     product: BoxProduct

@@ -21,7 +21,8 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Part:
     """``compute`` makes the row of a key, in any process; ``markdown`` shows rows as tables;
-    ``quick`` are keys that take seconds together."""
+    ``quick`` are keys that take seconds together.
+    """
 
     name: str
     title: str

@@ -67,7 +67,8 @@ def measure(
     operators: Mapping[str, Sequence[int]], targets: Sequence[str] = TARGETS
 ) -> list[dict[str, Any]]:
     """A row for each operator, target and set: families of its layers (least and most), the
-    geometric mean of the shares that are used where something embeds, and of how many layers."""
+    geometric mean of the shares that are used where something embeds, and of how many layers.
+    """
     rows: list[dict[str, Any]] = []
     for operator, numbers in operators.items():
         for target in targets:

@@ -34,7 +34,8 @@ Times = dict[str, float]
 
 def compare(case: Case, mappings: list[Mapping], trials: int) -> Row:
     """Every mapping tuned; those that could still be the best combined are executed and their
-    transformations timed."""
+    transformations timed.
+    """
     reference = _reference(case.naive, case.target, trials)
     target = Target.of(case.target, case.workload)
     execution = Execution(case.workload)
@@ -108,14 +109,16 @@ def speedups(row: Row) -> Times:
 
 def executions_ratio(row: Row) -> float:
     """How many times the chosen candidate's executions the reference has: what the operator's
-    speed-up is bounded by where both keep the GEMM core busy."""
+    speed-up is bounded by where both keep the GEMM core busy.
+    """
     return row["reference"]["executions"] / chosen(row)["executions"]
 
 
 def limit(row: Row) -> float:
     """The most that any mapping could gain over a reference that reaches its lower bound: one
     that multiplies no padding, whose accumulators are reset, shifted and clipped all the same, and
-    whose results are stored."""
+    whose results are stored.
+    """
     spec = load_hardware_spec(row["target"])
     config = vta_config(spec)
     memory = MemorySystem.from_machine(spec.machine) if spec.machine else MemorySystem()
@@ -130,7 +133,8 @@ def limit(row: Row) -> float:
 
 def operator_alone(rows: list[Row]) -> str:
     """What the mapping with the fewest cycles gains where transformations do not count, beside
-    what executions would allow: a line of Markdown."""
+    what executions would allow: a line of Markdown.
+    """
     fastest = [min(_timed(row), key=lambda found: found["cycles"]) for row in rows]
     pairs = list(zip(rows, fastest, strict=True))
     gains, allowed = (

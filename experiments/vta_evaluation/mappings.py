@@ -52,7 +52,8 @@ def best_by_score(workload: Computation, target: str) -> list[Mapping]:
 
 def smallest(workload: Computation, instruction: Instruction, top: int) -> list[Mapping]:
     """The mappings of ``relaxed`` with the smallest image and weights together, equal ones by
-    score: of all, enumerated."""
+    score: of all, enumerated.
+    """
     constraints = load_constraint_set(SETS[0])
     found = find_embeddings(workload, instruction, constraints)
     if not found.complete:

@@ -54,7 +54,8 @@ class Execution:
 
     def times(self, lowered: LoweredVta) -> dict[str, Any]:
         """:meth:`check`, then median microseconds of packing and unpacking on this CPU; weights are
-        packed ahead."""
+        packed ahead.
+        """
         run = self.check(lowered)
         times = run.packing.time(run.program, run.memory, self.inputs)
         return {

@@ -164,7 +164,8 @@ def _estimate(
     nest: TileNest, space: _Space, tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
     """Cycles: a thread alone loads, multiplies and stores in turn; of two, one multiplies while the
-    other loads or stores."""
+    other loads or stores.
+    """
     sizes, config, loops = space.sizes, nest.config, _loops(nest)
     trips = {name: -(-nest.extents[name] // size) for name, size in sizes.items()}
     reduced = trips[loops["c"]]

@@ -27,7 +27,8 @@ TRIALS = 16
 @dataclass(frozen=True)
 class Experiment:
     """``keys`` names the rows; ``compute`` makes one with so many trials, of what ``measured``
-    says; ``markdown`` and ``plot`` show those that there are."""
+    says; ``markdown`` and ``plot`` show those that there are.
+    """
 
     folder: Path
     description: str
@@ -113,7 +114,8 @@ def load(folder: Path) -> dict[str, Row]:
 
 def _origins(rows: list[Row], total: int, measured: str) -> list[str]:
     """Where the rows come from: one list for each machine and set of versions. The package may have
-    changed between rows of one run: all its commits are named."""
+    changed between rows of one run: all its commits are named.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(json.dumps([row["machine"], row["versions"]]), []).append(row)

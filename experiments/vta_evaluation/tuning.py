@@ -59,7 +59,8 @@ def _spec(name: str) -> HardwareSpec:
 class Tuned:
     """The fastest of ``simulated`` programs of a mapping. ``bound``: cycles that no schedule of the
     mapping can beat; ``executions`` of the instruction that multiply more than zeros of the
-    image."""
+    image.
+    """
 
     lowered: LoweredVta
     cycles: int
@@ -106,7 +107,8 @@ def tune_reference(
     workload: Computation, target: Target, trials: int, hopeless: float = HOPELESS
 ) -> Tuned:
     """The reference strategy at the knobs of smallest estimates; ``hopeless`` as
-    :data:`HOPELESS`, infinite: all are simulated."""
+    :data:`HOPELESS`, infinite: all are simulated.
+    """
     program = reference_program(workload, target.spec.instruction)
     nest = tile_nest(program, target.machine.config)
     ranked = ranked_knobs(nest, target.machine.tail, trials, target.machine.memory)

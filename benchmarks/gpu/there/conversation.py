@@ -63,7 +63,8 @@ class Conversation:
 
     def layer(self, slug: str) -> Outcome:
         """Measures a layer; a contender with which the worker ends or stays silent is left out, and
-        the others are tried again."""
+        the others are tried again.
+        """
         outcome = Outcome()
         while True:
             trying = self._once(slug, outcome)

@@ -22,7 +22,8 @@ TRUNCATION = 2.0
 
 def inputs(layer: Mapping[str, Any], seed: int | None = None) -> dict[str, Array]:
     """Random arrays by operand: integers over the whole range of their type, floats from -1 to 1;
-    the same for the same seed, everywhere."""
+    the same for the same seed, everywhere.
+    """
     generator = np.random.default_rng(layer["seed"] if seed is None else seed)
     arrays: dict[str, Array] = {}
     for operand in layer["inputs"]:
@@ -39,7 +40,8 @@ def inputs(layer: Mapping[str, Any], seed: int | None = None) -> dict[str, Array
 @dataclass(frozen=True)
 class Exact:
     """What a layer's sums are, in float64, and ``magnitudes``, the sums of its products' absolute
-    values; where the sums are integers, both are exact."""
+    values; where the sums are integers, both are exact.
+    """
 
     sums: Array
     magnitudes: Array
@@ -48,7 +50,8 @@ class Exact:
 @dataclass(frozen=True)
 class Judgement:
     """``worst``: the largest difference as a part of what rounding may cause; 0 where integers are
-    equal, infinite where they are not. ``place`` of it, in the flat result."""
+    equal, infinite where they are not. ``place`` of it, in the flat result.
+    """
 
     right: bool
     worst: float

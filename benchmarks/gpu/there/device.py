@@ -98,7 +98,8 @@ def queried(what: str) -> str | None:
 
 def ceilings(root: Path, driver: Driver, clock: Clock) -> dict[str, float]:
     """Bytes a second of a copy (read and written), multiply-adds a second of each instruction, and
-    microseconds that events see of nothing."""
+    microseconds that events see of nothing.
+    """
     source = torch.empty(_COPY_BYTES, dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     us = median_us(clock, lambda: target.copy_(source))

@@ -25,7 +25,8 @@ def convolution(
     layer: Mapping[str, Any], image: torch.Tensor, filters: torch.Tensor
 ) -> torch.Tensor:
     """Of an image and filters whose channels come last, as views: torch's own order in the
-    memory format ``channels_last``. The result likewise."""
+    memory format ``channels_last``. The result likewise.
+    """
     found = functional.conv2d(
         image.permute(0, 3, 1, 2),
         filters.permute(0, 3, 1, 2),

@@ -36,7 +36,8 @@ def ratio(entry: Mapping[str, Any], one: str | None, other: str | None) -> float
 def figures(entry: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[str, Any]:
     """Of a layer: its best kernel, the first that the model chose, and others as multiples of the
     best; None for what was not timed. ``of_ceiling``: of the multiply-adds that the device reached
-    on operands in registers."""
+    on operands in registers.
+    """
     ours = best(entry, lambda _: True)
     chosen = best(entry, lambda role: role == "chosen 1")
     found: dict[str, Any] = {

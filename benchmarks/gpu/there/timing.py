@@ -48,7 +48,8 @@ def rounds(
     now: Callable[[], float] = time.monotonic,
 ) -> Samples:
     """As many rounds as ``seconds`` allow, within limits; ``clock`` times one call, in
-    microseconds. Each round begins with another contender."""
+    microseconds. Each round begins with another contender.
+    """
     names = list(contenders)
     found: dict[str, list[float]] = {name: [] for name in names}
     end = now() + seconds

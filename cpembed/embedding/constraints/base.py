@@ -111,7 +111,8 @@ def along_index(problem: EmbeddingProblem, operand: str, instruction_axis: str, 
 
 def couple_meeting(model: DigitModel, operands: Collection[str]) -> None:
     """Decide digits of several instruction axes together where they meet in a dimension of one of
-    the operands, whose elements are to differ."""
+    the operands, whose elements are to differ.
+    """
     movers: dict[tuple[str, int], dict[str, set[str]]] = {}
     for option in model.options:
         for operand, dimension, _ in moved_dimensions(model.problem, option):

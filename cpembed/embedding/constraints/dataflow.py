@@ -73,7 +73,8 @@ class Dataflow(Constraint):
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         """An element that the instruction shares along an axis must be shared by the workload, and
-        another output of the instruction is another one of the workload."""
+        another output of the instruction is another one of the workload.
+        """
         instruction_axis = option.instruction_axis
         moved = {operand for operand, _, _ in moved_dimensions(problem, option)}
         return all(can_feed(problem, instruction_axis, axis) for axis in option.members) and all(
@@ -99,7 +100,8 @@ class Dataflow(Constraint):
 
 def _post_window(model: DigitModel, operand: str, group: frozenset[str]) -> None:
     """Rows of the digits along the axes of a window: a point moves the workload's operand as far as
-    the first point that has the same element of the instruction's operand."""
+    the first point that has the same element of the instruction's operand.
+    """
     problem = model.problem
     axes = [axis for axis in problem.instruction.axes if axis.name in group]
     steps = np.indices([axis.maximum for axis in axes], dtype=np.int64).reshape(len(axes), -1)

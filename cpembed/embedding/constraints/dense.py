@@ -62,7 +62,8 @@ class Dense(Constraint):
 
     def post_digits(self, model: DigitModel) -> None:
         """A step above 1 continues other digits of the instruction axis in the same dimension:
-        such solutions are judged, as windows are."""
+        such solutions are judged, as windows are.
+        """
         problem = model.problem
         for option in (o for o in model.options if len(o.members) == 1):
             for operand, dimension, step in _steps(problem, option):

@@ -72,7 +72,8 @@ class HyperRectangle(Constraint):
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         """Each operand that the instruction axis walks is moved forwards in one dimension; a fused
-        axis may move along several, as its members do."""
+        axis may move along several, as its members do.
+        """
         if self.images == "operations":
             return True
         indexed = {o for o, axes in problem.operand_axes.items() if option.instruction_axis in axes}
@@ -92,7 +93,8 @@ class HyperRectangle(Constraint):
 
     def post_digits(self, model: DigitModel) -> None:
         """A dimension of an operand is moved along one index of the instruction's operand. Digits
-        of one index may be a single digit there together: such solutions are judged."""
+        of one index may be a single digit there together: such solutions are judged.
+        """
         if self.images == "operations":
             return
         problem = model.problem
@@ -165,7 +167,8 @@ def _post_box(
     cover: bool = True,
 ) -> None:
     """Coordinates are the sum over indices of digit sequences; with ``cover`` the digits of each
-    index are a number system of its extent (so that no two elements coincide)."""
+    index are a number system of its extent (so that no two elements coincide).
+    """
     for key in keys:
         model.boxes[key] = []
     for index, name in enumerate(names):

@@ -176,7 +176,8 @@ def _read_in_place(
     index: IndexExpr,
 ) -> bool:
     """Whether every digit that moves a window is all of its instruction axis and takes steps that
-    this axis can take."""
+    this axis can take.
+    """
     for instruction_axis, digits in embedding.digits.items():
         for digit in digits:
             members = members_of(groups, digit.axis)

@@ -39,7 +39,8 @@ class Padding(Constraint):
 
     def on(self, problem: EmbeddingProblem) -> Padding:
         """The rule on a workload: an axis whose padding would change results is never padded, and a
-        fused axis only where each of its members may be."""
+        fused axis only where each of its members may be.
+        """
         neutral = problem.neutral_axes
         if self.axes == "all":
             everything = len(neutral) == len(problem.workload.axes)

@@ -160,7 +160,8 @@ def _is_not_one(model: ScalarModel, choice: DigitChoice) -> int:
 
 def _is_cut(problem: EmbeddingProblem, members: tuple[str, ...]) -> bool:
     """Whether an axis, or the axes that a fused one consists of, is a spatial one of a stencil: an
-    index moves with it and with another axis. An axis of extent 1 makes no stencil."""
+    index moves with it and with another axis. An axis of extent 1 makes no stencil.
+    """
     workload = problem.workload
     if next(a.kind for a in workload.axes if a.name in members) is not AxisKind.SPATIAL:
         return False

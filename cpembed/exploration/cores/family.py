@@ -178,7 +178,8 @@ _LOCAL_MACROS = 2
 @dataclass(frozen=True, kw_only=True)
 class LocalMemory:
     """Area and leakage of the local memory of one processing element, and energies of a byte; all
-    are 0 where there is none."""
+    are 0 where there is none.
+    """
 
     area_um2: float = 0.0
     leakage_w: float = 0.0

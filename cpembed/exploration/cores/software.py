@@ -80,7 +80,8 @@ class Scheduled:
 @dataclass(eq=False)
 class CoreAnalysis:
     """The software of a layer on a group of points, with the number of ``embeddings`` that the
-    search found, and of ``programs`` that were tiled."""
+    search found, and of ``programs`` that were tiled.
+    """
 
     software: tuple[Scheduled, ...]
     embeddings: int
@@ -117,7 +118,8 @@ def analyse(core: Core, workload: Computation) -> CoreAnalysis:
 @lru_cache(maxsize=1024)
 def _tiled(core: Core, workload: Computation) -> tuple[Scheduled, ...]:
     """Return programs with their best tilings, those for the next smaller scratchpad among them, so
-    that a larger one never takes longer."""
+    that a larger one never takes longer.
+    """
     scheduled = {(item.machine, item.embedding): [item] for item in _search(core, workload)}
     smaller = 1 << ((core.scratchpad_bytes - 1).bit_length() - 1)
     if smaller >= _INHERITED_BYTES:
@@ -245,7 +247,8 @@ def _embedded(core: Core) -> _Embedded:
 @lru_cache(maxsize=1024)
 def _programs(embedded: _Embedded, workload: Computation) -> tuple[int, tuple[_Program, ...]]:
     """Return the number of embeddings, and programs of the best of them, those of the fewest
-    executions first. The programs differ in what they execute or move."""
+    executions first. The programs differ in what they execute or move.
+    """
     count, programs = _distinct(embedded.core, workload, CANDIDATES)
     same_feeds: Counter[object] = Counter()
     tiled: list[_Program] = []
@@ -336,7 +339,8 @@ def _cycles(
     tilings: Tilings, nest: ExecutionNest, machine: Hierarchy
 ) -> tuple[Floats, dict[str, Floats]]:
     """Return the cycles of tilings, and bytes by memory and direction as :class:`Activity` counts
-    them, with those of a memory's own transfers to and from the memory that fills it."""
+    them, with those of a memory's own transfers to and from the memory that fills it.
+    """
     total = compute_time(tilings, nest, machine).longest
     counts: dict[str, Floats] = {}
     for times in memory_times(tilings, nest, machine, total):

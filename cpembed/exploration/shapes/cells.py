@@ -135,7 +135,8 @@ class Cell:
 
 class NoProgram(TransformError):
     """No embedding of as few executions as the tables say has a program: the tables count
-    embeddings, and those of a user's own set may have none."""
+    embeddings, and those of a user's own set may have none.
+    """
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
 
 def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
     """Yield searches until one has a result: of all embeddings; of those of as few executions, as
-    many as a few seconds find; of the first of these, whatever time it takes."""
+    many as a few seconds find; of the first of these, whatever time it takes.
+    """
     instruction = instruction_of(cell.shape)
     ranker = Ranker(Pairing(cell.workload, instruction), cell.constraints, 1, silent)
     limits = SearchLimits(seconds=_ALL_SECONDS)
@@ -239,7 +241,8 @@ def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
 @dataclass(frozen=True)
 class ShapeSearch:
     """The embeddings of a shape in a layer, and the constraint set under which they were found;
-    ``commuted``: with commuted factors."""
+    ``commuted``: with commuted factors.
+    """
 
     result: SearchResult
     constraints: ConstraintSet
@@ -346,7 +349,8 @@ class _CheapestProgram(ProgramWalk):
 @dataclass(frozen=True)
 class CellResult:
     """The best embedding of a cell that was found, and a lower bound of the cost of any, infinite
-    where there is none."""
+    where there is none.
+    """
 
     bound: float
     embedded: ProvenEmbedding | None = None
@@ -396,7 +400,8 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
 @dataclass(frozen=True, kw_only=True)
 class CellSearch:
     """The parameters of searches: the computation of each row and the shape of each column, under a
-    constraint set, by a cost; ``report`` is called with the number of cells searched."""
+    constraint set, by a cost; ``report`` is called with the number of cells searched.
+    """
 
     workloads: Sequence[Computation]
     shape: Callable[[int], Shape]
@@ -434,7 +439,8 @@ class CellTable:
 
     def best(self, choose: Callable[[Costs], SetChoice]) -> SetChoice:
         """Return the best set and the runner-up, or the best that were found when the time is over;
-        ``choose`` returns those by weighted costs."""
+        ``choose`` returns those by weighted costs.
+        """
         while True:
             choice = choose(self._bounds * self._weights[:, None])
             # The runner-up's cells only where the best set has none left.
@@ -453,7 +459,8 @@ class CellTable:
 
     def near(self, choose: Callable[[Costs], NearSets]) -> NearSets:
         """Return the sets within a limit, or those found when the time is over; ``choose`` returns
-        those by weighted costs."""
+        those by weighted costs.
+        """
         while True:
             near = choose(self._bounds * self._weights[:, None])
             sets = [columns for columns, _ in near.sets]

@@ -305,7 +305,8 @@ _BEST_SHARE = 0.75
 @dataclass(frozen=True)
 class SetLimits:
     """Limits on a set of shapes: at most ``count``, within a ``budget`` over all columns, and not
-    all of ``excluded``; ``seconds`` limits the search for it."""
+    all of ``excluded``; ``seconds`` limits the search for it.
+    """
 
     count: int
     budget: Budget | None = None
@@ -316,7 +317,8 @@ class SetLimits:
 @dataclass(frozen=True)
 class Solution:
     """The answer of CP-SAT: the ``values`` of literals by index, None where no solution was found,
-    and a lower ``bound`` of the objective, infinite where the model is infeasible."""
+    and a lower ``bound`` of the objective, infinite where the model is infeasible.
+    """
 
     values: Sequence[int] | None
     bound: float

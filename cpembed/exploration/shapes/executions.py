@@ -79,7 +79,8 @@ def join(first: Table, second: Table) -> Table:
 @dataclass(frozen=True)
 class _FactorPairs:
     """All pairs of factors of 2 or more, ordered by their products; ``starts`` holds the position
-    of the first pair of each of the ascending ``products``."""
+    of the first pair of each of the ascending ``products``.
+    """
 
     left: NDArray[np.int64]
     right: NDArray[np.int64]
@@ -184,7 +185,8 @@ class FeedTables:
         self, problem: EmbeddingProblem, axis: str, name: str, members: tuple[str, ...]
     ) -> tuple[DigitOption, ...]:
         """Return the digit as the first of its instruction axis and as a later one, where allowed
-        whatever its count."""
+        whatever its count.
+        """
         extent = math.prod(problem.workload.extents[member] for member in members)
         # The smallest count and the weights 1 and 2 stand for all: these constraints do not judge
         # the count, nor the weight beyond whether the digit is the first.
@@ -335,7 +337,8 @@ def _lower_bounds(
     workload: Computation, constraints: ConstraintSet, scope: Scope
 ) -> NDArray[np.float64]:
     """Return lower bounds: without the constraints that tables do not cover there are more
-    embeddings, with the factors in either role; and no execution is more than useful throughout."""
+    embeddings, with the factors in either role; and no execution is more than useful throughout.
+    """
     ideal = np.ceil(workload.macs / scope.shapes.prod(axis=1))
     omitted = [c.name for c in constraints.constraints if c.name not in TABULATED]
     relaxed = constraints.without(*omitted)
@@ -347,7 +350,8 @@ def _lower_bounds(
 
 def _tabulated(workload: Computation, constraints: ConstraintSet, scope: Scope) -> LayerExecutions:
     """Return the executions with the factors in one assignment of roles, infinite where tables do
-    not hold them."""
+    not hold them.
+    """
     count = len(scope.shapes)
     unfit = LayerExecutions(np.full(count, np.inf), np.zeros(count, np.bool_))
     try:
@@ -441,7 +445,8 @@ def _undominated(tables: Mapping[_Resources, Table]) -> dict[_Resources, Table]:
 @dataclass(frozen=True)
 class _Combination:
     """Positions of feeds that share an instruction axis, with the executions along their workload
-    axes by extent: ``free`` without a feed that has to be the first digit, ``led`` with one."""
+    axes by extent: ``free`` without a feed that has to be the first digit, ``led`` with one.
+    """
 
     feeds: tuple[int, ...] = ()
     free: Table | None = None

@@ -184,7 +184,8 @@ def _read(program: DerivedProgram, port: Port) -> Read:
 @dataclass(frozen=True)
 class Option:
     """A mapping of a shape (a column) for one use, or None for all that are not known; ``cost``:
-    its executions in bytes, or a lower bound of them."""
+    its executions in bytes, or a lower bound of them.
+    """
 
     column: int
     cost: int
@@ -384,7 +385,8 @@ class _LayoutModel(OpenShapes):
         self, layout: TensorLayout, read: str, node: UnmappedNode
     ) -> TensorLayout | None:
         """Return the layout of an input for a result in some layout; None where there is none. An
-        input of another rank lies in the order of its axes."""
+        input of another rank lies in the order of its axes.
+        """
         tensor = self._network.tensors[read]
         if len(tensor.shape) != len(layout.shape):
             return tensor.plain

@@ -84,7 +84,8 @@ class TensorLayout:
 
     def carried_to(self, shape: Sequence[int], axes: Sequence[int]) -> TensorLayout | None:
         """Return the same layout of a tensor of another shape, which differs along ``axes`` alone;
-        None where another axis differs or a block is not whole."""
+        None where another axis differs or a block is not whole.
+        """
         if self.packed or len(shape) != len(self.shape):
             return None
         outermost = {part.axis: part for part in sorted(self.parts, key=lambda part: part.step)}
@@ -106,7 +107,8 @@ class TensorLayout:
 
     def named(self, *, image: bool) -> str:
         """Return the letters of the axes, small ones with extents inside blocks, as in ``NCHW16c``;
-        ``image``: a tensor of four or five axes has the letters of an image."""
+        ``image``: a tensor of four or five axes has the letters of an image.
+        """
         letters = _IMAGES.get(len(self.shape), _LETTERS) if image else _LETTERS
         if self.packed:
             return f"packed, {self.packed:,} elements"
@@ -255,7 +257,8 @@ def _merged(parts: Sequence[Part], shape: Sequence[int]) -> tuple[Part, ...]:
 @dataclass(frozen=True)
 class Port:
     """A tensor that a layer reads or writes as an operand: its shape in the network, and the bytes
-    of an element there."""
+    of an element there.
+    """
 
     operand: str
     shape: tuple[int, ...]
@@ -278,7 +281,8 @@ class Use:
 @dataclass(frozen=True)
 class NetworkTensor:
     """A tensor that is not constant. ``item_bytes`` is the size of an element as products read it,
-    else as the model has it. Inputs and outputs of the network lie in the order of their axes."""
+    else as the model has it. Inputs and outputs of the network lie in the order of their axes.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -295,7 +299,8 @@ class NetworkTensor:
 @dataclass(frozen=True)
 class ProductNode:
     """An operator that shapes compute: the number of its :class:`Use` and the names of its tensors,
-    of which ``added`` is the one that its result is added to."""
+    of which ``added`` is the one that its result is added to.
+    """
 
     name: str
     use: int
@@ -322,7 +327,8 @@ class UnmappedNode:
 @dataclass(frozen=True)
 class Network:
     """The tensors and operators of a model; ``computations`` holds for each of the ``uses`` the
-    number of its computation in the layers."""
+    number of its computation in the layers.
+    """
 
     tensors: Mapping[str, NetworkTensor]
     products: tuple[ProductNode, ...]

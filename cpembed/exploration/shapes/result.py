@@ -93,7 +93,8 @@ class Sets:
 @dataclass(frozen=True)
 class NearShapes:
     """Sets of shapes that cost little more than the best, with their costs, ascending;
-    ``complete``: proven to be all of them."""
+    ``complete``: proven to be all of them.
+    """
 
     sets: tuple[tuple[tuple[Shape, ...], float], ...]
     complete: bool
@@ -108,7 +109,8 @@ class NearShapes:
 @dataclass(frozen=True)
 class Counts:
     """Numbers of shapes that were compared, of those that no other dominates (None where costs are
-    searched, as none is removed then), and of cells that were searched."""
+    searched, as none is removed then), and of cells that were searched.
+    """
 
     compared: int
     not_dominated: int | None
@@ -150,7 +152,8 @@ class ShapeResult(Displayed):
     @property
     def packing_bytes(self) -> int:
         """Bytes that packing and unpacking move in all layers, each times its count, or that copies
-        between layers move."""
+        between layers move.
+        """
         if self.copies is not None:
             return sum(copy.moved_bytes for copy in self.copies)
         return sum(row.embedded.packing_bytes * row.layer.count for row in self.layers)

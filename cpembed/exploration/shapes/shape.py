@@ -110,7 +110,8 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
 @dataclass(frozen=True)
 class Scope:
     """The shapes that are compared: those of at most ``macs`` multiply-accumulates, with extents of
-    at least ``smallest``, and of powers of two only where ``powers`` is set."""
+    at least ``smallest``, and of powers of two only where ``powers`` is set.
+    """
 
     macs: int
     powers: bool = False

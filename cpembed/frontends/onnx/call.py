@@ -1,5 +1,6 @@
 """A node of an ONNX model while it is translated: its inputs, its attributes, and a check that the
-translation has read all of them."""
+translation has read all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # pyright: basic
 """Operators that the format defines by other operators: one without a translation is translated by
-its definition."""
+its definition.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def in_bytes(array: Array) -> Array:
 class Node:
     """A node ``outputs = operator(inputs)``; the empty name stands for an input that is left out.
     The number is its place in the file, from 1, and the version that of the domain's operators.
-    Attributes are numbers, texts, tuples of these, arrays, and graphs (:class:`Body`)."""
+    Attributes are numbers, texts, tuples of these, arrays, and graphs (:class:`Body`).
+    """
 
     number: int
     operator: str
@@ -67,7 +68,8 @@ class Node:
 class ModelInput:
     """A tensor as the file declares it: the element type, empty where it is open, and the sizes. A
     size is a number or the name of an open one (empty without a name); None stands for an open
-    number of dimensions."""
+    number of dimensions.
+    """
 
     name: str
     dtype: str
@@ -77,7 +79,8 @@ class ModelInput:
 @dataclass(frozen=True)
 class Body:
     """The graph of a model, or of a branch of one of its operators; ``declared`` are the types that
-    the file states for tensors of the graph, by name."""
+    the file states for tensors of the graph, by name.
+    """
 
     inputs: tuple[ModelInput, ...]
     outputs: tuple[str, ...]
@@ -144,7 +147,8 @@ def _read_bytes(path: Path) -> bytes:
 
 def _check(proto: Any, path: Path) -> None:
     """Run the checks of the format, except those of tensors outside the file, which
-    :class:`Reader` checks."""
+    :class:`Reader` checks.
+    """
     import onnx
 
     checked = onnx.ModelProto()

@@ -154,7 +154,8 @@ def _input_shape(
 
 class _Translator:
     """Translation of one model's nodes into a builder; ``four_bits`` are tensors of bytes that hold
-    integers of four bits, whose range other operators would not preserve."""
+    integers of four bits, whose range other operators would not preserve.
+    """
 
     def __init__(self, model: Model, builder: Builder) -> None:
         self.model = model

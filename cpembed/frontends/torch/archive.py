@@ -73,7 +73,8 @@ elements, and several tensors may share a member."""
 @dataclass(frozen=True)
 class Archive:
     """The members of a file by their names inside the archive's folder: JSON and marks of the
-    format (``texts``), and raw bytes of tensors."""
+    format (``texts``), and raw bytes of tensors.
+    """
 
     path: Path
     texts: Mapping[str, bytes]

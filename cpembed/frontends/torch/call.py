@@ -38,7 +38,8 @@ class Call(Composites):
     types of the results. ``dynamic`` maps each scale that is computed at run time to the tensor
     that it scales and its integers; ``is_only_reader`` says that nothing else reads the first
     tensor; ``defaults`` are those of the schema, and ``read`` the arguments that the handler has
-    read so far."""
+    read so far.
+    """
 
     operator: str
     place: str
@@ -64,7 +65,8 @@ class Call(Composites):
 
     def check_read(self) -> None:
         """Reject an argument that the handler ignored, unless it has its default value or is
-        :data:`WITHOUT_EFFECT`."""
+        :data:`WITHOUT_EFFECT`.
+        """
         for name, value in self.arguments.items():
             if name in self.read or name in WITHOUT_EFFECT:
                 continue

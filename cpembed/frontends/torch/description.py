@@ -116,7 +116,8 @@ class Program(msgspec.Struct):
 
 class TensorSpec(msgspec.Struct):
     """An input or output that is a tensor of the model: a parameter, a buffer, a constant, or the
-    new value of one of these or of an input."""
+    new value of one of these or of an input.
+    """
 
     arg: Named
     parameter_name: str | None = None

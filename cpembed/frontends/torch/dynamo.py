@@ -173,7 +173,8 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
 
 class Compiled:
     """A captured module, whose inputs include its parameters; it is compiled at its first call,
-    when these are known."""
+    when these are known.
+    """
 
     def __init__(
         self, module: torch.fx.GraphModule, options: Options, compile_graph: Compile
@@ -263,7 +264,8 @@ class State:
     """State of a parameter, which is unequal once it is replaced or written to. The storage
     identifies the memory without keeping it alive: no other storage is equal to it, whatever the
     address. The version counts writes; in inference mode, where they are not counted, there is a
-    digest of the elements instead."""
+    digest of the elements instead.
+    """
 
     storage: StorageWeakRef
     place: tuple[Any, ...]

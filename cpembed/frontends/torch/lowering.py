@@ -150,7 +150,8 @@ def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> G
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
     """Replace unknown operators by others as far as PyTorch can, and operators that change their
-    arguments."""
+    arguments.
+    """
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     if all(map(is_known, targets)):
         return program
@@ -228,7 +229,8 @@ def _parts(value: Any) -> Sequence[Any]:
 class Lowering:
     """Lowering of the nodes of one graph. ``values`` holds their values by name: tensors of the
     builder, tuples of these, and numbers. ``tensors`` holds the constants among them as PyTorch's
-    tensors, by the node's name, or by its name and the index of the result."""
+    tensors, by the node's name, or by its name and the index of the result.
+    """
 
     builder: Builder
     values: dict[str, Any] = field(default_factory=dict)

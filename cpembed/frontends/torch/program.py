@@ -78,7 +78,8 @@ _MUTATIONS = {
 @functools.cache
 def operators() -> Mapping[str, Any]:
     """Return operators by their names in a file: those with a handler or a decomposition, and the
-    core of ATen. None of them reads or writes a file, or calls a function of Python's."""
+    core of ATen. None of them reads or writes a file, or calls a function of Python's.
+    """
     table: dict[str, Any] = {}
     for operation in list(default_decompositions().keys()):
         table[f"torch.ops.{operation}"] = operation

@@ -1,6 +1,7 @@
 """Operator kinds: one class each, with its types and its definition in numpy.
 
-The set is small and closed: front ends translate every model into it."""
+The set is small and closed: front ends translate every model into it.
+"""
 
 from cpembed.graph.kinds.base import Kind, TensorType
 from cpembed.graph.kinds.elementwise import (

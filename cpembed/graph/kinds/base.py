@@ -41,7 +41,8 @@ class Kind(ABC):
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         """Return the types of the outputs.
 
-        Raises :class:`WorkloadError` for inputs that the kind does not accept."""
+        Raises :class:`WorkloadError` for inputs that the kind does not accept.
+        """
 
     @abstractmethod
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -56,7 +57,8 @@ class Kind(ABC):
 def axis_of(axis: int, rank: int) -> int:
     """Return an axis counted from the front; negative ones count from the end.
 
-    Raises :class:`WorkloadError` if the tensor has no such axis."""
+    Raises :class:`WorkloadError` if the tensor has no such axis.
+    """
     if not rank:
         raise WorkloadError(f"axis {axis} of a tensor of no dimensions, which has no axes")
     if not -rank <= axis < rank:

@@ -2,7 +2,8 @@
 
 Arithmetic is float32 unless every input is an integer or a Boolean. A product that is added to
 something is written as one operation, ``fma``, if kernel and definition are to round alike: it
-rounds once."""
+rounds once.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def _value(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:
 
 def converted(value: Array, dtype: str) -> Array:
     """Convert to an element type; floats become integers by rounding to nearest even and
-    saturating."""
+    saturating.
+    """
     target = numpy_dtype(dtype) if dtype == "bfloat16" else np.dtype(dtype)
     if target.kind in "iu" and value.dtype.kind == "f":
         limits = np.iinfo(str(target))
@@ -225,7 +227,8 @@ def along(values: Sequence[float | int], axis: int, rank: int, dtype: str) -> Ar
 class Quantize(Kind):
     """``saturate(round(x / scale) + zero_point)``: rounds to the nearest even, maps NaN to 0.
 
-    ``scale`` and ``zero_point`` have one element, or one per index of ``axis``."""
+    ``scale`` and ``zero_point`` have one element, or one per index of ``axis``.
+    """
 
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
@@ -271,7 +274,8 @@ class DynamicQuantize(Kind):
 
     Outputs are the integers, the scale (float32) and the zero point (uint8). NaNs are ignored in
     the
-    range and stored as 0."""
+    range and stored as 0.
+    """
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         scale, zero = TensorType((), "float32"), TensorType((), "uint8")
@@ -292,7 +296,8 @@ class DynamicQuantize(Kind):
 class Table(Kind):
     """Function of an integer of eight bits as a lookup table.
 
-    ``entries`` has 256 values of type ``dtype``, from the least input to the largest."""
+    ``entries`` has 256 values of type ``dtype``, from the least input to the largest.
+    """
 
     entries: tuple[float | int, ...]
     dtype: str

@@ -74,7 +74,8 @@ class Slice(Kind):
     """Range of each axis from ``starts`` to before ``stops`` by ``steps``.
 
     Each tuple has one element per axis. Ranges lie within the shape; a step may be negative, and
-    ``stops`` may then be -1."""
+    ``stops`` may then be -1.
+    """
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -102,7 +103,8 @@ class Slice(Kind):
 @dataclass(frozen=True)
 class Pad(Kind):
     """Padding of ``before`` and ``after`` elements on each axis; ``mode`` is constant, edge or
-    reflect."""
+    reflect.
+    """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -129,7 +131,8 @@ class Pad(Kind):
 @dataclass(frozen=True)
 class Gather(Kind):
     """Elements of the first input at indices (the second input, possibly negative) along an
-    axis."""
+    axis.
+    """
 
     axis: int
 
@@ -197,7 +200,8 @@ class Resize(Kind):
         """Return the coordinate, on an axis of ``size``, that each of ``result`` elements reads.
 
         Each is one quotient of integers, rounded once, so that midpoints between elements are
-        exact."""
+        exact.
+        """
         at = np.arange(result, dtype=np.int64)
         if self.coordinates == "align_corners":
             return at * (size - 1) / max(1, result - 1)

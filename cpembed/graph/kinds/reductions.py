@@ -1,6 +1,7 @@
 """Operators over several elements: reductions, softmax, layer normalization, pooling.
 
-Floats are computed in float64 and rounded once; kernels are compared within a tolerance."""
+Floats are computed in float64 and rounded once; kernels are compared within a tolerance.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ class Softmax(Kind):
 class LayerNorm(Kind):
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on.
 
-    The inputs are x, scale and bias; the latter two have the shape of the normalized axes."""
+    The inputs are x, scale and bias; the latter two have the shape of the normalized axes.
+    """
 
     axis: int
     epsilon: float

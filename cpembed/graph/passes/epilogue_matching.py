@@ -190,7 +190,8 @@ def _constant_value(graph: Graph, tensor: str) -> Array | None:
 def _result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Floats | None:
     """Return one element per channel of an array that broadcasts to the result's ``shape``.
 
-    None if the array differs within a channel."""
+    None if the array differs within a channel.
+    """
     if array.size == 1:
         return np.full(product.channels, array.reshape(-1)[0], np.float64)
     if array.ndim > len(shape) or np.broadcast_shapes(array.shape, shape) != shape:

@@ -85,7 +85,8 @@ def _emit(
     called: Callable[[FunctionCall, relax.Tuple, Any], Any],
 ) -> None:
     """Emit a call, which ``called`` makes of inputs and output types, and add its results to the
-    ``values`` of memories, by their identity."""
+    ``values`` of memories, by their identity.
+    """
     count = len(call.buffers) - call.written
     inputs = [_value(memory, values) for memory in call.buffers[:count]]
     types: Any = [_flat_type(memory) for memory in call.buffers[count:]]
@@ -116,7 +117,8 @@ def _view(value: Any, shape: Any, dtype: Any) -> Any:
 
 def kernel_function(kernel: Kernel, function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return packing, product and unpacking as one scheduled function with the parameters of the
-    function that was recognised; no parameter is constant."""
+    function that was recognised; no parameter is constant.
+    """
     parameters = vars_of(function)
     inputs: list[tuple[Memory, Any]] = [
         (kernel.calls.caller_memory[name], parameters[number])

@@ -110,7 +110,8 @@ class Fused:
 
     def _check_sign(self, scale: int | Array | None) -> None:
         """Raise an error if sums are rectified before a scale that may be negative: the epilogue
-        rectifies after scaling."""
+        rectifies after scaling.
+        """
         if not self.stored.positive:
             return
         if not isinstance(scale, np.ndarray) or not (scale > 0).all():
@@ -181,7 +182,8 @@ def _numbered(epilogue: Stored, numbers: Mapping[Any, int]) -> Stored:
 
 def channel_dimensions(recognised: Recognised) -> tuple[int, ...]:
     """Return the dimensions of a function's output along which vectors of an epilogue vary; none if
-    they would not be vectors in the output's order."""
+    they would not be vectors in the output's order.
+    """
     workload = recognised.computation
     if len(workload.inputs) < 2:
         return ()

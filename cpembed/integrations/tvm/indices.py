@@ -4,7 +4,8 @@ Indices are read with digits, then made affine: axes are split where a digit cut
 dimensions where an index is a number of several digits. A grouped convolution reads channel ``k //
 4 * 8 + c`` for its filter ``k``: with k split into a group and a filter within it the index is
 affine, and with the channels split into groups and channels within them it is two plain indices.
-Both splits change names, not the position of any element in memory."""
+Both splits change names, not the position of any element in memory.
+"""
 # pyright: basic
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def _digit(term: IndexTerm, is_quotient: bool, number: int) -> IndexExpr:
 
 def read_window(node: Any) -> tuple[list[Any], Any] | None:
     """Return the conditions of a padded read, as expressions that are negative in the padding, and
-    the read; None for any other expression."""
+    the read; None for any other expression.
+    """
     branches = _branches(node)
     if branches is None:
         return None

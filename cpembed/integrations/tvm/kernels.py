@@ -313,7 +313,8 @@ def closed_kernel_of(machine: Machine, fused: Fused) -> Kernel | Rejection:
 
 def closed_kernels_of(machine: Machine, fused: Fused) -> Iterator[Kernel]:
     """Yield the kernels of each candidate with each schedule as :func:`closed_kernel_of` makes
-    them, the best first."""
+    them, the best first.
+    """
     inputs = _Inputs.from_function(fused, {}).filling()
     solved = machine.solve(fused.computation)
     if isinstance(solved, Rejection):

@@ -151,7 +151,8 @@ class Replaces(Protocol):
 
 def rewritten(mod: ir.IRModule, plan: Mapping[Any, Replaces]) -> ir.IRModule:
     """Return a module with the values of variables replaced, without bindings that become
-    unused."""
+    unused.
+    """
     rewriter: Any = _Rewriter(mod, plan)
     for variable, function in mod.functions_items():
         if isinstance(function, relax.Function):

@@ -1,7 +1,8 @@
 """Pipeline of relax passes that compiles the products of a module to kernels of a target.
 
 Products are grouped with the elementwise functions that follow, and the longest part of a group
-that is a kernel replaces its last value."""
+that is a kernel replaces its last value.
+"""
 # pyright: basic
 
 from __future__ import annotations
@@ -295,7 +296,8 @@ _LONGEST = 16
 @dataclass(frozen=True)
 class Group:
     """Bindings of a dataflow block that could become one function: a product, then elementwise
-    functions, each of the value before it, which nothing else reads."""
+    functions, each of the value before it, which nothing else reads.
+    """
 
     function: str
     bindings: tuple[Any, ...]

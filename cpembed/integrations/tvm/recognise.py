@@ -1,7 +1,8 @@
 """A TensorIR function as a computation.
 
 Blocks that only copy elements, such as the padding of an image, are inlined first; the rest must be
-one block with affine accesses."""
+one block with affine accesses.
+"""
 # pyright: basic
 
 from __future__ import annotations
@@ -285,7 +286,8 @@ class _Reader:
 
     def _cast(self, node: Any) -> Expression:
         """Return a converted value; a conversion that keeps every value is left out, since a
-        computation's arithmetic is exact. A computed value may have been cut off before."""
+        computation's arithmetic is exact. A computed value may have been cut off before.
+        """
         inner = self._expression(node.value)
         wide, narrow = str(node.ty.dtype), str(node.value.ty.dtype)
         if {wide, narrow} <= set(DTYPES) and isinstance(inner, Access | Constant):
@@ -294,7 +296,8 @@ class _Reader:
 
     def _padded_read(self, conditions: list[Any], load: Any) -> Access:
         """Return a read that is zero where conditions fail: they must hold exactly if the element
-        exists."""
+        exists.
+        """
         access = Access(self._operand(load.source), self._indices(load.indices))
         guards = [self._index(condition) for condition in conditions]
         for index, size in zip(access.index, self._shape(access.operand), strict=True):

@@ -2,7 +2,8 @@
 
 A requantization is ``clip((sum + bias) >> shift)`` in any spelling: several constants added, shifts
 in steps, ``relu``, ``maximum``, ``minimum`` or ``clip`` before or after a shift. A shift to the
-right is monotone, so ``clip(x, a, b) >> s`` is ``clip(x >> s, a >> s, b >> s)``."""
+right is monotone, so ``clip(x, a, b) >> s`` is ``clip(x >> s, a >> s, b >> s)``.
+"""
 # pyright: basic
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def _product_call(
 
 def _product(module: Any, value: Any) -> tuple[str, Sequence[Any], Any] | None:
     """Return name, arguments, and the TensorIR function or the operator's call; None for anything
-    but a product."""
+    but a product.
+    """
     if not isinstance(value, ir.Call):
         return None
     operator = getattr(value.op, "name", "")
@@ -198,7 +200,8 @@ class Requantization:
 
     def axes(self, split: Sequence[int]) -> tuple[int, ...]:
         """Return the dimensions of a computation's output along which the bias varies; ``split``
-        has the number of those for each dimension of the sums."""
+        has the number of those for each dimension of the sums.
+        """
         axes: list[int] = []
         first = 0
         sizes = () if self.bias is None else self.bias.shape

@@ -1,7 +1,8 @@
 """Kernels for TVM's schedulers: a rule of dlight, and a space and a database of MetaSchedule.
 
 A kernel is a schedule of MetaSchedule whose trace only names it, in an annotation of the root
-block, and whose function is that of the kernel."""
+block, and whose function is that of the kernel.
+"""
 # pyright: basic
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Rule(ScheduleRule):
 
 def _require_features(kernel: Kernel, target: Any) -> None:
     """Raise :class:`LoweringError` if the module's target lacks features that the kernel needs,
-    for which a code generator would end the process."""
+    for which a code generator would end the process.
+    """
     name, required = kernel.program.target.spec.name, tvm_target(kernel.program.target)
     if target.kind.name != required:
         raise LoweringError(
@@ -322,7 +324,8 @@ def _seconds(record: TuningRecord) -> float:
 
 def _recognised(mod: ir.IRModule) -> tuple[tirx.PrimFunc, Fused]:
     """Return the function of a module and its product; raise :class:`WorkloadError` if it has none
-    or several."""
+    or several.
+    """
     functions = [f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
     if len(functions) != 1:
         raise WorkloadError(f"the module has {len(functions)} functions, not one")
@@ -331,7 +334,8 @@ def _recognised(mod: ir.IRModule) -> tuple[tirx.PrimFunc, Fused]:
 
 def _design(mod: ir.IRModule, function: tirx.PrimFunc, kernel: Kernel, target: Target) -> Any:
     """Return a schedule of a module's function whose trace names a kernel, and whose function is
-    that of the kernel."""
+    that of the kernel.
+    """
     _require_features(kernel, target)
     schedule: Any = s_tir.Schedule(mod)
     root = schedule.get_sblock("root")

@@ -1,7 +1,8 @@
 """Steps between sums and stored results as an epilogue of a kernel, if that is equal, bit for bit.
 
 The stored expression of one element is a chain: the sum, then operations that each combine the
-value so far with at most one term, a number or an element of a tensor."""
+value so far with at most one term, a number or an element of a tensor.
+"""
 # pyright: basic
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SYMMETRIC = ("add", "multiply", "maximum", "minimum")
 @dataclass(frozen=True)
 class Term:
     """Second value of an operation: an element of a parameter that varies along ``axes`` of the
-    result, or without a parameter a ``number``."""
+    result, or without a parameter a ``number``.
+    """
 
     parameter: Any = None
     axes: tuple[int, ...] = ()
@@ -192,7 +194,8 @@ def stored(
 @dataclass
 class _Reader:
     """Epilogue of the steps so far; the value has type ``dtype`` and is within ``low`` and
-    ``high``."""
+    ``high``.
+    """
 
     dtype: str
     channels: Collection[int]
@@ -365,7 +368,8 @@ class _Reader:
 
     def _within(self, dtype: str) -> tuple[int, int]:
         """Return the limits as integers of a type; raise an error if values may exceed its
-        range."""
+        range.
+        """
         least, largest = dtype_info(dtype).integer_range
         low, high = self.low, self.high
         if low is None and self.relu and not self.zero_point:

@@ -37,7 +37,8 @@ class StrategyCandidate:
 
     def module(self) -> ir.IRModule:
         """Return a relax module whose ``main`` takes the function's inputs and returns its output,
-        by packing, the program and unpacking."""
+        by packing, the program and unpacking.
+        """
         *inputs, output = (relax.TensorType(_shape(p), str(p.dtype)) for p in self._function.params)
         names = self.recognised.parameters
         variables = [relax.Var(name, ty) for name, ty in zip(names, inputs, strict=False)]
@@ -56,7 +57,8 @@ class Strategy:
     """Candidates of an operator, best first.
 
     ``refused`` are the reasons why other embeddings of ``solved`` have no program, or why there is
-    no candidate at all."""
+    no candidate at all.
+    """
 
     recognised: Recognised
     solved: SolveResult

@@ -7,7 +7,8 @@
 >>> plain, last = Option("plain", (0, 0), 10.0), Option("channels last", (1, 1), 5.0)
 >>> result = assign(Problem((Node("conv", ("x",), ("y",), (plain, last)),), tensors))
 >>> result.options, result.cost, result.proven
-({'conv': 0}, 10.0, True)"""
+({'conv': 0}, 10.0, True)
+"""
 
 from cpembed.network.assignment.elimination import Bounds
 from cpembed.network.assignment.problem import (

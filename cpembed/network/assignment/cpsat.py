@@ -4,7 +4,8 @@ Each value of a variable is a Boolean, and so is each combination of values that
 those with a common value sum to the Boolean of that value, as a flow does. Shared conversions have
 such a flow from the written layout to each reader, and a Boolean per conversion that is at least
 each of them. Implications between the Booleans of values would say the same, but fractional values
-of the relaxation would then need no conversion, and its bound would be weak."""
+of the relaxation would then need no conversion, and its bound would be weak.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
@@ -34,7 +35,8 @@ class FlowModel:
     """CP-SAT model and its objective.
 
     The network costs ``offset + unit * objective``, or more by less than a unit per table and
-    conversion, since costs are rounded down. ``known`` is the cost of some solution."""
+    conversion, since costs are rounded down. ``known`` is the cost of some solution.
+    """
 
     network: CostNetwork
     known_cost: float = math.inf

@@ -4,7 +4,8 @@ A cost network is a sum of tables over variables with few values. Eliminating a 
 the tables that mention it by one over their other variables, which holds the least cost over its
 values; its own value is looked up once the others are fixed. For a variable with one or two
 neighbours this is the reduction of degree one or two of a partitioned Boolean quadratic problem;
-with more it is exact as well, and only its table grows."""
+with more it is exact as well, and only its table grows.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class SharedConversions:
     def as_pairs(self, first: int) -> list[Table]:
         """Return tables over pairs of variables, with a new variable per column.
 
-        It is 1 if the layout exists; the new variables are numbered from ``first``."""
+        It is 1 if the layout exists; the new variables are numbered from ``first``.
+        """
         tables: list[Table] = []
         for column, costs in enumerate(self.costs.T):
             exists = first + column
@@ -92,7 +94,8 @@ class SharedConversions:
 @dataclass(frozen=True)
 class CostNetwork:
     """Sum of tables and shared conversions, to be minimized; ``sizes`` counts each variable's
-    values."""
+    values.
+    """
 
     sizes: tuple[int, ...]
     tables: tuple[Table, ...]
@@ -108,7 +111,8 @@ class CostNetwork:
         """Return the network without shared conversions; new variables come last.
 
         Each becomes one table, or pairs if that table would have more entries than a variable per
-        column."""
+        column.
+        """
         sizes, tables = list(self.sizes), list(self.tables)
         for shared in self.shared:
             rows, columns = shared.costs.shape
@@ -215,7 +219,8 @@ class Reduced:
 
     def complete(self, values: Sequence[int]) -> list[int]:
         """Return values of all variables from those of the remaining ones; other values are not
-        read."""
+        read.
+        """
         complete = list(values)
         for step in reversed(self.steps):
             complete[step.variable] = int(step.best[tuple(complete[k] for k in step.scope)])
@@ -237,7 +242,8 @@ def eliminate(network: CostNetwork, order: Order) -> Reduced:
 @dataclass
 class _State:
     """Network during elimination; ``of_variable`` holds the numbers of the parts with each
-    variable."""
+    variable.
+    """
 
     sizes: tuple[int, ...]
     parts: dict[int, Table | SharedConversions] = field(

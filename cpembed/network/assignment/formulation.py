@@ -4,7 +4,8 @@ Variables are the option of each node, the written layout of each tensor, and th
 reading port needs. Tables tie options to layouts, and hold the costs of options and conversions.
 
 Option ``b`` of a node is pruned for ``a`` if, whatever the other nodes choose, ``a`` with all the
-conversions that it could add costs no more than ``b`` with the fewest that it could need."""
+conversions that it could add costs no more than ``b`` with the fewest that it could need.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def _worst_of_reading(
 ) -> Costs:
     """Return how much more conversions can cost if layout ``a`` is read instead of ``b``.
 
-    -infinity if ``b`` can never be obtained. The last row and column are those of ``ANY``."""
+    -infinity if ``b`` can never be obtained. The last row and column are those of ``ANY``.
+    """
     rows = matrix[_written_layouts(problem, remaining, tensor)]
     rows = np.concatenate([rows, np.zeros((len(rows), 1))], axis=1)
     is_only_reader = len(problem.readers_of[tensor.name]) == 1 and not tensor.output_layouts
@@ -119,7 +121,8 @@ def _worst_of_writing(
 ) -> Costs:
     """Return how much more conversions can cost if layout ``a`` is written instead of ``b``.
 
-    -infinity if ``b`` cannot be converted to what the network's caller reads."""
+    -infinity if ``b`` cannot be converted to what the network's caller reads.
+    """
     readers = problem.readers_of[tensor.name]
     reads = {k for node, port in readers for k in _read_layouts(problem, remaining, node, port)}
     outputs = sorted(set(tensor.output_layouts))
@@ -236,7 +239,8 @@ def _link(
     """Return the table of layouts that go with options at a port.
 
     An option that writes any layout goes with each; one that reads any needs none, a value of its
-    own."""
+    own.
+    """
     layouts = np.array([problem.nodes[node].options[k].layouts[port] for k in remaining[node]])
     agree = layouts[:, None] == np.array(domain)[None, :]
     if port >= len(problem.nodes[node].reads):

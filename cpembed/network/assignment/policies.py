@@ -54,7 +54,8 @@ def _policy_options(problem: Problem, fixed: Mapping[str, int]) -> list[int]:
 
     Options that can read what is written so far are preferred, then those with most fixed layouts,
     then
-    the cheapest."""
+    the cheapest.
+    """
     written = {
         tensor.name: tensor.input_layout
         for tensor in problem.tensors

@@ -2,7 +2,8 @@
 
 Costs have any one unit, microseconds as a rule. Layouts are only numbers here: those of a tensor
 are
-numbered, and a conversion from one to another has a cost or is impossible."""
+numbered, and a conversion from one to another has a cost or is impossible.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Option:
 
     ``layouts`` numbers the layout of each port, reads before writes. A port with ``ANY`` reads
     every
-    layout, or writes the one that is best."""
+    layout, or writes the one that is best.
+    """
 
     name: str
     layouts: tuple[int, ...]
@@ -81,7 +83,8 @@ class Problem:
     Each node takes one option. A tensor is written in the layout of its producer's option; a reader
     needs it in the layout of its own. Each conversion, from the written layout to a needed one, is
     paid
-    once, however many read the result; conversions are never chained."""
+    once, however many read the result; conversions are never chained.
+    """
 
     nodes: tuple[Node, ...]
     tensors: tuple[Tensor, ...]
@@ -219,7 +222,8 @@ class Outcome:
     """Cost of one option per node.
 
     If a conversion is impossible, ``cost`` is infinite and ``obstacle`` names the first such
-    tensor."""
+    tensor.
+    """
 
     written: Mapping[str, int]
     conversions: tuple[Conversion, ...]
@@ -230,7 +234,8 @@ class Outcome:
 def evaluate(problem: Problem, options: Sequence[int]) -> Outcome:
     """Compute the cost of options: the reference for all solvers.
 
-    A tensor whose producer writes any layout has the cheapest one, the lowest number of several."""
+    A tensor whose producer writes any layout has the cheapest one, the lowest number of several.
+    """
     written: dict[str, int] = {}
     conversions: list[Conversion] = []
     costs = [node.options[k].cost for node, k in zip(problem.nodes, options, strict=True)]

@@ -111,7 +111,8 @@ class _Run:
 
     def search(self, form: Formulation, reduced: Reduced) -> tuple[tuple[int, ...], float, bool]:
         """Return options, a lower bound on the cost, and whether the options are proven to be
-        optimal."""
+        optimal.
+        """
         from cpembed.network.assignment.cpsat import State, minimise
 
         # A known solution limits the range of costs, and with it the rounding of the solver.
@@ -143,7 +144,8 @@ class _Run:
     def impossible(self) -> LoweringError:
         """Return the error that names an impossible conversion.
 
-        It is taken from an assignment that changing no single node improves."""
+        It is taken from an assignment that changing no single node improves.
+        """
         outcome = evaluate(self.problem, descend(self.problem, all_options(self.problem)))
         for conversion in outcome.conversions:
             tensor = self.problem.tensor_of[conversion.tensor]
@@ -168,7 +170,8 @@ def descend(problem: Problem, remaining: RemainingOptions) -> list[int]:
     """Return options from coordinate descent, starting with each node's cheapest one.
 
     As a rule no change of a single option improves the result, which may need impossible
-    conversions."""
+    conversions.
+    """
     options = [
         min(numbers, key=[option.cost for option in node.options].__getitem__)
         for node, numbers in zip(problem.nodes, remaining, strict=True)

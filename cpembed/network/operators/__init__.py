@@ -2,7 +2,8 @@
 
 A kernel is text on flat buffers, ``main(in0, in1, ..., out0, ...)``. It writes the elements of its
 outputs and nothing else: halos are filled once by the owner of the buffer and never read. No buffer
-may overlap another."""
+may overlap another.
+"""
 
 from __future__ import annotations
 

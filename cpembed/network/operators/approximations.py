@@ -3,7 +3,8 @@
 Errors are at most 4 units in the last place (sine and cosine: or 1e-6, for magnitudes up to 1e6).
 The coefficients are Chebyshev fits, computed with 40 digits, of the functions beside them; the
 arguments are reduced as usual (Muller, Elementary Functions, 3rd edition, chapter 11). Infinities
-and NaNs yield the function's limits."""
+and NaNs yield the function's limits.
+"""
 
 from __future__ import annotations
 

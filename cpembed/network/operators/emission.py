@@ -106,7 +106,8 @@ class Kernel:
         buffer
         has the default scope: one of another scope would be asked of the workspace, of which a
         library has
-        few blocks, and would not lie in registers. Not usable in vectorized loops."""
+        few blocks, and would not lie in registers. Not usable in vectorized loops.
+        """
         name = self.name("kept")
         self.script.line(f'{name} = T.alloc_buffer((1,), "{dtype}")')
         self.script.line(f"{name}[0] = {value}")
@@ -143,7 +144,8 @@ class Kernel:
 
     def share(self, total: int, unit: int = 1) -> str:
         """Return the bounds of a chunk's share of ``total`` steps; shares begin at multiples of
-        ``unit``."""
+        ``unit``.
+        """
         if self.chunks == 1:
             return f"0, {total}"
         units = -(-total // unit)
@@ -157,7 +159,8 @@ class Kernel:
     def rows(self, loops: Sequence[Loop]) -> Generator[None]:
         """Write loops over a chunk's share of the points of some loops.
 
-        As many of the outermost loops are fused as give every chunk enough iterations."""
+        As many of the outermost loops are fused as give every chunk enough iterations.
+        """
         if self.chunks == 1:
             with self.script.nested(*(f"for {x.name} in T.serial({x.extent}):" for x in loops)):
                 yield
@@ -182,7 +185,8 @@ class Kernel:
     @contextmanager
     def points(self, nest: Nest) -> Generator[None]:
         """Write loops over a chunk's share of a nest, for a statement that vectorizes along the
-        innermost."""
+        innermost.
+        """
         loops = nest.loops or (Loop("one", 1),)
         *outer, inner = loops
         rows = math.prod(loop.extent for loop in outer)
@@ -259,7 +263,8 @@ def vector_size(extent: int, most: int = LANES) -> int:
     """Return the largest power of two that is at most ``extent``, and at most ``most``.
 
     >>> vector_size(24), vector_size(1000), vector_size(1)
-    (16, 64, 1)"""
+    (16, 64, 1)
+    """
     return min(most, 1 << (extent.bit_length() - 1))
 
 

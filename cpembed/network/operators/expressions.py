@@ -3,7 +3,8 @@
 Types are numpy's: Booleans are conditions, a root of integers is float64, and so on. The compiler
 contracts a product and a sum into one rounding; where the definition rounds twice, the product is a
 :func:`~cpembed.network.operators.values.rounded_product`. Infinities, NaNs and signed zeros are
-numpy's: :func:`~cpembed.network.operators.values.float_function`."""
+numpy's: :func:`~cpembed.network.operators.values.float_function`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Writer:
     def value(self, node: Scalar, inputs: Mapping[int, Value]) -> Value:
         """Write an expression and return its value; all but trivial parts are named.
 
-        Raises :class:`WorkloadError` for a wrong number of arguments."""
+        Raises :class:`WorkloadError` for a wrong number of arguments.
+        """
         if isinstance(node, Number):
             if isinstance(node.value, bool):
                 return Value(f"T.bool({node.value})", "bool")
@@ -133,7 +135,8 @@ class Writer:
 
     def _quotient(self, operation: str, value: Value, divisor: Value) -> Value:
         """Divide integers towards zero in LLVM's language: TVM would hoist the division above its
-        guard."""
+        guard.
+        """
         if value.dtype == "bool":
             raise LoweringError("Booleans are not divided: convert them to integers")
         name, text = quotient_function(operation, value.dtype)
@@ -202,7 +205,8 @@ class Writer:
     def _integer_power(self, base: Value, exponent: Value) -> Value:
         """Return an integer power by the bits of its exponent, in LLVM's language.
 
-        Nested products of that number would overwhelm TVM's analysis."""
+        Nested products of that number would overwhelm TVM's analysis.
+        """
         name, text = power_function(base.dtype)
         self.kernel.include(name, text)
         call = f'T.call_pure_extern("{base.dtype}", "{name}", {base.text}, {exponent.text})'

@@ -1,7 +1,8 @@
 """Kernels that only move elements: copies, layout conversions, padding, gathering, resizing.
 
 If neighbours in the result are no neighbours in the input, blocks are transposed in vector
-registers (:mod:`cpembed.codegen.transposition`)."""
+registers (:mod:`cpembed.codegen.transposition`).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ from cpembed.network.operators.values import (
 
 def _write_copy(kernel: Kernel, nest: Nest, source: str, dtype: str) -> None:
     """Copy the nest's second operand from ``source`` to ``out0``, in transposed blocks if
-    possible."""
+    possible.
+    """
     contiguous = _sides(nest)
     if contiguous is not None:
         columns, rows = contiguous
@@ -61,7 +63,8 @@ def _write_copy(kernel: Kernel, nest: Nest, source: str, dtype: str) -> None:
 
 def _sides(nest: Nest) -> tuple[Loop, Loop] | None:
     """Return the loops along which input and result are contiguous, if there are two different
-    ones."""
+    ones.
+    """
     if not all(nest.is_affine(loop.name) for loop in nest.loops):
         return None
     contiguous: list[Loop] = []
@@ -98,7 +101,8 @@ def _transpose(
 @dataclass(frozen=True)
 class _Part:
     """Region of the output that is copied from one input, or filled with a value (``source``
-    None)."""
+    None).
+    """
 
     nest: Nest
     source: int | None
@@ -167,7 +171,8 @@ def _parts(kind: Kind, inputs: Sequence[PlacedTensor], output: PlacedTensor) -> 
 def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
     """Return loops over the common factors of both shapes, or over row-major numbers of elements.
 
-    A row-major tensor is indexed by the number itself."""
+    A row-major tensor is indexed by the number itself.
+    """
     flat = Layout.plain((source.type.elements,))
     row_major = source.is_row_major, output.is_row_major
     if all(row_major):
@@ -203,7 +208,8 @@ def _common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, .
     """Return the coarsest shape of which both shapes are groups of adjacent axes, if there is one.
 
     >>> _common_factors((12, 64), (3, 4, 64)), _common_factors((4, 6), (6, 4))
-    ((3, 4, 64), None)"""
+    ((3, 4, 64), None)
+    """
     steps = {step for shape in (first, second) for step in row_major_strides(tuple(shape))}
     ordered = sorted({*steps, math.prod(first), 1})
     sizes: list[int] = []
@@ -245,7 +251,8 @@ def _concatenated(
 def _padded(kind: Pad, source: PlacedTensor, output: PlacedTensor) -> list[_Part]:
     """Return the input's region and the margins of one axis after the other.
 
-    A margin lies inside the axes before its own, and spans all of those after it."""
+    A margin lies inside the axes before its own, and spans all of those after it.
+    """
     rank, sizes = len(output.shape), source.shape
     indices = axes(rank)
     inside = tuple(e + before for e, before in zip(indices, kind.before, strict=True))
@@ -324,7 +331,8 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
     """Return the kernel of a resize.
 
     The nearest element is copied. Linear interpolation is computed in float32, and for integers in
-    float64, as its definition is."""
+    float64, as its definition is.
+    """
     (source,), (output,) = operands.inputs, operands.outputs
     first = len(source.shape) - len(kind.sizes)
     changed = [
@@ -350,7 +358,8 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
 
         def value(number: int, place: str) -> str:
             """Return the value interpolated along the first lines, nested as the definition nests
-            them."""
+            them.
+            """
             if number < 0:
                 return kernel.bind(load_as(f"in0[{place}]", source.dtype, wide))
             line, at = lines[number], points[number]
@@ -383,7 +392,8 @@ def _cut(kernel: Kernel, text: str, wide: str, dtype: str) -> str:
 class _Line:
     """Linear interpolation along an axis.
 
-    ``low`` and ``high`` are the indices beside each result, ``weight`` is that of the second."""
+    ``low`` and ``high`` are the indices beside each result, ``weight`` is that of the second.
+    """
 
     axis: int
     low: Array

@@ -2,7 +2,8 @@
 
 An operand is a view: its layout, and its index as expressions in the axes of the loops. Axes that a
 layout has in blocks are split likewise, so that most places are affine. Loops that walk memory
-without a gap in every operand are joined."""
+without a gap in every operand are joined.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from cpembed.transform.index_algebra import divide, simplify
 class View:
     """Operand of a nest: its layout, and the element that belongs to a point of the loops.
 
-    ``index`` has one expression per axis of the operand, in the names of :func:`axis_name`."""
+    ``index`` has one expression per axis of the operand, in the names of :func:`axis_name`.
+    """
 
     layout: Layout
     index: tuple[IndexExpr, ...]
@@ -192,7 +194,8 @@ def _split(
     index: IndexExpr, factor: int, extents: Mapping[str, int]
 ) -> tuple[IndexExpr, IndexExpr]:
     """Return ``(index // factor, index % factor)``; runs inside a block stay contiguous if not
-    affine."""
+    affine.
+    """
     if index.is_affine:
         try:
             return divide(index, factor, extents)
@@ -212,7 +215,8 @@ def _split(
 def _coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
     """Join neighbouring loops if every operand continues without a gap; drop loops of one point.
 
-    Loops of axes in ``separate`` are joined with each other only."""
+    Loops of axes in ``separate`` are joined with each other only.
+    """
     loops = [loop for loop in nest.loops if loop.extent > 1]
     affine = {loop.name: nest.is_affine(loop.name) for loop in loops}
     joined: list[Loop] = []
@@ -244,7 +248,8 @@ def _without_iterator(index: IndexExpr, name: str) -> IndexExpr:
 @dataclass(frozen=True)
 class PlacedTensor:
     """Tensor in a layout; ``fill`` is the value in its halo, which kernels neither read nor
-    write."""
+    write.
+    """
 
     type: TensorType
     layout: Layout
@@ -266,7 +271,8 @@ class PlacedTensor:
     @property
     def storage_dtype(self) -> str:
         """Element type in memory: Booleans are bytes, bfloat16 is uint16, scalars are one
-        element."""
+        element.
+        """
         return storage_type(self.dtype)
 
     @property
@@ -289,5 +295,6 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the distance between consecutive indices of each axis, in elements.
 
     >>> row_major_strides((2, 3, 4))
-    (12, 4, 1)"""
+    (12, 4, 1)
+    """
     return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))

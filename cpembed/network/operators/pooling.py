@@ -2,7 +2,8 @@
 
 Loop bounds leave out taps in the padding. If neighbours of the result are positions of a window
 (rows of an image without channels last), those at the borders have bounds of their own and are
-computed one by one."""
+computed one by one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ from cpembed.network.operators.values import (
 @dataclass(frozen=True)
 class _Axis:
     """One axis of the window; ``step`` is the distance of neighbouring inputs in memory, in
-    elements."""
+    elements.
+    """
 
     size: int
     window: int
@@ -71,7 +73,8 @@ class _Axis:
 def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
     """Return the kernel of a pooling.
 
-    Raises :class:`LoweringError` if channels in blocks are an axis of the window."""
+    Raises :class:`LoweringError` if channels in blocks are an axis of the window.
+    """
     (source,), (output,) = operands.inputs, operands.outputs
     rank, count = len(source.shape), len(kind.window)
     first = rank - count
@@ -143,7 +146,8 @@ class _Pooling:
 
     def _vector(self, lane: Loop | None, first: str, size: int, inside: bool) -> None:
         """Write ``size`` neighbouring results; with ``inside`` no tap along the lanes is in the
-        padding."""
+        padding.
+        """
         kernel, kind = self.kernel, self.kind
         name = None if lane is None else lane.name
         start = kernel.bind(first) if lane is not None else "0"

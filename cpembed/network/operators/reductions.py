@@ -1,7 +1,8 @@
 """Kernels over rows of a tensor: reductions, indices of extrema, softmax, layer normalization.
 
 Softmax and layer normalization sweep over each row several times: first for sums, then for
-elements. Arithmetic is float32 (float64 for float64); the exponential is a polynomial."""
+elements. Arithmetic is float32 (float64 for float64); the exponential is a polynomial.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def join_of(operation: str, dtype: str, lanes: int = 1) -> Join:
 
 def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     """Return the kernel of a reduction; integers are summed exactly, floats in float32 or
-    float64."""
+    float64.
+    """
     (source,), (output,) = operands.inputs, operands.outputs
     rank = len(source.shape)
     reduced_axes = {axis_of(axis, rank) for axis in kind.axes}
@@ -164,7 +166,8 @@ def extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
 
     NaN counts as extreme, as in numpy. Contiguous elements are visited one after the other,
     otherwise
-    a vector of results is computed at a time."""
+    a vector of results is computed at a time.
+    """
     (source,), (output,) = operands.inputs, operands.outputs
     rank = len(source.shape)
     reduced_axis = axis_of(kind.axes[0], rank)

@@ -1,7 +1,8 @@
 """Values in the text of generated kernels: literals, conversions, and operations written for LLVM.
 
 TVM assumes that floats are numbers. If NaNs, infinities or signed zeros matter, kernels test bits
-or call functions in LLVM's language, which TVM does not simplify."""
+or call functions in LLVM's language, which TVM does not simplify.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def rounded_product(value: str, dtype: str = "float32") -> str:
     compiler does not know (:func:`one_function`), the contraction rounds as both would.
     ``llvm.canonicalize`` would do as well, but crashes LLVM's code generator for x86 on vectors of
     two
-    floats."""
+    floats.
+    """
     return f"({value}) * {one_name(dtype)}"
 
 
@@ -80,7 +82,8 @@ def float_function(operation: str, dtype: str) -> tuple[str, str]:
     """Return name and text of an operation on two floats; comparisons yield 0 or 1 (int32).
 
     TVM would simplify x - x, x * 0 and 0 / x to 0, and "not less" to "at least", as if floats were
-    numbers. LLVM keeps to the standard."""
+    numbers. LLVM keeps to the standard.
+    """
     kind, name = {"float32": "float", "float64": "double"}[dtype], f"cpembed_{operation}_{dtype}"
     instruction = _FLOAT_OPERATIONS[operation]
     result = "i32" if instruction.startswith("fcmp") else kind
@@ -127,7 +130,8 @@ def quotient_function(operation: str, dtype: str) -> tuple[str, str]:
     (``rem``).
 
     The result is 0 for divisor 0. Processors trap on the one quotient that exceeds the type, so
-    divisor -1 is computed without dividing."""
+    divisor -1 is computed without dividing.
+    """
     kind, name = f"i{dtype.removeprefix('int')}", f"cpembed_{operation}_{dtype}"
     negated = f"sub {kind} 0, %a" if operation == "div" else f"and {kind} %a, 0"
     return (
@@ -184,7 +188,8 @@ def storage_type(dtype: str) -> str:
     Raises :class:`LoweringError` for a type that kernels do not hold.
 
     >>> storage_type("bool"), storage_type("bfloat16"), storage_type("int8")
-    ('uint8', 'uint16', 'int8')"""
+    ('uint8', 'uint16', 'int8')
+    """
     return "uint8" if dtype == "bool" else storage_dtype(dtype)
 
 
@@ -400,7 +405,8 @@ def literal(value: float | int, dtype: str) -> str:
     """Return a constant that is exactly this number.
 
     >>> literal(3, "int32"), literal(0.1, "float32"), literal(-np.inf, "float32")
-    ('T.int32(3)', 'T.float32(0.10000000149011612)', 'T.float32("-inf")')"""
+    ('T.int32(3)', 'T.float32(0.10000000149011612)', 'T.float32("-inf")')
+    """
     if dtype == "bool":
         return f"T.bool({bool(value)})"
     if not dtype.startswith("float"):

@@ -1,7 +1,8 @@
 """Positions of a graph's nodes in layers from top to bottom, branches side by side.
 
 Sugiyama's method: assign a layer to each node, add bends where an edge passes a layer, order each
-layer so that few edges cross, then find coordinates that keep edges straight."""
+layer so that few edges cross, then find coordinates that keep edges straight.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ trunk, a longest path through the graph, which is drawn as a straight line."""
 @dataclass(frozen=True)
 class Sizes:
     """Size of all nodes and the distances between them in pixels; ``bend_gap`` between long
-    edges."""
+    edges.
+    """
 
     width: float
     height: float
@@ -136,7 +138,8 @@ class _Layered:
 
     def _trunk(self) -> frozenset[int]:
         """Return the vertices of a path from the lowest layer up to the first, through nodes rather
-        than bends."""
+        than bends.
+        """
         vertex = max(range(self.count), key=lambda v: (self.layer[v], -v))
         path = [vertex]
         while self.above[vertex]:
@@ -147,7 +150,8 @@ class _Layered:
 
     def order(self) -> None:
         """Sort each layer by the mean place of its neighbours, downwards and upwards in turn, and
-        keep the order with the fewest crossings."""
+        keep the order with the fewest crossings.
+        """
         best, fewest = [list(row) for row in self.rows], self.crossings()
         for sweep in range(_SWEEPS):
             down = sweep % 2 == 0
@@ -182,7 +186,8 @@ class _Layered:
 
     def coordinates(self, sizes: Sizes) -> list[float]:
         """Return each vertex's coordinate along its layer: near its neighbours, and far enough from
-        the next vertex."""
+        the next vertex.
+        """
         xs = [0.0] * len(self.layer)
         for row in self.rows:
             distances = [self._distance(a, b, sizes) for a, b in itertools.pairwise(row)]
@@ -197,7 +202,8 @@ class _Layered:
 
     def _align(self, row: list[int], xs: list[float], sizes: Sizes, sweep: int) -> None:
         """Move a layer towards its neighbours: those above and those below in turn, in the last two
-        sweeps both."""
+        sweeps both.
+        """
         is_last = sweep >= _SWEEPS - 2
         ideal: list[float] = []
         for vertex in row:
@@ -216,7 +222,8 @@ class _Layered:
 
     def _bend(self, vertex: int, xs: list[float], *, outside: bool) -> float:
         """Return where a long edge passes a layer: halfway between its ends, or ``outside`` in line
-        with its outermost bend, so that it goes straight past everything that it must avoid."""
+        with its outermost bend, so that it goes straight past everything that it must avoid.
+        """
         source, *bends, target = self.chains[self.chain_of[vertex]]
         if outside:
             return max((xs[bend] for bend in bends), key=abs)

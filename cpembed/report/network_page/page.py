@@ -78,7 +78,8 @@ def page(document: Mapping[str, Any]) -> str:
 
 def _policy(script: str) -> str:
     """Return the policy by which only the page's own script runs, whatever a model's names
-    contain."""
+    contain.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     styles = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     rules = f"{styles}; script-src 'sha256-{digest}'"
@@ -194,7 +195,8 @@ def _bytes(number: int | None) -> str:
 
 def _assignment_section(assignment: Assignment) -> str:
     """Return bars that compare the selected layouts with two simple rules and the lower bound, and
-    the figures of the search."""
+    the figures of the search.
+    """
     bars = [
         ("chosen", assignment.cost_us),
         ("lower bound", assignment.bound_us),

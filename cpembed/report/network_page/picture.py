@@ -48,7 +48,8 @@ class Edge:
 
     def conversions(self, tensor: Tensor) -> tuple[Conversion, ...]:
         """Return the copies of the tensor that this edge reads: all of them on the first edge, if
-        the document does not say which operator reads which."""
+        the document does not say which operator reads which.
+        """
         if self.layout is None:
             return tensor.conversions if self.first else ()
         return tuple(c for c in tensor.conversions if c.to == self.layout != tensor.layout)
@@ -149,7 +150,8 @@ def _path(points: tuple[Point, ...]) -> str:
 
 def _labels(edge: Edge, tensor: Tensor, points: tuple[Point, ...]) -> Iterator[str]:
     """Yield the layout next to the start of a tensor's first edge, and a mark for each copy: below
-    the layout, or above the reader on later edges."""
+    the layout, or above the reader on later edges.
+    """
     x, y = points[0][0] + 6, points[0][1] + SIZES.height / 2 + 12
     if not edge.first:
         x, y = points[-1][0] + 6, points[-1][1] - SIZES.height / 2 - 16

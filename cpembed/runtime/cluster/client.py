@@ -68,7 +68,8 @@ def open_cluster(address: str, tls: Tls = CONFIGURED) -> Cluster:
 
 def connected(address: str, protection: Any) -> Any:
     """Return a Dask client, protected as :func:`security` says; raise :class:`BackendUnavailable`
-    if no scheduler answers."""
+    if no scheduler answers.
+    """
     from distributed import Client
 
     try:
@@ -93,7 +94,8 @@ def connected(address: str, protection: Any) -> Any:
 @dataclass(frozen=True)
 class Member:
     """A worker process: its number of concurrent tasks, and the CPU model on which it may measure,
-    None if it may not."""
+    None if it may not.
+    """
 
     host: str
     slots: int
@@ -142,7 +144,8 @@ class Members:
 @dataclass
 class Submitted:
     """A task with its future. ``was_concurrent`` is True if other tasks were ever submitted at the
-    same time: Dask may then blame it for the end of a worker that another one caused."""
+    same time: Dask may then blame it for the end of a worker that another one caused.
+    """
 
     task: Task
     future: Any

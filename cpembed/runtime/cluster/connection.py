@@ -216,7 +216,8 @@ def _check_certificates(authority: str, cert: str, key: str | None) -> None:
 
 def exposed(address: str) -> str | None:
     """Return why strangers may reach a connection to a scheduler, in a line; None if TLS protects
-    it or it does not leave this machine."""
+    it or it does not leave this machine.
+    """
     if address.startswith(_SECURE) or _is_local(address):
         return None
     return (
@@ -255,7 +256,8 @@ def first_line(error: BaseException) -> str:
 
 def _is_local(address: str) -> bool:
     """True if all addresses of a scheduler's host are of the loopback interface, or it has none, so
-    that nothing connects to it."""
+    that nothing connects to it.
+    """
     try:
         entries = socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -25,7 +25,8 @@ _thread_state = threading.local()
 @dataclass(frozen=True)
 class Identity:
     """Versions that results depend on, and a digest of the package's source: client and workers
-    must have the same."""
+    must have the same.
+    """
 
     versions: dict[str, str]
     source: str
@@ -48,7 +49,8 @@ def identity() -> Identity:
 
 def measuring_tag(cpu: str | None = None) -> str:
     """Return the Dask resource of which a worker that may measure has one unit: it names the exact
-    CPU model, by default this machine's."""
+    CPU model, by default this machine's.
+    """
     return _MEASURING + (cpu_model() if cpu is None else cpu)
 
 

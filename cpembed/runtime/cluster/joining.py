@@ -30,7 +30,8 @@ from cpembed.runtime.cluster.processes import ONE_THREAD, HostLock, host_name
 @dataclass(frozen=True)
 class Joining:
     """The parameters of a machine that joins: ``slots`` concurrent tasks, each in a process of its
-    own; a machine that ``measures`` has one."""
+    own; a machine that ``measures`` has one.
+    """
 
     address: str
     slots: int

@@ -32,7 +32,8 @@ def provenance() -> dict[str, Any]:
 
 def provenance_lines(document: Mapping[str, Any], run: str) -> list[str]:
     """Return the :func:`provenance` in a document as a list in Markdown; ``run`` describes the run
-    and follows the machine."""
+    and follows the machine.
+    """
     machine = document["machine"]
     packages = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
     return [
@@ -67,7 +68,8 @@ def versions() -> dict[str, str]:
 @cache
 def source_digest() -> str:
     """Return the SHA-256 of the package's code and tables, which in a checkout change under one
-    version."""
+    version.
+    """
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*")):
         if path.suffix in (".py", ".csv", ".toml") and path.is_file():
@@ -79,7 +81,8 @@ def source_digest() -> str:
 @cache
 def git_commit() -> str | None:
     """Return the commit of the checkout, with ``+`` if its tracked files differ from it; None for
-    an installed package."""
+    an installed package.
+    """
     checkout = _PACKAGE.parent
     if not (checkout / ".git").exists():
         return None

@@ -81,7 +81,8 @@ def _has_running_threads() -> bool:
 
 class Elsewhere:
     """Context, entered any number of times, that adds up the processor time of other processes and
-    of other guests of the host."""
+    of other guests of the host.
+    """
 
     def __init__(self) -> None:
         self._passed = self._used = 0.0

@@ -141,7 +141,8 @@ class Verification:
 
     def require(self, subject: str, seed: int) -> None:
         """Raise :class:`InvariantError` if the output is wrong; ``subject`` computed it on random
-        data of ``seed``."""
+        data of ``seed``.
+        """
         if not self.verified:
             raise InvariantError(
                 f"{subject} is wrong by up to {self.max_error:g} on data of seed {seed}: "
@@ -159,7 +160,8 @@ class Expected:
 
     def vectors(self, epilogue: Epilogue | None, seed: int) -> dict[str, NDArray[Any]]:
         """Return a random bias and scale that suit these sums, as far as the epilogue has them
-        (:func:`~cpembed.codegen.epilogue.random_vectors`)."""
+        (:func:`~cpembed.codegen.epilogue.random_vectors`).
+        """
         if epilogue is None:
             return {}
         return random_vectors(self.workload, epilogue, self.result, seed)
@@ -301,7 +303,8 @@ class Expected:
     @cached_property
     def _rounding(self) -> tuple[float, float, NDArray[np.float64] | float]:
         """Unit roundoff of the type of the sums, tolerance relative to the products' magnitudes,
-        and maximum error of each sum."""
+        and maximum error of each sum.
+        """
         dtype = self.workload.output.dtype
         if is_integer(dtype):
             return _UNIT_ROUNDOFF["float32"], 0.0, 0.0

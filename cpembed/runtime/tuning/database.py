@@ -233,7 +233,8 @@ def sources_digest(paths: Iterable[Path]) -> str:
 
 def module_digest(module: str) -> str:
     """Return the SHA-256 of the package of a module, or of a module outside any package; empty if
-    it is not installed."""
+    it is not installed.
+    """
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):

@@ -146,7 +146,8 @@ class Tunable(Protocol):
 @dataclass(frozen=True)
 class Lookup:
     """The trials that count: of a workload with its epilogue, under one constraint set or any, of
-    one candidate or all, in the default folder or another."""
+    one candidate or all, in the default folder or another.
+    """
 
     workload: Computation
     epilogue: Any = None

@@ -124,7 +124,8 @@ class Search(Generic[S]):
 
     def _neighbours(self, count: int, random: Random) -> list[Proposal[S]]:
         """Return neighbours of the best with the smallest corrected estimates: an estimate is
-        multiplied by the ratio of its parent's measurement to its parent's estimate."""
+        multiplied by the ratio of its parent's measurement to its parent's estimate.
+        """
         parents = sorted(self._measured, key=lambda item: item[0])[:PARENTS]
         children: list[tuple[float, Proposal[S]]] = []
         for _ in range(CHILDREN if parents else 0):

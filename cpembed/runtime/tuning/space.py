@@ -18,7 +18,8 @@ S = TypeVar("S")
 @dataclass(frozen=True)
 class Scored(Generic[S]):
     """A schedule with its estimated ``cost`` in the target's unit, and the ``parts`` of the cost by
-    names that end in the unit."""
+    names that end in the unit.
+    """
 
     cost: float
     schedule: S

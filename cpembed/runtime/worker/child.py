@@ -114,7 +114,8 @@ def _die_with(parent: int) -> None:
 
 def _limit_memory() -> None:
     """Limit the process to the available memory, so that an allocation fails here instead of
-    exhausting the machine; write no core file."""
+    exhausting the machine; write no core file.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
@@ -128,7 +129,8 @@ def _limit_memory() -> None:
 
 def available_bytes(system: Path = _SYSTEM, group: Path = _GROUP) -> int | None:
     """Return the available memory of the system, or the rest of the control group's limit if that
-    is less; None if neither is known."""
+    is less; None if neither is known.
+    """
     amounts: list[int] = []
     with suppress(OSError, ValueError, IndexError):
         lines = system.read_text().splitlines()

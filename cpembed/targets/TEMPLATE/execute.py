@@ -1,5 +1,6 @@
 """Interpreter of the unit: a register for a tile of each operand, an instruction, a cycle
-counter."""
+counter.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ class Unit:
 
     def _places(self, tile: Tile, point: Mapping[str, int]) -> tuple[Array, ...]:
         """Return the position in the packed operand of each element of the instruction's
-        operand."""
+        operand.
+        """
         program = self.walk.program
         role = next(role for role, name in program.roles.items() if name == tile.operand.name)
         axes = program.instruction.computation.access(role).index

@@ -15,7 +15,8 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 @dataclass(frozen=True)
 class Tile:
     """Tile of an operand: the outer ``loops`` that move it, and the bus ``cycles`` of a
-    transfer."""
+    transfer.
+    """
 
     operand: PackedOperand
     loops: frozenset[str]

@@ -1,5 +1,6 @@
 """Schedules, which are orders of the outer loops, and their estimates, which count how often tiles
-change."""
+change.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def cycles(walk: Walk, order: Order) -> int:
 
 def _changes(walk: Walk, tile: Tile, order: Order) -> int:
     """Number of times that another tile is needed than before: the iterations of all loops down to
-    the innermost one that moves it."""
+    the innermost one that moves it.
+    """
     moving = [n for n, name in enumerate(order.loops) if name in tile.loops]
     extents = [walk.extents[name] for name in order.loops]
     # A loop of one iteration moves nothing, even if the tile depends on it.

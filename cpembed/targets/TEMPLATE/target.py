@@ -47,7 +47,8 @@ class TemplateTarget(Target[Walk, Order, Unit]):
 
     def __init__(self, spec: HardwareSpec) -> None:
         """Open the target. Raises :class:`~cpembed.errors.SpecError` for a specification without a
-        machine."""
+        machine.
+        """
         super().__init__(spec)
         if spec.machine is None:
             problem = "is missing: cycles need the clock and the bus"

@@ -304,7 +304,8 @@ _TYPE_CODES: Mapping[str, int] = {"i": 0, "u": 1, "f": 2}
 
 def image(kernel: bytes, buffers: Sequence[Array]) -> bytes:
     """The executable that calls a kernel, an object file compiled with :data:`START`, on flat
-    buffers."""
+    buffers.
+    """
     code, symbols = relocated(kernel, _CODE, {_CALL: _DATA})
     return _executable(symbols["_start"], code, _data(buffers))
 

@@ -160,7 +160,8 @@ class Calibration:
 
     def for_product(self, product: str) -> Calibration:
         """Return this calibration if it has the product, else the published one: kernels are
-        planned also on machines that cannot execute them."""
+        planned also on machines that cannot execute them.
+        """
         return self if product in self.product_ns else default_calibration(self.threads)
 
     def peak_gops(self, product: str) -> float:
@@ -180,7 +181,8 @@ _REMOVABLE_ROWS = 8
 
 def default_calibration(threads: int = 1) -> Calibration:
     """Return the constants of a Sapphire Rapids server core: ``measured`` is empty and ``cpu`` says
-    so."""
+    so.
+    """
     values = {**published_calibration(), "threads": threads, "measured": ""}
     # A copy, so that fields with defaults count as set and appear in documents.
     return replace(msgspec.convert(values, Calibration))
@@ -188,7 +190,8 @@ def default_calibration(threads: int = 1) -> Calibration:
 
 def default_directory() -> Path:
     """Return the folder that ``CPEMBED_CALIBRATION_DIR`` names, else one in the user's data
-    folder."""
+    folder.
+    """
     return store_folder("calibration", variable=DIRECTORY_VARIABLE, durable=True)
 
 
@@ -202,7 +205,8 @@ def calibration_path(folder: Path | None = None, threads: int | None = None) -> 
 
 def load_calibration(folder: Path | None = None) -> Calibration | None:
     """Return what was measured on this CPU with the threads of kernels; None if nothing was, or if
-    the file is damaged, which is reported in one line."""
+    the file is damaged, which is reported in one line.
+    """
     path = calibration_path(folder)
     try:
         return decoded(path.read_bytes(), Calibration, _flaw)
@@ -256,5 +260,6 @@ def store_calibration(measured: Calibration, folder: Path | None = None) -> Path
 @cache
 def calibration() -> Calibration:
     """Return the constants that kernels are planned by: measured here, else
-    :func:`default_calibration`."""
+    :func:`default_calibration`.
+    """
     return load_calibration() or default_calibration(thread_count())

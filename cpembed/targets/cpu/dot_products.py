@@ -198,7 +198,8 @@ def register_model(
 
 def _split_share(dot: DotProduct, nest: Nest) -> float:
     """Fraction of the second factor's loads that span two lines; each may begin at any multiple of
-    what its loops move it by."""
+    what its loops move it by.
+    """
     if dot.registers.bytes < nest.line_bytes:
         return 0.0
     second = nest.operands[1]
@@ -217,7 +218,8 @@ def _are_adjacent(dot: DotProduct, nest: Nest) -> bool:
 
 def _are_aliased(nest: Nest, machine: Calibration, rows: int) -> bool:
     """True if so many rows of the first factor exceed the ways of the first-level cache, because
-    they are whole pages apart, each of which is as large as a way."""
+    they are whole pages apart, each of which is as large as a way.
+    """
     first, page = nest.operands[0], model_constants().page_bytes
     distances = [first.stride(loop.name) * size_bytes(first.dtype) for loop in row_loops(nest)]
     ways = machine.cache_bytes[0] // page

@@ -303,7 +303,8 @@ def _unrelated_us(operand: PackedOperand, machine: Calibration, threads: int) ->
 
 def per_thread_packing_us(packing: PerThreadPacking, machine: Calibration) -> float:
     """Estimate the microseconds of packing inside a kernel, in the part that packs most; what it
-    writes stays in a near cache."""
+    writes stays in a near cache.
+    """
     operand = packing.operand
     alone = _copied_us(operand, machine) + _distance_us(_original_bytes(operand), machine)
     return alone * packing.share()
@@ -343,7 +344,8 @@ def _lines(operand: PackedOperand) -> int:
 @lru_cache(1 << 10)
 def element_cost(operand: PackedOperand) -> float:
     """Return the time to pack or unpack an element, relative to one that is copied with its
-    neighbours."""
+    neighbours.
+    """
     if not operand.dimensions:
         return 1.0
     constants, transform = model_constants(), plan_transform(operand)
@@ -362,6 +364,7 @@ def element_cost(operand: PackedOperand) -> float:
 @lru_cache(1 << 10)
 def segments(operand: PackedOperand) -> int:
     """Return the number of contiguous segments that im2col packing copies; 0 for other
-    transforms."""
+    transforms.
+    """
     windows = plan_transform(operand).windows if operand.dimensions else None
     return 0 if windows is None else operand.elements // windows.size * windows.copied

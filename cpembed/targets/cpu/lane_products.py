@@ -110,7 +110,8 @@ def lane_registers(product: LaneProduct) -> RegisterModel:
 
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
         """Return the cost of a step: each product widens a row of its own and shares its column's
-        weights."""
+        weights.
+        """
         products = product.relative_time * rows * columns + columns
         return BlockStep(
             products_ns=max(products * machine.product_ns[timed], machine.latency_ns[timed]),
@@ -124,13 +125,15 @@ def lane_registers(product: LaneProduct) -> RegisterModel:
 
 def _inner_row_loop(nest: Nest) -> tuple[TileLoop, ...]:
     """Return the loop, of those that share the second factor, whose points are closest in memory:
-    neighbours share most of what the taps of a filter read, before registers overflow."""
+    neighbours share most of what the taps of a filter read, before registers overflow.
+    """
     return tuple([loop for loop in row_loops(nest) if loop.steps > 1][-1:])
 
 
 def _lane_loops(nest: Nest) -> tuple[TileLoop, ...]:
     """Return the loops over further lanes, which move every operand and share nothing but cache
-    lines."""
+    lines.
+    """
     loops = (
         loop
         for loop in nest.tasks

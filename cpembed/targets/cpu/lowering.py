@@ -43,7 +43,8 @@ class BackEnd:
 
     def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
         """Return the nest on the original first factor; None if its layout differs in more than
-        padding, or not at all."""
+        padding, or not at all.
+        """
         if self.unpadded is None or first_factor(program).is_identity:
             return None
         try:
@@ -55,7 +56,8 @@ class BackEnd:
 @dataclass(frozen=True)
 class Lowered:
     """Program in a code generator's terms: its schedules on a machine, and the processor of its
-    kernels."""
+    kernels.
+    """
 
     program: DerivedProgram
     epilogue: Epilogue | None
@@ -102,7 +104,8 @@ class Lowered:
 
     def compiled(self, knobs: Knobs) -> CompiledKernel:
         """Return the kernel of a schedule. Raises :class:`LoweringError` if the schedule does not
-        fit."""
+        fit.
+        """
         space, program = self.schedules, self.program
         scheduled = space.scheduled(program, knobs)
         plan = self.back_end.plan(program, scheduled)

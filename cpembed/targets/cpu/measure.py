@@ -362,7 +362,8 @@ class KernelMeasurer:
         self, comparison: InterleavedComparison, rounds: int, timed_before: int
     ) -> tuple[Rounds, bool]:
         """Return the least disturbed of a few attempts and whether it was disturbed; the first
-        ``timed_before`` runners have earlier times."""
+        ``timed_before`` runners have earlier times.
+        """
         best = comparison.run(rounds)
         least = self._disturbance(best, timed_before)
         for pause in PAUSES:
@@ -376,7 +377,8 @@ class KernelMeasurer:
 
     def _disturbance(self, rounds: Rounds, timed_before: int) -> float:
         """Median ratio of the earlier runners' times to their best rounds; 1 without earlier
-        runners."""
+        runners.
+        """
         ratios: list[float] = []
         for number, runner in enumerate(rounds.comparison.runners):
             fast_us = rounds.fast_us(number)
@@ -413,7 +415,8 @@ class KernelMeasurer:
 
     def _verify(self, data: _PackedData, kernel: CompiledKernel, knobs: Knobs) -> None:
         """Verify a kernel on an output of its own: results of another kernel would still be
-        right."""
+        right.
+        """
         verification = self._expected.judge(data.mover.unpack(kernel.execute(data.packed)))
         if verification.verified and self._objective == "total" and kernel.has_inner_packing:
             verification = self._expected.judge(kernel.run_whole(self._inputs, self._ahead))
@@ -443,7 +446,8 @@ class KernelMeasurer:
     @cached_property
     def _unthrottled(self) -> Callable[[], bool] | None:
         """Function that tells whether the product instruction runs at full speed; None without a
-        probe."""
+        probe.
+        """
         probe = throttle_probe(open_target(self._spec))
         return None if probe is None else probe.is_unthrottled
 
@@ -454,7 +458,8 @@ class KernelMeasurer:
 
 class IsolatedMeasurer:
     """A :class:`KernelMeasurer` in another process, in which ``call`` executes functions; a crash
-    is a failed kernel."""
+    is a failed kernel.
+    """
 
     def __init__(
         self,

@@ -108,12 +108,14 @@ class MethodKernel:
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Call:
         """Return one call to be timed, from the image's original layout to the output's; weights
-        are transformed ahead."""
+        are transformed ahead.
+        """
         return self._bound_on(inputs)[0].all_in_turn()
 
     def recorded(self) -> RecordedCalls:
         """Return the calls of a kernel that was made for a recorder: those that transform the
-        weights once, and those of a run."""
+        weights once, and those of a run.
+        """
         recorder, conv = self._processor, self.method.convolution
         assert isinstance(recorder, Recorder)
         image, filters = (
@@ -168,7 +170,8 @@ class MethodKernel:
 
     def _bound_on(self, inputs: Mapping[str, Array]) -> tuple[MethodCalls, Any]:
         """Return the calls on buffers of their own, with weights transformed now by NumPy, and the
-        output's buffer."""
+        output's buffer.
+        """
         conv = self.method.convolution
         image, weights = (np.ascontiguousarray(inputs[o.name]) for o in (conv.image, conv.weights))
         if isinstance(self.method, Winograd):
@@ -201,7 +204,8 @@ class MethodKernel:
 
     def _bound(self, image: Any, weights: Any) -> tuple[MethodCalls, Any]:
         """Return the calls, bound in the order of execution, and the output's buffer; ``weights``
-        are in the product's layout."""
+        are in the product's layout.
+        """
         conv, processor = self.method.convolution, self._processor
         before: list[Call] = []
         if not self._image.is_identity:

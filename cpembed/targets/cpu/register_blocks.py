@@ -175,7 +175,8 @@ class RegisterModel:
 
     def non_temporal(self, nest: Nest, knobs: Knobs) -> int | None:
         """Number of the factor whose loads bypass the nearest cache: the one that the innermost
-        loop over blocks moves."""
+        loop over blocks moves.
+        """
         if not knobs.non_temporal:
             return None
         rows, columns = (
@@ -239,7 +240,8 @@ class Schedules:
 
     def estimate(self, knobs: Knobs, packed_bytes: int = 0) -> Estimate:
         """Estimate a schedule; ``packed_bytes`` of the first factor are packed at a time inside the
-        kernel, 0 if it comes packed."""
+        kernel, 0 if it comes packed.
+        """
         rows, columns = self.model.sides(self.nest, knobs)
         step = self.model.step(self.nest, self.machine, rows, columns)
         bypassing = self.model.non_temporal(self.nest, knobs)
@@ -256,12 +258,14 @@ class Schedules:
 
     def applied(self, knobs: Knobs) -> Nest:
         """Return the nest as it is executed. Raises :class:`LoweringError` as :func:`passes`
-        does."""
+        does.
+        """
         return self._executed(knobs)[0]
 
     def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
         """Return the nest and its traffic, which are the same with and without non-temporal
-        loads."""
+        loads.
+        """
         blocks, panels = tuple(knobs.register_tiles.items()), tuple(knobs.cache_tiles.items())
         key = blocks, panels, knobs.loop_order, knobs.split_k
         if key not in self._executed_nests or (knobs.non_temporal and not self.model.streams):
@@ -306,7 +310,8 @@ class Schedules:
 
     def on_original(self, knobs: Knobs) -> Nest | None:
         """Return the nest of whole calls that read the first factor in its original layout; None if
-        these pack it."""
+        these pack it.
+        """
         if self.unpadded is None:
             return None
         nest = apply_knobs(self.unpadded, self.model, knobs)
@@ -314,7 +319,8 @@ class Schedules:
 
     def packing(self, program: DerivedProgram, knobs: Knobs) -> PerThreadPacking | None:
         """Return how the threads of a kernel pack the first factor; None if they read it where it
-        is, or share sums."""
+        is, or share sums.
+        """
         nest = self.applied(knobs)
         if knobs.split_k > 1 or self.on_original(knobs) is not None:
             return None
@@ -357,7 +363,8 @@ class Schedules:
 
     def _parts(self, knobs: Knobs) -> int:
         """Return the number of parts of a reduction that gives each thread a task, or nearly; 1 if
-        there are enough tasks or sums are not shared."""
+        there are enough tasks or sums are not shared.
+        """
         tasks, epilogue = self.applied(knobs).task_count, self.nest.epilogue
         if tasks >= self.threads or (epilogue and not epilogue.is_of_sum_alone):
             return 1
@@ -366,7 +373,8 @@ class Schedules:
 
     def _panels(self, knobs: Knobs) -> Iterator[dict[str, int]]:
         """Yield cache tiles of the loops of either factor, if the data exceeds the second-level
-        cache, and cache tiles whose results stay in it until all their columns are written."""
+        cache, and cache tiles whose results stay in it until all their columns are written.
+        """
         room = self.machine.cache_bytes[1] * USED_SHARE / self.nest.line_bytes
         inner = {loop.name: loop.extent for loop in (*self.nest.reductions, *self.nest.inner)}
         all_extents = inner | {task.name: task.extent for task in self.nest.tasks}
@@ -450,7 +458,8 @@ def passes(nest: Nest, model: RegisterModel, knobs: Knobs) -> list[Pass]:
 
 def _choices(loops: Sequence[TileLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
     """Yield ``(points of a block, block size per loop, number of blocks)`` for at most ``largest``
-    points."""
+    points.
+    """
     if not loops:
         yield 1, (), 1
         return

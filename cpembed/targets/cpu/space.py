@@ -246,7 +246,8 @@ class CpuSpace(Space[Knobs]):
 
     def form(self) -> object:
         """Return a value that is equal for kernels of the same code with equal copies: fused axes
-        of one step, digits under other names."""
+        of one step, digits under other names.
+        """
         nest = apply_knobs(self.schedules.nest, self.schedules.model, Knobs())
         tasks = [task for task in nest.tasks if task.extent > 1]
         names = {loop.name: f"task {n}" for n, loop in enumerate(tasks)}
@@ -297,7 +298,8 @@ class CpuSpace(Space[Knobs]):
 
     def canonical(self, schedule: Knobs) -> Knobs:
         """Remove what has no effect: blocks of one point, cache tiles of a whole loop, and the
-        order if there are loops of one kind only."""
+        order if there are loops of one kind only.
+        """
         rows, columns = self.loops
         extents = {loop.origin: loop.steps for loop in (*rows, *columns)}
         blocks = {

@@ -62,7 +62,8 @@ class CpuTarget(
     Calibrated,
 ):
     """Target of a CPU instruction; ``objective`` tells whether packing and unpacking count when
-    schedules are compared."""
+    schedules are compared.
+    """
 
     policy = ChoicePolicy(considered=CONSIDERED_ON_CPU, tie_ratio=TIE_RATIO, shortlist=shortlist)
     tuner = CpuTuner
@@ -127,7 +128,8 @@ class CpuTarget(
 
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         """Execute on packed operands, and as one call that packs for itself if that is other
-        code."""
+        code.
+        """
         outputs = [artifact.run(inputs)]
         if artifact.has_inner_packing:
             packed_ahead = packed_before(artifact.program.workload)

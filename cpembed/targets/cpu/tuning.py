@@ -212,7 +212,8 @@ class Measurer(Protocol):
 
 class CpuTuning(Tuning[CpuTrial, Knobs]):
     """Search that minimises the ratio to the file's first trial, by way of the best trials in
-    between."""
+    between.
+    """
 
     def __init__(
         self,
@@ -248,7 +249,8 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
 
     def _base(self, timed: Timed) -> float:
         """Ratio of this call's first trial to the file's first, if another schedule runs untuned
-        now. Nothing was timed interleaved with both, so medians decide."""
+        now. Nothing was timed interleaved with both, so medians decide.
+        """
         first = next((t for t in self._trials if t.us(self.objective) is not None), None)
         if first is None:
             return 1.0
@@ -263,7 +265,8 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
 
     def _finish(self) -> None:
         """Time the best trials and the untuned one once more, unless that was done undisturbed and
-        nothing was measured since."""
+        nothing was measured since.
+        """
         last = max((trial.final for trial in self._trials), default=0)
         last_finals = [trial for trial in self._trials if trial.final == last]
         if last and self._trials[-1].final and not any(trial.noisy for trial in last_finals):
@@ -289,7 +292,8 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
 
     def outcome(self) -> tuple[CpuTrial, CpuTrial]:
         """Return the best trial and the untuned one, from the same final comparison if the search
-        is over."""
+        is over.
+        """
         best, untuned = super().outcome()
         finals = [t for t in self._trials if t.key == untuned.key and t.final == best.final]
         return best, finals[-1] if finals else untuned

@@ -82,7 +82,8 @@ def with_variants(
 
 def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
     """True if the widest constraint set allows the embedding: what a search would not list is not
-    proposed."""
+    proposed.
+    """
     embedding = candidate.embedding
     problem = problem_of(candidate.program.unfused, spec.instruction, embedding.operands)
     try:
@@ -94,7 +95,8 @@ def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
 
 def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
     """Return the embedding with operands in place, and with the output alone in place, if that
-    copies less and the instruction can access them there."""
+    copies less and the instruction can access them there.
+    """
     program = ranked.candidate.program
     if program.in_place or not copied_operands(program):
         return []
@@ -108,7 +110,8 @@ def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidat
 
 def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
     """Return the embedding over the rows of an image as one axis, in place and packed; empty if
-    there are no rows, or it takes no fewer executions."""
+    there are no rows, or it takes no fewer executions.
+    """
     program = ranked.candidate.program
     embedding = ranked.candidate.embedding
     if program.in_place or not _has_single_accesses(program.workload):
@@ -121,7 +124,8 @@ def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate
 
 def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
     """Return the embedding over whole windows as one axis, with the output in place and packed;
-    empty if there are no windows, or it takes no fewer executions."""
+    empty if there are no windows, or it takes no fewer executions.
+    """
     program = ranked.candidate.program
     if program.in_place or not _has_single_accesses(program.workload):
         return []
@@ -134,7 +138,8 @@ def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandid
 
 def in_lanes(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
     """Return the embedding with commuted factors on operands in place; empty if that copies no
-    less, or the instruction cannot access them there."""
+    less, or the instruction cannot access them there.
+    """
     program = ranked.candidate.program
     if (
         program.in_place
@@ -172,7 +177,8 @@ def _in_places(
     variant: str = "",
 ) -> list[RankedCandidate]:
     """Return the candidate with an embedding for each choice of operands in place, least copied
-    first; of choices that copy as much, the first."""
+    first; of choices that copy as much, the first.
+    """
     by_copied_bytes: dict[int, RankedCandidate] = {}
     for names in choices:
         item = _derived(ranked, spec, embedding, names, variant)
@@ -189,7 +195,8 @@ def _derived(
     variant: str = "",
 ) -> RankedCandidate | None:
     """Return the candidate with the program of an embedding that leaves operands in place; None if
-    the instruction cannot access them there."""
+    the instruction cannot access them there.
+    """
     workload = ranked.candidate.program.unfused
     try:
         candidate = derive_candidate(workload, spec.instruction, embedding, in_place=names)
@@ -323,7 +330,8 @@ def over_rows(
 
 def _rows(workload: Computation) -> Iterator[tuple[str, tuple[str, ...], int]]:
     """Yield name, members and pitch of each fused axis of two spatial ones that an input holds with
-    a gap."""
+    a gap.
+    """
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for name, members in candidate_groups(workload, 2, smallest_extent=2).items():
         if kinds[members[0]] is not AxisKind.SPATIAL:
@@ -389,7 +397,8 @@ def _axes(embedding: Embedding, digits: Iterable[Digit]) -> set[str]:
 
 def _window(workload: Computation) -> tuple[str, ...]:
     """Return the reduction axes of an input that is read by windows, in its order; empty if there
-    is none, or if another input lacks some of them, so that they cannot be one axis."""
+    is none, or if another input lacks some of them, so that they cannot be one axis.
+    """
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for operand in workload.inputs:
         index = workload.access(operand.name).index

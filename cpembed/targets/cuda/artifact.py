@@ -110,7 +110,8 @@ def unwritten(elements: int, dtype: str) -> Array:
 
 def save(artifact: CudaKernels, folder: Path) -> None:
     """Write ``kernel.cu``, ``kernel.json``, ``example.cu`` and ``load.py``, and a cubin for each
-    architecture if nvcc is installed."""
+    architecture if nvcc is installed.
+    """
     make_folder(folder)
     write_whole(folder / "kernel.cu", artifact.text.source)
     write_whole(folder / "kernel.json", json.dumps(_document(artifact), indent=2) + "\n")
@@ -161,7 +162,8 @@ _C_TYPES = {
 
 def _example(artifact: CudaKernels) -> str:
     """Return a host program that launches the kernels on zeros, and times all but the packing of
-    weights."""
+    weights.
+    """
     kernels = artifact.text.kernels
     buffers = {p.name: p for kernel in kernels for p in kernel.parameters}
     setup: list[str] = []

@@ -73,7 +73,8 @@ class CudaText:
 
 def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:
     """Return the kernels of a plan by name, in the order in which they run: packing of factors, the
-    product, and the addition of parts if its reduction is split."""
+    product, and the addition of parts if its reduction is split.
+    """
     product, kernels = plan.product, dict[str, tuple[Writer, Launch]]()
 
     def add(name: str, writer: Writer, grid: tuple[int, int, int], threads: int) -> None:
@@ -187,7 +188,8 @@ def _memory(
     plan: Plan, constants: Mapping[str, Array]
 ) -> tuple[dict[str, Memory], dict[str, Memory], set[str]]:
     """Return buffers by parameter, those of arguments by operand, and the functions that pack
-    weights."""
+    weights.
+    """
     product = plan.product
     workload, epilogue = product.program.workload, product.epilogue
     memory: dict[str, Memory] = {}

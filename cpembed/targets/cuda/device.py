@@ -174,7 +174,8 @@ def _shared_store(size: int) -> _Definition:
 
 def _array(pointer: str, dtype: str, count: int, constraint: str) -> list[str]:
     """Return the registers behind a pointer as operands of PTX that are read ("") or written ("=",
-    "+")."""
+    "+").
+    """
     c, letter = _REGISTERS.get(dtype, ("unsigned int", "r"))
     const = "" if constraint else "const "
     return [

@@ -191,7 +191,8 @@ class _ProductBody:
 
     def _locate_thread(self) -> None:
         """Write the lane, the warp's place in the block, and the first row and column of tiles of
-        the block."""
+        the block.
+        """
         columns, group = self.plan.blocks[1], self.plan.group
         inside, above = f"block % {group * columns}", f"block // {group * columns} * {group}"
         self.script.lines(
@@ -293,7 +294,8 @@ class _ProductBody:
 
     def _load_by_ldmatrix(self, bases: tuple[str, str]) -> None:
         """Write loads of four matrices of 8 rows of 16 bytes each: the first factor of one
-        instruction, or the second factor of two."""
+        instruction, or the second factor of two.
+        """
         (rows, columns), (m, n) = self.schedule.tile, (self.instruction.m, self.instruction.n)
 
         def load(count: int, name: str, register: str, number: int, place: tuple[str, str]) -> None:

@@ -37,7 +37,8 @@ _SUM_TYPES = {"f32": "float", "f16": "unsigned int", "s32": "int"}
 @dataclass(frozen=True)
 class PreparedText:
     """A text that the host's compiler takes, and its kernels with the maximum number of threads of
-    a block, None if the text does not bound it."""
+    a block, None if the text does not bound it.
+    """
 
     source: str
     kernels: Mapping[str, int | None]

@@ -101,7 +101,8 @@ class TensorCoreInstruction:
     @property
     def load_functions(self) -> tuple[str, str]:
         """Names of WMMA's device functions ``(registers, shared, leading dimension in elements)``
-        that load rows of A and columns of B."""
+        that load rows of A and columns of B.
+        """
         self._require_wmma("loads")
         return (
             f"cpembed_wmma_load_a_{self.shape}_{SHORT[self.a]}",
@@ -111,7 +112,8 @@ class TensorCoreInstruction:
     @property
     def store_function(self) -> str:
         """Name of WMMA's device function ``(shared, registers, leading dimension in elements)``
-        that stores rows of C."""
+        that stores rows of C.
+        """
         self._require_wmma("stores")
         return f"cpembed_wmma_store_{self.shape}_{SHORT[self.c]}"
 
@@ -230,7 +232,8 @@ class FragmentsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True)
 class Fragment:
     """A matrix distributed over a warp, ``elements`` to a lane in the order of registers and of the
-    bytes in them; ``row`` and ``column`` are the digits of its coordinates, outermost first."""
+    bytes in them; ``row`` and ``column`` are the digits of its coordinates, outermost first.
+    """
 
     name: str
     elements: int
@@ -286,7 +289,8 @@ def position(name: str, lane: int, element: int) -> tuple[int, int]:
 
 def matrix_row(lane: int) -> tuple[int, int]:
     """Return the matrix and its row whose address a lane passes to ``ldmatrix``; with fewer than
-    four matrices the addresses of later lanes are not used."""
+    four matrices the addresses of later lanes are not used.
+    """
     return lane // MATRIX_ROWS, lane % MATRIX_ROWS
 
 

@@ -212,7 +212,8 @@ def _matrix_axes(program: DerivedProgram) -> tuple[str, str, str]:
 
 def _in_original(operand: PackedOperand, order: Sequence[int]) -> PackedOperand:
     """Return the operand in its original layout, with its dimensions in ``order``; accesses may lie
-    outside of it."""
+    outside of it.
+    """
     places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
     coordinates = tuple(source.substitute(places) for source in operand.source)
     return replace(
@@ -263,7 +264,8 @@ def _factor_layouts(
 
 def _in_tiles(operand: PackedOperand, along: str) -> PackedOperand:
     """Return the layout of the derived program with the tile's dimension ``along`` innermost and
-    the tile's other dimension next to it."""
+    the tile's other dimension next to it.
+    """
 
     def depth_of(number: int) -> tuple[int, int]:
         in_tile = operand.dimensions[number].walked_by is not None
@@ -285,7 +287,8 @@ def _result_layout(
     epilogue: Epilogue | None,
 ) -> GlobalOperand:
     """Return the result in its original layout, with vectors along columns or rows, whichever are
-    longer."""
+    longer.
+    """
     layout = _in_original(output, range(len(output.original_shape)))
     dtype = output.dtype if epilogue is None else epilogue.dtype
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
@@ -317,7 +320,8 @@ def _by_stride(loops: Sequence[Loop], operand: GlobalOperand) -> tuple[Loop, ...
 @dataclass(frozen=True)
 class Movement:
     """Movement of an index over an aligned group of steps of an axis: its increment per step, 0 or
-    1, and whether it is a multiple of the group's length at the first step."""
+    1, and whether it is a multiple of the group's length at the first step.
+    """
 
     step: int
     aligned: bool

@@ -79,7 +79,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """nvcc's name of the architecture: ``sm_80``."""
+        """Nvcc's name of the architecture: ``sm_80``."""
         return self.unit.architecture
 
     @property

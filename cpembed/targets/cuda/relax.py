@@ -132,7 +132,8 @@ def _unwritten(tensor: Any) -> Array:
 
 def _collect_nests(statement: Any, memory: dict[str, Array], nests: list[Any]) -> None:
     """Append the loop nests of a function, each of which is a kernel, and add memory for the
-    buffers that it allocates; another view of a tensor is the same memory."""
+    buffers that it allocates; another view of a tensor is the same memory.
+    """
     if hasattr(statement, "seq"):
         for inner in statement.seq:
             _collect_nests(inner, memory, nests)

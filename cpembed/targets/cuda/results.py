@@ -113,7 +113,8 @@ def _store_strip(writer: Writer, plan: Plan) -> None:
 
 def _iterator_values(writer: Writer, plan: Plan) -> dict[str, str]:
     """Write the tile of ``result_row`` and ``result_column``, and return the values of loops and
-    axes there."""
+    axes there.
+    """
     product, (rows, columns) = plan.product, plan.schedule.tile
     n = product.instruction.n
     writer.script.lines(

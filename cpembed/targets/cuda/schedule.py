@@ -113,7 +113,8 @@ class SharedTile:
 @dataclass(frozen=True)
 class Staging:
     """A warp's part of shared memory for the results of a row of instruction tiles, with ``pitch``
-    elements between rows."""
+    elements between rows.
+    """
 
     rows: int
     columns: int
@@ -209,7 +210,8 @@ class Plan:
 
 def check(plan: Plan, shared_bytes: int) -> None:
     """Raise :class:`LoweringError` if the program does not have the schedule, or a multiprocessor
-    with ``shared_bytes`` of shared memory for a block cannot execute it."""
+    with ``shared_bytes`` of shared memory for a block cannot execute it.
+    """
     schedule, product = plan.schedule, plan.product
     numbers = (*schedule.warps, *schedule.tile, schedule.depth, schedule.group, schedule.splits)
     if min(numbers) < 1 or schedule.stages < 2 or schedule.depth not in (1, 2, 4):

@@ -142,7 +142,8 @@ def work_of(plan: Plan, gpu: Gpu) -> KernelWork:
 
 def _fetch(counts: KernelTraffic, gpu: Gpu) -> Phase:
     """Return the copies of a stage: a warp issues them one after the other, and all are in flight
-    at a time."""
+    at a time.
+    """
     accesses = counts.stage.copies / LANES
     issue = accesses * COPY_INSTRUCTIONS / gpu.unit.schedulers
     issue_of_warp = accesses / counts.warps * COPY_INSTRUCTIONS * gpu.unit.integer_cycles

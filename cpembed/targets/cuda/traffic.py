@@ -45,7 +45,8 @@ def _max_bank_words(words: Addresses) -> int:
 @dataclass(frozen=True, kw_only=True)
 class StageTraffic:
     """Counts of a stage: ``products`` and ``fragment_wavefronts`` of each warp; ``copy_wavefronts``
-    and ``copies``, the number of vectors that are copied, of all warps of a block."""
+    and ``copies``, the number of vectors that are copied, of all warps of a block.
+    """
 
     products: int
     fragment_wavefronts: int
@@ -64,7 +65,8 @@ class ResultTraffic:
 @dataclass(frozen=True, kw_only=True)
 class KernelTraffic:
     """Counts of a product kernel: those of a block in each of ``steps`` stages and at its end, and
-    bytes of global memory inside the operands."""
+    bytes of global memory inside the operands.
+    """
 
     blocks: int
     warps: int

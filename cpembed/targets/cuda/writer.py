@@ -107,7 +107,8 @@ def _term(term: IndexTerm, values: Mapping[str, str], extents: Mapping[str, int]
 
 def digits(number: str, loops: Sequence[Loop]) -> dict[str, str]:
     """Return the values of loops, outermost first, at a number that counts them all; the outermost
-    loop exceeds its extent if the number exceeds their product."""
+    loop exceeds its extent if the number exceeds their product.
+    """
     values: dict[str, str] = {}
     inner = 1
     for place, loop in reversed(list(enumerate(loops))):
@@ -155,7 +156,8 @@ def inside_conditions(
 
 def guarded_place(conditions: list[str], value: str) -> tuple[str, str]:
     """Return lines that set ``valid`` to whether all conditions hold, and ``place`` to ``value``,
-    or to 0 if they do not, which is a valid address."""
+    or to 0 if they do not, which is a valid address.
+    """
     condition = " and ".join(conditions) or "True"
     # A product, because a selection would become a branch.
     return f'valid = T.cast({condition}, "int32")', f"place = ({value}) * valid"

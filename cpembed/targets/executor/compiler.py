@@ -54,7 +54,8 @@ _DAY_SECONDS = 24 * 3600
 @dataclass(frozen=True, kw_only=True)
 class TextCompiler:
     """Options to compile texts of one kind and to link them with their runtime,
-    ``native``/runtime.cpp."""
+    ``native``/runtime.cpp.
+    """
 
     kind: str
     """Name of the kind in messages: "CUDA"."""

@@ -127,7 +127,8 @@ class LoadedText:
 
     def _located(self, fault: str) -> str:
         """Replace return addresses in a fault's message by source lines, and addresses of static
-        memory by names of variables (``native/fault.h``)."""
+        memory by names of variables (``native/fault.h``).
+        """
         return _VARIABLE.sub(self._variable, _PLACE.sub(self._line, fault))
 
     def _line(self, match: re.Match[str]) -> str:
@@ -153,7 +154,8 @@ class LoadedText:
 @lru_cache(maxsize=4096)
 def _lines(library: Path, file: str, address: int) -> tuple[int, ...]:
     """Return the line of a call, then those of the inlined callers up to the kernel; empty without
-    line tables."""
+    line tables.
+    """
     numbers = list[int]()
     # The instruction before the return address is the call.
     for line in _tool_output("addr2line", "-i", "-e", str(library), hex(max(address - 1, 0))):

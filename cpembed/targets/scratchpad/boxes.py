@@ -41,7 +41,8 @@ class BoxDimension:
 @dataclass(frozen=True)
 class Box:
     """The part of an operand that a PE holds for a tile, dimensions outermost first; ``tiled`` if
-    main memory contains it in this form already, box after box."""
+    main memory contains it in this form already, box after box.
+    """
 
     operand: Operand
     dimensions: tuple[BoxDimension, ...]
@@ -93,7 +94,8 @@ class Box:
 @dataclass(frozen=True)
 class Form:
     """A product in which each PE holds one point of the axes ``single`` of a tile, and more of all
-    others; ``ahead`` if constant operands are in main memory box after box."""
+    others; ``ahead`` if constant operands are in main memory box after box.
+    """
 
     product: BoxProduct
     single: frozenset[str]
@@ -151,7 +153,8 @@ class Form:
 
     def _tiled_dimensions(self, operand: Operand) -> Iterator[BoxDimension]:
         """Yield a dimension for each axis: first those that only tiles walk, then in the order of
-        the instruction's tile, the digits of one instruction axis from the outermost."""
+        the instruction's tile, the digits of one instruction axis from the outermost.
+        """
         program = self.product.program
         order = program.instruction.memory[operand.role].axes
         ranks = {

@@ -396,7 +396,8 @@ class _Writer:
 
     def _sum(self) -> Iterator[str]:
         """Yield the products of a tile; sums begin at zero in a buffer whose last contents are
-        stored, and are stored when complete."""
+        stored, and are stored when complete.
+        """
         n, result = self.operands[2], self.form.boxes[2]
         places = " * ".join([*self._factors(result, "now."), f"(long)sizeof({self.types[2]})"])
         yield "    if (begins) {"

@@ -45,7 +45,8 @@ class Axis:
 
     def held(self, points: int) -> int:
         """Return how many of a tile's points each PE holds, including those that complete the last
-        granule."""
+        granule.
+        """
         return -(-points // self.granule) * self.grain
 
 
@@ -90,7 +91,8 @@ class Operand:
 @dataclass(frozen=True, kw_only=True)
 class BoxProduct:
     """``C += A * B`` over boxes: axes by name in the workload's order, operands with the output
-    last, and the instruction's axes of A and C, of B and C, of A and B (``lanes``)."""
+    last, and the instruction's axes of A and C, of B and C, of A and B (``lanes``).
+    """
 
     program: DerivedProgram
     machine: ScratchpadMachine
@@ -212,7 +214,8 @@ def _axis(program: DerivedProgram, machine: ScratchpadMachine, name: str) -> Axi
 
 def _require_harmless_padding(product: BoxProduct) -> None:
     """Raise unless the padding of each reduction axis multiplies zeros: the axis is the only index
-    of a factor's dimension, outside of which the factor is zero."""
+    of a factor's dimension, outside of which the factor is zero.
+    """
     for axis in product.axes.values():
         if not axis.reduction or axis.granule == 1 or axis.extent % axis.granule == 0:
             continue

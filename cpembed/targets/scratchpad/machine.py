@@ -145,7 +145,8 @@ def _engine(machine: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
 
 def _checked_lanes(spec: HardwareSpec, machine: Hierarchy) -> Lanes:
     """Raise :class:`SpecError` for what is not a product of two operands, and for a machine that
-    does not execute it as ``gemm`` of ``scratchpad.h`` does."""
+    does not execute it as ``gemm`` of ``scratchpad.h`` does.
+    """
     instruction = spec.instruction
     lanes = _lanes(spec)
     sized = [axis.name for axis in instruction.axes if axis.largest is not None]

@@ -152,7 +152,8 @@ def _parts_of(method: Rewritten, machine: ScratchpadMachine) -> tuple[Part | Non
 
 def _require_output_order(method: Im2col) -> None:
     """Raise :class:`LoweringError` unless M of im2col is O: the output's dimensions are in the
-    product's order."""
+    product's order.
+    """
     conv = method.convolution
     outputs = [window.output for window in conv.windows]
     pair = (outputs, conv.filters) if method.orders.last else (conv.filters, outputs)
@@ -188,7 +189,8 @@ class _Arrays:
         self, counts: Sequence[int], lanes: str, pieces: Sequence[int] = ()
     ) -> tuple[Loop, ...]:
         """Return the loops over tiles and over the axis ``lanes``; blocks are of tiles of the last
-        window and of ``lanes``."""
+        window and of ``lanes``.
+        """
         tiles = (
             Loop(f"t{n}", count, count if n == self.last else 1) for n, count in enumerate(counts)
         )

@@ -28,7 +28,8 @@ Points = Mapping[str, Any]
 @dataclass(frozen=True, kw_only=True)
 class Times:
     """Cycles of all transfers, of all executions, of the first and the last transfer, which nothing
-    hides (``exposed``), and in total; ``moved_bytes`` are those of whole transactions."""
+    hides (``exposed``), and in total; ``moved_bytes`` are those of whole transactions.
+    """
 
     transferring: Numbers
     executing: Numbers
@@ -102,7 +103,8 @@ def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
 
 def _places_beyond(form: Form, box: Box) -> dict[int, tuple[int, int]]:
     """Return by dimension the places outside of the operand before its first and after its last:
-    padding of the operand, or of the last granule. Dimensions without any are left out."""
+    padding of the operand, or of the last granule. Dimensions without any are left out.
+    """
     axes, beyond = form.product.axes, dict[int, tuple[int, int]]()
     for number, dimension in enumerate(box.dimensions):
         last = dimension.constant
@@ -243,7 +245,8 @@ class Work:
 
     def _transfers(self, box: Box, order: Sequence[str]) -> Numbers:
         """Return how often a box is transferred: an input whenever a loop moves it, the output
-        once, when it is complete."""
+        once, when it is complete.
+        """
         number, started = np.ones(1), np.zeros(1, bool)
         for name in reversed(order):
             if name in box.operand.axes:
@@ -264,7 +267,8 @@ def _sum(axis: Axis, size: Any, count: Numbers, held: Numbers) -> Numbers:
 
 def _executing(form: Form, counts: Points, sums: Points) -> Numbers:
     """Return the cycles of all executions: granules, and what each call takes in addition, by its
-    sizes (equation 2, summed over all tiles)."""
+    sizes (equation 2, summed over all tiles).
+    """
     product, machine = form.product, form.product.machine
     total = machine.cycles * math.prod(
         (sums[n] / axis.grain for n, axis in product.axes.items()), start=np.ones(1)

@@ -56,7 +56,8 @@ class Loop:
 @dataclass(frozen=True)
 class Dimension:
     """A dimension of an array: its size, the first place of a block's box in it, over the loops'
-    first points, and the number of places, over the points of a block."""
+    first points, and the number of places, over the points of a block.
+    """
 
     size: int
     first: LinearSum
@@ -120,7 +121,8 @@ class Part:
     @property
     def operations(self) -> int:
         """Additions and multiplications of a full block, or its loads and stores, whichever are
-        more: they are in different pipelines."""
+        more: they are in different pipelines.
+        """
         shapes = [transform.shape for transform in self.transforms]
         total = 0
         for number, transform in enumerate(self.transforms):
@@ -329,7 +331,8 @@ def _compute(part: Part) -> str:
 
 def _transform_calls(part: Part) -> Iterator[str]:
     """Yield one transform after the other along the nest of a point's inputs, through local
-    arrays; each is repeated for the results of those before and the inputs of those after it."""
+    arrays; each is repeated for the results of those before and the inputs of those after it.
+    """
     shapes = [transform.shape for transform in part.transforms]
     source = "from"
     source_steps = [f"{reach} * s{dimension}" for dimension, reach in part.nest]

@@ -42,7 +42,8 @@ def require_proven(plan: Plan) -> None:
 
 def _follows_access(box: Box, plan: Plan) -> bool:
     """True if ``index(start + place) = first + step * box place`` for every axis: the factor of a
-    place is that of the index by the step, and an axis that the box does not walk has one place."""
+    place is that of the index by the step, and an axis that the box does not walk has one place.
+    """
     for dimension, index in zip(box.dimensions, box.operand.index, strict=True):
         if dimension.constant != index.constant or set(dimension.starts) != set(index.iterators):
             return False

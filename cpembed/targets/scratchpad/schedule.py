@@ -105,7 +105,8 @@ class Plan:
 
 def check(plan: Plan) -> Plan:
     """Return the plan; raise :class:`LoweringError` if the product or the machine does not have
-    it."""
+    it.
+    """
     product, schedule = plan.product, plan.schedule
     axes, machine = product.axes, product.machine
     if list(plan.tile) != list(axes) or sorted(schedule.order) != sorted(axes):
@@ -162,7 +163,8 @@ def check_form(form: Form) -> None:
 
 def loop_orders(product: BoxProduct) -> tuple[tuple[str, ...], ...]:
     """Return the orders that differ in which factor stays in the scratchpad: batch, rows, columns,
-    or columns before rows; reductions last."""
+    or columns before rows; reductions last.
+    """
     x, y, _ = product.lanes
     names = list(product.axes)
     spatial = [n for n in names if not product.axes[n].reduction]

@@ -175,7 +175,8 @@ class ScratchpadSpace(Space[Schedule]):
     @property
     def lower_bound(self) -> float:
         """Microseconds to execute all granules, or to transfer every operand once, whichever is
-        longer."""
+        longer.
+        """
         machine, axes = self.product.machine, self.product.axes.values()
         executing = machine.cycles * math.prod(-(-a.extent // a.granule) for a in axes)
         moving = sum(

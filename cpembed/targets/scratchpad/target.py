@@ -97,7 +97,8 @@ class ScratchpadDetails(Details):
 
 class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     """Emulated scratchpad machine: the C text of a plan is compiled for this host and executed by
-    fibers in place of the machine's processing elements."""
+    fibers in place of the machine's processing elements.
+    """
 
     provenance = Provenance.EMULATED
     instructions = INSTRUCTIONS

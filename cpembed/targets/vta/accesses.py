@@ -24,7 +24,8 @@ from cpembed.targets.vta.tokens import HappensBefore
 @dataclass(frozen=True)
 class Violation:
     """Rule that a program breaks: ``instruction`` is the number of the instruction that breaks it,
-    or None for the program as a whole."""
+    or None for the program as a whole.
+    """
 
     instruction: int | None
     problem: str
@@ -52,7 +53,8 @@ _DISTANCE = {Opcode.GEMM: 3, Opcode.ALU: 2}
 @dataclass(frozen=True)
 class Accesses:
     """Elements that an instruction accesses, complete if there is no ``problem`` (problem,
-    remedy)."""
+    remedy).
+    """
 
     dst: Elements
     src: Elements
@@ -172,7 +174,8 @@ def _repetition(
     opcode: Opcode, values: dict[str, int], indices: dict[str, _Index]
 ) -> tuple[str, str] | None:
     """Return a problem if an accumulator is accessed again within the pipeline's depth, when the
-    micro-op that writes it has not finished."""
+    micro-op that writes it has not finished.
+    """
     outer, inner = values["outer"], values["inner"]
     reads = ["dst"]
     if opcode is Opcode.ALU and not values["use_immediate"]:
@@ -191,7 +194,8 @@ def _repetition(
 
 def _windows(iterations: int, inner: int) -> list[tuple[int, int]]:
     """Return ranges of iterations with every kind of neighbours: within a row of inner iterations,
-    and across the end of a row."""
+    and across the end of a row.
+    """
     if inner <= 4:
         return [(0, min(iterations, 3 * inner + 2))]
     return [(0, 3), (inner - 2, min(iterations, inner + 2))]
@@ -351,7 +355,8 @@ class _Visit:
         module: int,
     ) -> Violation:
         """Return the violation of a read whose elements were never written, or by a writer that is
-        ordered neither before nor after the read."""
+        ordered neither before nor after the read.
+        """
         never = writers == _NEVER
         if never.any():
             writes = "written by ALU or GEMM" if module == _COMPUTE else "loaded"
@@ -420,7 +425,8 @@ def _unordered_load(
     columns: Columns, program: VtaProgram, happens_before: HappensBefore, load: int, stores: Numbers
 ) -> Iterator[Violation]:
     """Yield the first STORE that overlaps a LOAD without being ordered before or after it; of a
-    LOAD of micro-ops, the first that overlaps."""
+    LOAD of micro-ops, the first that overlaps.
+    """
     module = int(columns.module[load])
     rows = _byte_rows(columns, program, load)
     for store in stores.tolist():

@@ -288,7 +288,8 @@ class StepCounts:
     @cached_property
     def active(self) -> NDArray[np.bool_]:
         """Mask of the steps at which every operand has tiles in main memory; others are left
-        out."""
+        out.
+        """
         inp, wgt, acc = (operand.tiles > 0 for operand in self.operands.values())
         return inp & wgt & acc
 
@@ -310,7 +311,8 @@ class StepCounts:
     @property
     def begun_before_products(self) -> int | None:
         """Number of output tiles that are reset up to the first active step; None if no step is
-        active or an output tile ends before it."""
+        active or an output tile ends before it.
+        """
         if not self.active.any():
             return None
         first = int(np.argmax(self.active))
@@ -337,7 +339,8 @@ class StepCounts:
 
     def loads(self, tensor: TileTensor) -> LoadCounts:
         """Return the loads of a factor; a region in one of its slots is not loaded again, and the
-        least recently used region is replaced."""
+        least recently used region is replaced.
+        """
         operand = self.operands[tensor.memory]
         region, tiles = operand.region[self.active], operand.tiles[self.active]
         if not len(region):
@@ -373,7 +376,8 @@ class StepCounts:
 
 def _misses(region: Numbers, slots: int) -> NDArray[np.bool_]:
     """Return a mask of the regions, no two neighbours equal, that are in no slot: at least as many
-    other regions as there are slots were used since their last use."""
+    other regions as there are slots were used since their last use.
+    """
     misses = np.ones(len(region), bool)
     if slots < 2:
         return misses

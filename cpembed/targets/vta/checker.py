@@ -268,7 +268,8 @@ def violations(program: VtaProgram, limit: int | None = None) -> tuple[Violation
 
 def _execution_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
     """Yield violations of implementations' rules, deadlocks and, if there is none, violations of
-    tokens and accesses."""
+    tokens and accesses.
+    """
     yield from rule_violations(columns, program)
     execution = interleave(columns, "load_first")
     if execution.waiting is not None:

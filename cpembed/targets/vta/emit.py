@@ -48,7 +48,8 @@ class Ring:
 
     def find(self, region: Region) -> tuple[Slot, bool]:
         """Return a region's slot and whether it holds the region already; if none does, it is the
-        least recently used slot."""
+        least recently used slot.
+        """
         resident = next((slot for slot in self._slots if slot.holds == region), None)
         slot = resident or self._slots[0]
         self._slots.remove(slot)
@@ -106,7 +107,8 @@ class MicroOps:
 @dataclass(frozen=True)
 class Addresses:
     """Addresses in main memory, in elements of the memory that each tensor is loaded to: an output
-    for each STORE of the tail."""
+    for each STORE of the tail.
+    """
 
     inp: int
     wgt: int
@@ -282,7 +284,8 @@ class Emitter:
         self, tile: Tile, regions: tuple[Region, Region, Region], bases: tuple[int, int, int]
     ) -> list[UopLoop]:
         """Return the GEMM instructions of a whole tile or of its parts without padding, whichever
-        are faster."""
+        are faster.
+        """
         parts = trimmed_tiles(self._nest.inp, tile) if self._trim else [tile]
         # Tiles of equal sizes and parts have equal instructions, unless an access takes digits.
         key = (
@@ -325,7 +328,8 @@ class Emitter:
 
     def finish(self, thread: int, tile: Tile) -> None:
         """Append the bias and each phase of the tail with its stores, which the next phase
-        awaits."""
+        awaits.
+        """
         acc = self._region(self._nest.acc, tile)
         if acc.is_empty:
             return
@@ -370,7 +374,8 @@ class Emitter:
 
 def _runs(base: int, tiles: int) -> list[tuple[int, int]]:
     """Cut consecutive accumulators into runs (first, count) that an instruction can iterate
-    over."""
+    over.
+    """
     return [
         (base + first, min(MAX_ITERATIONS, tiles - first))
         for first in range(0, tiles, MAX_ITERATIONS)

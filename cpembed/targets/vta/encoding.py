@@ -312,7 +312,8 @@ def misfit(field: Field, value: object) -> str | None:
 
 def _gathered(values: Sequence[Any], names: Sequence[str]) -> NDArray[Any]:
     """Return a table with a row for each value and a column for each attribute; there is at least
-    one value."""
+    one value.
+    """
     rows = [*map(attrgetter(*names), values)]
     table = np.array(rows)
     # A single float would turn all into floats, and the error could not name it.

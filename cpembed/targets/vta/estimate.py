@@ -178,7 +178,8 @@ def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -
 
 def fits(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
     """Return a mask of the schedules that fit their buffers; it is strict if an access has
-    digits."""
+    digits.
+    """
     config, fitting = tilings.nest.config, has_pairs(tilings, form)
     for memory, needed in needs(tilings, form).items():
         fitting = fitting & (needed <= config.elements(memory))
@@ -187,7 +188,8 @@ def fits(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
 
 def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
     """Return the elements of each buffer that schedules occupy, at most: accesses with digits may
-    need fewer."""
+    need fewer.
+    """
     nest, tiles = tilings.nest, tilings.tiles
     acc = form.threads * tiles[Memory.ACC]
     if nest.bias is not None:
@@ -198,7 +200,8 @@ def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
 
 def has_pairs(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
     """Return a mask of the schedules with neighbours along the form's thread loop: with a single
-    tile along it, they are schedules of the form without a thread loop."""
+    tile along it, they are schedules of the form without a thread loop.
+    """
     if form.thread_loop is None:
         return np.ones(len(tilings.volume), bool)
     return tilings.sizes[form.thread_loop] < tilings.nest.extents[form.thread_loop]
@@ -263,7 +266,8 @@ def _product(counts: Sequence[Counts]) -> Counts:
 
 def _trips(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
     """Return the loops over tiles, outermost first, each with its number of iterations; a thread
-    loop is two loops, over pairs and within a pair."""
+    loop is two loops, over pairs and within a pair.
+    """
     trips = [(name, -(-nest.extents[name] // sizes[name])) for name in form.order]
     if form.thread_loop is None:
         return trips
@@ -274,7 +278,8 @@ def _trips(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> list[tup
 
 def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> Counts:
     """Return the number of loads of an operand: a loop that its regions do not depend on repeats no
-    loads as long as all regions inside that loop fit the slots."""
+    loads as long as all regions inside that loop fit the slots.
+    """
     distinct = loads = np.ones_like(trips[0][1])
     for name, count in reversed(trips):
         if name in tensor.loops:
@@ -310,7 +315,8 @@ def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]
 
 def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
     """Return the transfers of a region: one covers its two innermost dimensions longer than 1,
-    after joining dimensions that continue each other."""
+    after joining dimensions that continue each other.
+    """
     spans = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
     runs = np.ones_like(next(iter(sizes.values())))
     covered = np.zeros_like(runs)
@@ -391,7 +397,8 @@ def ranked_schedules(
 
 def _program(nest: TileNest, schedule: Schedule) -> object:
     """Return a key that schedules of equal programs share: the place of a loop with a single tile
-    in the order does not matter."""
+    in the order does not matter.
+    """
     order = tuple(n for n in schedule.order if schedule.tiles[n] < nest.extents[n])
     tiles = tuple(schedule.tiles.items())
     return order, tiles, schedule.threads, schedule.thread_loop, schedule.slots
@@ -399,7 +406,8 @@ def _program(nest: TileNest, schedule: Schedule) -> object:
 
 def forms(nest: TileNest) -> Iterator[Schedule]:
     """Yield schedules without tiles: orders that reuse one operand's regions while the other
-    operand's change, with one thread or two."""
+    operand's change, with one thread or two.
+    """
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     reduction = [loop.name for loop in nest.loops if loop.kind is AxisKind.REDUCTION]
     orders = {
@@ -415,7 +423,8 @@ def forms(nest: TileNest) -> Iterator[Schedule]:
 
 def tile_sizes(nest: TileNest, limit: int = MAX_COMBINATIONS) -> dict[str, list[int]]:
     """Return sizes that cut each loop into nearly equal parts, of at most ``limit``
-    combinations."""
+    combinations.
+    """
     choices = {
         loop.name: sorted({-(-loop.extent // parts) for parts in range(1, loop.extent + 1)})
         for loop in nest.loops

@@ -105,7 +105,8 @@ class _Row:
 @dataclass(eq=False)
 class _Best:
     """Least estimates for each size of the three buffers, ``[rank, inp, wgt, acc]``, and the row of
-    each (``which``); sizes are binary logarithms."""
+    each (``which``); sizes are binary logarithms.
+    """
 
     keep: int
     rows: list[_Row] = field(default_factory=list[_Row])
@@ -186,7 +187,8 @@ def schedule_candidates(
 
 def _forms(nest: TileNest, least: float, best: _Best) -> Iterator[Schedule]:
     """Yield the forms of a nest that could be among the best: not those whose smallest schedule
-    needs sizes for which faster ones than the nest's lower bound are known."""
+    needs sizes for which faster ones than the nest's lower bound are known.
+    """
     single = Tilings(nest, {name: np.ones(1, np.int64) for name in nest.extents})
     for form in forms(nest):
         smallest = np.minimum(_logs(single, form)[0], MAX_LOG_ELEMENTS)
@@ -215,7 +217,8 @@ def _screen(number: int, tilings: Tilings, form: Schedule, machine: Machine, bes
 
 def _logs(tilings: Tilings, form: Schedule) -> NDArray[np.int64]:
     """Return the needs of schedules for each buffer, rounded up to the next size that it can
-    have."""
+    have.
+    """
     needed = needs(tilings, form)
     columns = [
         np.maximum(smallest_log(tilings.nest.config, memory), np.ceil(np.log2(needed[memory])))
@@ -226,7 +229,8 @@ def _logs(tilings: Tilings, form: Schedule) -> NDArray[np.int64]:
 
 def smallest_log(config: VtaConfig, memory: Memory) -> int:
     """Return the binary logarithm of the elements of the smallest buffer, which has at least
-    two."""
+    two.
+    """
     return max(1, (SMALLEST[memory] // config.element_bytes(memory)).bit_length() - 1)
 
 
@@ -259,7 +263,8 @@ class Configuration:
 
 class VtaAnalysis(msgspec.Struct, frozen=True, dict=True):
     """Software of a layer for the machines of a group: embeddings as JSON, and schedules by
-    ascending estimates."""
+    ascending estimates.
+    """
 
     embeddings: tuple[dict[str, Any], ...]
     candidates: tuple[ScheduleCandidate, ...] = msgspec.field(name="contenders")

@@ -76,7 +76,8 @@ class Transfer:
 @dataclass(frozen=True, slots=True)
 class Load(Transfer):
     """Transfer from DRAM: of INP and WGT by the load module, of UOP and ACC by the compute
-    module."""
+    module.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class Factors:
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """Matrix product, executed ``outer`` x ``inner`` times for the micro-ops from ``uop_begin`` up
-    to ``uop_end``: ``acc[dst] += wgt[w] * inp[src]``, or ``acc[dst] = 0`` with ``reset``."""
+    to ``uop_end``: ``acc[dst] += wgt[w] * inp[src]``, or ``acc[dst] = 0`` with ``reset``.
+    """
 
     uop_begin: int
     uop_end: int
@@ -111,7 +113,8 @@ class Gemm:
 @dataclass(frozen=True, slots=True)
 class Alu:
     """Vector operation with the loops of :class:`Gemm`: ``acc[dst] = op(acc[dst], acc[src])``, or
-    ``op(acc[dst], immediate)`` with ``use_immediate``."""
+    ``op(acc[dst], immediate)`` with ``use_immediate``.
+    """
 
     op: AluOp
     uop_begin: int

@@ -167,7 +167,8 @@ def _uops_name(nest: TileNest) -> str:
 
 def _placed(nest: TileNest, tail: Tail, weights: Collection[str]) -> dict[str, Tensor]:
     """Place inputs, outputs and micro-ops in main memory; ``weights`` names the inputs that are the
-    same in every run."""
+    same in every run.
+    """
     tensors: dict[str, Tensor] = {}
     end = 0
 

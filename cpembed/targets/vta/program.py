@@ -182,7 +182,8 @@ def _modules(opcodes: Numbers, memory: Numbers) -> Numbers:
 
 def sram_extent(columns: Columns, name: str) -> Numbers:
     """Return the extent in SRAM of each transfer: its rows (``y``), or elements of a row
-    (``x``)."""
+    (``x``).
+    """
     pads = columns[f"{name}_before"] + columns[f"{name}_after"]
     return columns[name] + np.where(columns.is_a(Opcode.LOAD), pads, 0)
 

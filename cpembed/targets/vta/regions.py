@@ -26,7 +26,8 @@ Tile = Mapping[str, Interval]
 @dataclass(frozen=True, slots=True)
 class Span:
     """Positions ``low + step * i`` for ``0 <= i < count`` of one dimension; positions outside the
-    tensor hold zeros."""
+    tensor hold zeros.
+    """
 
     low: int
     step: int
@@ -72,7 +73,8 @@ class Region:
 
     def offsets(self, values: Mapping[str, NDArray[np.int64] | int]) -> NDArray[np.int64] | int:
         """Return the SRAM position, from the region's first tile, that the program accesses at some
-        values of the loops."""
+        values of the loops.
+        """
         total: NDArray[np.int64] | int = 0
         for index, span, stride in zip(self.tensor.access, self.spans, self.strides, strict=True):
             if span.count > 1:
@@ -107,7 +109,8 @@ class Box2D(NamedTuple):
 @dataclass(slots=True)
 class _Run:
     """Dimension of a transfer: ``count`` rows in DRAM between rows of zeros, and the distances of
-    two rows in DRAM and in SRAM."""
+    two rows in DRAM and in SRAM.
+    """
 
     count: int
     dram: int
@@ -122,7 +125,8 @@ class _Run:
 
 def region_of(tensor: TileTensor, tile: Tile) -> Region:
     """Return the smallest box of a tensor that is accessed while each loop runs over its
-    interval."""
+    interval.
+    """
     return Region(tensor, tuple(span_of(tensor, k, tile) for k in range(tensor.rank)))
 
 
@@ -321,7 +325,8 @@ def _bounds(index: IndexExpr, tile: Tile) -> tuple[int, int]:
 
 def _inside(step: int, rest: int, size: int, interval: Interval) -> Interval | None:
     """Return the values ``v`` of an interval with ``0 <= step * v + rest < size``; None if there
-    are none."""
+    are none.
+    """
     first, count = interval
     if step > 0:
         low, high = -(rest // step), (size - 1 - rest) // step

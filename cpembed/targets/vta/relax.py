@@ -120,7 +120,8 @@ def emit(builder: Any, lowered: LoweredVta, arguments: Mapping[str, Any], result
 
 def _copied(builder: Any, operand: PackedOperand, direction: Direction, value: Any) -> Any:
     """Return the expression of an operand's elements in the layout that ``direction`` leads to,
-    flat as ``value`` is."""
+    flat as ``value`` is.
+    """
     original = int(np.prod(operand.original_shape))
     packs = direction is Direction.PACK
     flat = builder.emit(relax.op.reshape(value, (original,))) if packs else value

@@ -19,7 +19,8 @@ from cpembed.wording import data_size, duration, plural
 @dataclass(frozen=True)
 class VtaDetails(Details):
     """Program with the inputs in its memory, its simulated cycles and their lower bounds;
-    ``seconds`` is the wall time by phase."""
+    ``seconds`` is the wall time by phase.
+    """
 
     lowered: LoweredVta
     program: VtaProgram
@@ -36,7 +37,8 @@ class VtaDetails(Details):
     @property
     def gops(self) -> float:
         """Operations per nanosecond of simulated time: two for each multiply-accumulate of the
-        workload, without padding."""
+        workload, without padding.
+        """
         return 2 * self.lowered.program.unfused.macs / (self.microseconds * 1e3)
 
     @property
@@ -109,7 +111,8 @@ class VtaDetails(Details):
 
 def schedule_text(schedule: Schedule) -> str:
     """Return a line such as ``tiles k.o:2  p.o:14; two threads along q.o; 2 regions of INP, 2 of
-    WGT``."""
+    WGT``.
+    """
     sizes = "  ".join(f"{name}:{schedule.tiles[name]}" for name in schedule.order)
     along = f" along {schedule.thread_loop}" if schedule.thread_loop is not None else ""
     threads = f"two threads{along}" if schedule.threads == 2 else "one thread"

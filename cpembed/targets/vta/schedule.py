@@ -49,7 +49,8 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class Step:
     """Part of an output tile's reduction: each loop's interval, the part of the accumulators
-    (``thread``), and whether it begins and ends the reduction."""
+    (``thread``), and whether it begins and ends the reduction.
+    """
 
     tile: Tile
     thread: int
@@ -97,7 +98,8 @@ def _mismatch(nest: TileNest, schedule: Schedule) -> str | None:
 
 def occupancy(nest: TileNest, schedule: Schedule) -> dict[Memory, tuple[int, int]]:
     """Return the elements of each buffer that a schedule occupies, and those that the buffer
-    has."""
+    has.
+    """
     largest = largest_regions(nest, schedule)
     acc = schedule.threads * largest[Memory.ACC]
     if nest.bias is not None:
@@ -154,7 +156,8 @@ def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
 
 def paired_loop(nest: TileNest, schedule: Schedule) -> str | None:
     """Return the thread loop if it has several tiles; a single tile has no neighbour, and threads
-    take turns as without a thread loop."""
+    take turns as without a thread loop.
+    """
     name = schedule.thread_loop
     single = name is not None and schedule.tiles[name] >= nest.extents[name]
     return None if single else name
@@ -169,7 +172,8 @@ def _groups(
     spatial: list[str], cuts: Mapping[str, list[Interval]], thread_loop: str | None
 ) -> Iterator[list[dict[str, Interval]]]:
     """Yield the groups of output tiles with interleaved reductions: single tiles, or pairs along
-    the thread loop."""
+    the thread loop.
+    """
     choices: list[list[tuple[Interval, ...]]] = []
     for name in spatial:
         size = 2 if name == thread_loop else 1

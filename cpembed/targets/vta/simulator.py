@@ -87,7 +87,8 @@ def simulate(
 
 def written(program: VtaProgram) -> tuple[str, ...]:
     """Return the names of a program's outputs: tensors of that role, else those that STOREs
-    write."""
+    write.
+    """
     outputs = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
     if outputs:
         return outputs
@@ -234,7 +235,8 @@ def gemm_kernel(config: VtaConfig) -> Function:
 @cache
 def alu_kernel(config: VtaConfig) -> Function:
     """Return the compiled ALU of one instruction: a function of ``(parameters, uops, acc,
-    row)``."""
+    row)``.
+    """
     return compile_plan(KernelPlan("vta.alu", _alu_source(config)))
 
 

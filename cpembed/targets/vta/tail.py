@@ -133,7 +133,8 @@ def tail_of(epilogue: Epilogue, bias: tuple[int, ...] = ()) -> Tail:
 
 def epilogue_of(tail: Tail) -> Epilogue:
     """Return the epilogue of a tail, the inverse of :func:`tail_of` but for the bias'
-    dimensions."""
+    dimensions.
+    """
     if isinstance(tail, Requantized):
         clip = tail.low, tail.high
         return Epilogue("int8", bias=bool(tail.bias), shift=tail.shift, clip=clip)
@@ -142,7 +143,8 @@ def epilogue_of(tail: Tail) -> Epilogue:
 
 def default_tail(workload: Computation) -> Tail:
     """Return the tail of the low bits if the workload's output is int8, else
-    :func:`requantized_for`."""
+    :func:`requantized_for`.
+    """
     return Truncated() if _is_narrow(workload) else requantized_for(workload)
 
 

@@ -91,7 +91,8 @@ class VtaTuner(Tuner[Schedule]):
         self, proposal: Proposal[Schedule], epilogue: Any
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return the call that simulates a schedule's cycles; tuning does not verify each
-        program."""
+        program.
+        """
         return _cycles, (proposal.design.lowered, proposal.schedule)
 
     def trial_of(self, proposal: Proposal[Schedule], figure: Any, error: str | None) -> VtaTrial:

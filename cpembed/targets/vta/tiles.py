@@ -171,7 +171,8 @@ def _thinned(tensor: TileTensor, extents: Mapping[str, int]) -> TileTensor:
 
 def _cropped_input(tensor: TileTensor) -> TileTensor:
     """Drop zero rows and columns that a LOAD can add: of the two innermost dimensions, which are
-    the two of a LOAD."""
+    the two of a LOAD.
+    """
     cuts: dict[int, tuple[int, int]] = {}
     inner = [k for k, extent in enumerate(tensor.shape) if extent > 1][-2:]
     for k in inner:
@@ -190,7 +191,8 @@ def _cropped_output(tensor: TileTensor) -> TileTensor:
 
 def _zero_margins(packed: PackedOperand, k: int) -> tuple[int, int]:
     """Return the numbers of leading and trailing positions of dimension ``k`` that lie outside the
-    original operand."""
+    original operand.
+    """
     positions = range(packed.dimensions[k].extent)
     first = next((at for at in positions if not _is_outside(packed, k, at)), None)
     if first is None:
@@ -293,7 +295,8 @@ class ExistenceMask:
 
     def over(self, names: Sequence[str]) -> NDArray[np.bool_]:
         """Return where the condition can hold, as an array that broadcasts over a grid of
-        ``names``."""
+        ``names``.
+        """
         absent = tuple(k for k, name in enumerate(self.names) if name not in names)
         axis = {n: k for k, n in enumerate(n for n in self.names if n in names)}
         holds = np.transpose(self.holds.any(axis=absent), [axis[n] for n in names if n in axis])
@@ -302,7 +305,8 @@ class ExistenceMask:
 
 def executions(nest: TileNest) -> int:
     """Return the number of products whose input and output tiles lie in main memory: the others
-    multiply zeros, or their result is discarded."""
+    multiply zeros, or their result is discarded.
+    """
     total = math.prod(nest.extents.values())
     for mask in existence_masks(nest):
         total = total * int(mask.holds.sum()) // mask.holds.size
@@ -311,7 +315,8 @@ def executions(nest: TileNest) -> int:
 
 def existence_masks(nest: TileNest) -> list[ExistenceMask]:
     """Return where the input and output tiles of a product lie in main memory: a mask for each set
-    of dimensions that share loops, none for dimensions that always lie there."""
+    of dimensions that share loops, none for dimensions that always lie there.
+    """
     dimensions = [
         (index, size)
         for tensor in (nest.inp, nest.acc)
@@ -369,7 +374,8 @@ def accessed_tiles(nest: TileNest, tensor: TileTensor, masks: Sequence[Existence
 
 def _positions(nest: TileNest, index: IndexExpr, names: Sequence[str]) -> NDArray[np.int64]:
     """Return an index at every point of some loops; loops that it does not depend on have extent
-    1."""
+    1.
+    """
     grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
     return np.asarray(index.evaluate(dict(zip(names, grids, strict=True))))
 

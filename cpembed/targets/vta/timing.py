@@ -56,7 +56,8 @@ _NO_TRANSFER, _FINISH = 2, 1
 @dataclass(frozen=True)
 class MemorySystem:
     """Path between the accelerator and DRAM, as in a target's ``[machine]``, and the number of
-    bursts in flight (``outstanding``). The defaults are the RTL's."""
+    bursts in flight (``outstanding``). The defaults are the RTL's.
+    """
 
     dram_delay_cycles: int = 16
     bus_bits: int = 64
@@ -102,7 +103,8 @@ class MemorySystem:
 @dataclass(frozen=True)
 class ModuleCycles:
     """Cycles of a module: ``busy`` executing, ``stalled`` waiting for tokens, ``idle`` without an
-    instruction."""
+    instruction.
+    """
 
     busy: int
     stalled: int

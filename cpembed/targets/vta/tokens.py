@@ -114,7 +114,8 @@ def interleave(
 
 def _module_priorities(policy: Policy, seed: int) -> Callable[[int], tuple[int, ...]]:
     """Return a function from the number of executed instructions to the order in which modules are
-    tried."""
+    tried.
+    """
     rotations = ((0, 1, 2), (1, 2, 0), (2, 0, 1))
     if policy == "load_first":
         return lambda _: (0, 1, 2)

@@ -45,7 +45,8 @@ _ANOTHER = 0.4
 @dataclass(frozen=True)
 class Machine:
     """Machine that a program runs on: configuration and memory system, and the tail of its
-    results."""
+    results.
+    """
 
     config: VtaConfig
     memory: MemorySystem
@@ -102,7 +103,8 @@ class VtaSpace(Space[Schedule]):
 
     def estimated(self, schedule: Schedule) -> float:
         """Return a schedule's estimated cycles; infinite if the model judges that it does not
-        fit."""
+        fit.
+        """
         machine = self.machine
         return estimate_schedule(self.nest, schedule, machine.tail, machine.memory)
 

@@ -41,7 +41,8 @@ _NO_STEP = Factors()
 @dataclass(frozen=True, eq=False)
 class UopLoop:
     """List of micro-ops under two loops; factors are the steps of dst, src and wgt per
-    iteration."""
+    iteration.
+    """
 
     uops: Indices
     outer: int = 1
@@ -156,7 +157,8 @@ def _uops(
     iterated: set[str],
 ) -> Indices:
     """Return a micro-op for each point of the loops that are not ``iterated``, as rows of dst, src
-    and wgt: reductions outermost, so that consecutive micro-ops have different accumulators."""
+    and wgt: reductions outermost, so that consecutive micro-ops have different accumulators.
+    """
     kinds = {loop.name: loop.kind for loop in nest.loops}
     unrolled = [name for name, (_, size) in tile.items() if size > 1 and name not in iterated]
     unrolled.sort(key=lambda name: (kinds[name] is AxisKind.SPATIAL, tile[name][1]))
@@ -183,7 +185,8 @@ def _keeps_distance(dst: Indices, outer: _Iteration, inner: _Iteration) -> bool:
 
 def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
     """Cut micro-ops into the longest parts that keep the distance: between instructions the
-    pipeline runs empty, so accumulators may repeat there."""
+    pipeline runs empty, so accumulators may repeat there.
+    """
     first = 0
     for k in range(1, len(uops) + 1):
         recent = uops[max(first, k - DISTANCE + 1) : k, 0]
@@ -195,7 +198,8 @@ def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
 @dataclass(frozen=True)
 class _Walk:
     """Neighbouring dimensions of an output tile that are one loop of an instruction, with the steps
-    of its accumulators and of the bias."""
+    of its accumulators and of the bias.
+    """
 
     extent: int
     dst: int

@@ -107,7 +107,8 @@ def _step(
     columns: int,
 ) -> BlockStep:
     """A tile row that does not end in the cache line in which it begins lies in two, which are
-    loaded one after the other."""
+    loaded one after the other.
+    """
     first, constants = nest.operands[0], model_constants()
     tile_rows = math.prod(loop.extent for loop in digits(nest, roles.row))
     group = _GROUPS.get(product, 4)
@@ -160,7 +161,8 @@ def _split_share(
 ) -> float:
     """Of the rows of a factor's tiles, ``depth`` steps each, those in two lines: rows begin at all
     multiples, in a line, of what divides every distance between them; ``inside`` are the loops
-    along a row."""
+    along a row.
+    """
     size = 4 // group
     moves = [
         abs(term.coefficient) * size

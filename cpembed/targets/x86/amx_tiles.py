@@ -236,7 +236,8 @@ def init_intrinsic(nest: Nest, grid: TileGrid) -> Intrinsic:
 
 def update_intrinsic(nest: Nest, grid: TileGrid, product: str) -> Intrinsic:
     """Load the block's tiles and multiply them; those of the non-temporal factor past the nearest
-    cache (TILELOADDT1)."""
+    cache (TILELOADDT1).
+    """
     factors = [_inner_part(operand, nest) for operand in nest.operands[:2]]
     inner = replace(nest, operands=(*factors, nest.operands[2]))
     return _intrinsic(
@@ -271,7 +272,8 @@ def store_intrinsic(nest: Nest, grid: TileGrid) -> Intrinsic:
 
 def _products(grid: TileGrid, product: str, non_temporal: int | None) -> list[str]:
     """One side's tiles are loaded first and stay; each tile of the other side is loaded once and
-    multiplied with all of them."""
+    multiplied with all of them.
+    """
 
     def load_a(row: int) -> str:
         stride = grid.a_stride * grid.element_bytes
@@ -324,7 +326,8 @@ def _intrinsic(
     scope: str = "",
 ) -> Intrinsic:
     """``accumulates`` says whether the accumulators are written; read they are unless the block
-    only initialises them. ``scope`` is that of what is written beside them."""
+    only initialises them. ``scope`` is that of what is written beside them.
+    """
     accumulator = f"acc[0:{nest.accumulators}]"
     read_regions = [f"{o.parameter}[0:{o.elements}]" for o in reads]
     if reads or not accumulates:

@@ -76,7 +76,8 @@ rounds that are done and the figures that need more."""
 
 def product_of(spec: HardwareSpec) -> str | None:
     """The product instruction of a target, which its CPU features and the type of its sums name;
-    None where none is timed."""
+    None where none is timed.
+    """
     sums = spec.instruction.computation.output.dtype
     for name, wanted in FEATURES.items():
         if set(wanted) <= set(spec.cpu_features) and (name in _OF_FLOATS) == (sums == "float32"):
@@ -210,7 +211,8 @@ def assemble(series: Mapping[str, Series], *, has_tiles: bool) -> Calibration:
 
 def settled(series: Mapping[str, Series], product: str) -> bool:
     """Whether both times behind a row's share are known and steady: it is a small difference of
-    them, and decides how images are cut into tiles."""
+    them, and decides how images are cut into tiles.
+    """
     probes = [f"{field}:{product}" for field in ("product_ns", "product_row_ns")]
     return all(
         name in series and series[name].has_figure and series[name].is_steady for name in probes
@@ -230,7 +232,8 @@ def row_ns(full: float, few: float) -> float:
 
 def task_ns(few: float, many: float, *, stores_ns: float) -> float:
     """The part of a task's time that neither its steps nor its stores explain, from tasks of
-    :data:`TASK_STEPS`; none where they overlap it all."""
+    :data:`TASK_STEPS`; none where they overlap it all.
+    """
     step = (many - few) / (TASK_STEPS[1] - TASK_STEPS[0])
     return max(0.0, few - TASK_STEPS[0] * step - stores_ns)
 
@@ -239,7 +242,8 @@ def disturbances(
     found: Calibration, clock_ghz: float, elsewhere: float, again: Sequence[str]
 ) -> tuple[str, ...]:
     """What makes figures doubtful that are steady, in words. ``elsewhere`` is the number of cores
-    that others had, ``again`` names the probes that had no figure on all threads."""
+    that others had, ``again`` names the probes that had no figure on all threads.
+    """
     notes: list[str] = []
     if elsewhere > BUSY:
         notes.append(f"other processes had {elsewhere:.1f} cores meanwhile")
@@ -335,7 +339,8 @@ def calibrate(
 
 def known(database: Path | None = None) -> CalibrateResult:
     """What is kept for this CPU and number of threads, else the published figures that are used in
-    its place."""
+    its place.
+    """
     found = load_calibration(database)
     if found is None:
         return CalibrateResult(default_calibration(thread_count()), None)

@@ -1,5 +1,6 @@
 """The dot products of x86: VNNI's of four bytes, AVX512-BF16's of two values, AVX2's of several
-instructions, fused multiply-adds of one value."""
+instructions, fused multiply-adds of one value.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ def _widened(registers: Registers, sums: str, first: str, second: str, signed: b
 
 def _spread_wide(registers: Registers, value: str) -> str:
     """A value in both halves of each lane, of which the upper one is left: one instruction less
-    than widening all lanes."""
+    than widening all lanes.
+    """
     halves = f"T.broadcast({value}, {registers.bytes // 2})"
     return _upper_halves(
         registers, f'T.reinterpret({halves}, dtype="uint32x{registers.bytes // 4}")'

@@ -41,7 +41,8 @@ ATTRIBUTES = ("+avx512f", "+avx512bw", "+avx512bf16")
 
 def stored_together(epilogue: Epilogue | None, sums: str, *, halves: bool = True) -> int:
     """How many vectors of 16 sums are narrowed at a time; 1 where they are not. ``halves``: the
-    CPU has VCVTNE2PS2BF16."""
+    CPU has VCVTNE2PS2BF16.
+    """
     if epilogue is None or epilogue.is_integral or sums not in ("int32", "float32"):
         return 1
     if epilogue.dtype in _BYTES:
@@ -52,7 +53,8 @@ def stored_together(epilogue: Epilogue | None, sums: str, *, halves: bool = True
 @dataclass(frozen=True)
 class _Vector:
     """Sixteen neighbours: where they are among a task's sums, where their results, their channels
-    and the residual's elements are, from those of the task's first."""
+    and the residual's elements are, from those of the task's first.
+    """
 
     sums: int
     result: int
@@ -63,7 +65,8 @@ class _Vector:
 def write_narrow(script: Script, nest: Nest, sums: str, *, halves: bool = True) -> bool:
     """Write what a task stores of its sums, which are in the buffer ``sums``; False, and nothing is
     written, where these are neither rounded nor narrowed together. ``halves`` as for
-    :func:`stored_together`."""
+    :func:`stored_together`.
+    """
     epilogue, output = nest.epilogue, nest.operands[2]
     if epilogue is None or epilogue.is_integral:
         return False
@@ -94,7 +97,8 @@ def write_narrow_here(script: Script, nest: Nest, sums: str) -> bool:
 
 def _vectors(nest: Nest) -> list[_Vector]:
     """A task's sums in the order of their results; none where the innermost loop is not over 16
-    neighbours."""
+    neighbours.
+    """
     *others, lane = nest.spatial_inner
     named = {"sums": nest.accumulator_access, "result": nest.operands[2].access}
     for name, operand in (("channel", nest.channels), ("residual", nest.residual)):
@@ -129,7 +133,8 @@ def _outside(nest: Nest, operand: KernelOperand) -> IndexExpr:
 def _value(nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, together: int) -> str:
     """What narrowing alone makes results of, and saturates: nothing is left to do for the least of
     a type, nor in integers for its largest. Of the range without a sign that VPMOVUSDB, which takes
-    one vector at a time, saturates to, it is the other way round."""
+    one vector at a time, saturates to, it is the other way round.
+    """
     value, kind = f"{sums}[T.Ramp({vector.sums}, 1, {_LANES})]", nest.sums
     channel = None if nest.channels is None else _outside(nest, nest.channels)
     for name, symbol in ((BIAS, "+"), (SCALE, "*")):

@@ -194,7 +194,8 @@ class Kernel:
 
 class Microbenchmarks:
     """The probes of a CPU that has the product instructions ``products``, among those of
-    :data:`~cpembed.targets.cpu.calibration.OPERATIONS`."""
+    :data:`~cpembed.targets.cpu.calibration.OPERATIONS`.
+    """
 
     def __init__(
         self, products: Collection[str], cache_bytes: tuple[int, int, int], threads: int
@@ -332,7 +333,8 @@ class Microbenchmarks:
 
     def _far_probe(self, name: str, body: Lines, tiles: bool, threads: int) -> list[Probe]:
         """Before each round its data are brought into L3, after what others have used it for, or
-        thrown out of all caches."""
+        thrown out of all caches.
+        """
         run = self._kernel(body, threads, tiles=tiles).walk(self._blocks)
         before = partial(run, self._blocks)
         if name.endswith(":memory"):

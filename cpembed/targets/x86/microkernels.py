@@ -87,7 +87,8 @@ def nothing() -> Lines:
 
 def clock() -> Lines:
     """A step is an integer multiplication and an addition that wait for each other: four cycles
-    on every core since Nehalem and Zen (uops.info: IMUL 3, ADD 1)."""
+    on every core since Nehalem and Zen (uops.info: IMUL 3, ADD 1).
+    """
     return [
         'chain = T.sblock_alloc_buffer((1,), "int32", scope="local")',
         f"chain[0] = out[part * {WORDS}]",
@@ -98,7 +99,8 @@ def clock() -> Lines:
 
 def tile_products(instruction: str, tiles: Sequence[tuple[int, int, int]]) -> Lines:
     """A step multiplies tiles a and b into c for each ``(c, a, b)``. The tiles hold data: on zeros
-    the unit needs less power, and runs at another clock."""
+    the unit needs less power, and runs at another clock.
+    """
     return [
         *(_load_tile(tile, f"{tile * TILE}") for tile in range(TILES)),
         *_loop("step", "counts[0]", [_multiply_tiles(instruction, *three) for three in tiles]),
@@ -130,7 +132,8 @@ def tile_loads(region: int) -> Lines:
 
 def split_tile_loads(region: int) -> Lines:
     """The same with every row in two lines; the last tile begins before a line, not after one, to
-    stay inside the region."""
+    stay inside the region.
+    """
     shift = LINE // 4
     return _tile_loads(
         region,
@@ -175,7 +178,8 @@ def vector_stores(region: int) -> Lines:
 
 def copies(region: int) -> Lines:
     """A walk over the first half of the region that copies lines to the second half in another
-    order, as packing does: lines 16 apart become neighbours."""
+    order, as packing does: lines 16 apart become neighbours.
+    """
     source = f"{_block(region)} + (j * 16 + i) * {LINE}"
     target = f"{_block(region)} + {region // 2} + (i * 8 + j) * {LINE}"
     inner = _loop("i, j", f"{BLOCK_LINES // 8}, 8", [_set_line(target, _line(source))])
@@ -191,7 +195,8 @@ def flushes(region: int) -> Lines:
 def tile_tasks(instruction: str) -> Lines:
     """``counts[0]`` tasks as kernels have them, of ``counts[2]`` steps: 2 x 2 accumulators are
     cleared, a step loads four tiles and multiplies, the results are stored. All data stay in the
-    first-level cache: two steps' tiles, then the results."""
+    first-level cache: two steps' tiles, then the results.
+    """
     base = f"T.bitwise_and(step, 1) * {4 * TILE}"
     step = [
         *(_load_tile(4 + number, f"{base} + {number * TILE}") for number in range(3)),
@@ -209,7 +214,8 @@ def tile_tasks(instruction: str) -> Lines:
 
 def vector_tasks(instruction: str) -> Lines:
     """The same on vectors: a step loads four and broadcasts three words. A register's results have
-    a line to themselves."""
+    a line to themselves.
+    """
     dot = DOT_PRODUCTS[instruction]
     rows, columns, base = _TASK_ROWS, _TASK_COLUMNS, f"T.bitwise_and(step, 15) * {4 * LINE}"
     words = dot.lanes

@@ -116,7 +116,8 @@ def back_end(spec: HardwareSpec) -> BackEnd:
 
 def no_back_end(spec: HardwareSpec) -> str | None:
     """Why no code generator takes a target; None where one does, as far as its ``cpu_features``
-    say."""
+    say.
+    """
     features = _by_feature(spec)
     if any(name in spec.cpu_features for name in features):
         return None
@@ -140,7 +141,8 @@ def shapes_taken(spec: HardwareSpec) -> str:
 
 def _by_feature(spec: HardwareSpec) -> Mapping[str, BackEnd]:
     """Of several features the first. By the shape of the instruction: one sum, a sum for each step
-    of its only axis, or more."""
+    of its only axis, or more.
+    """
     if adds_to_one_sum(spec):
         return {dot.feature: sum_back_end(dot) for dot in _fitting(spec) if dot.total}
     inputs = spec.instruction.computation.inputs

@@ -67,7 +67,8 @@ class ThrottlingProbe:
 
     def wait(self) -> bool:
         """Run the loop until it takes about as long as it did at best; False where it does not for
-        :data:`PATIENCE` seconds."""
+        :data:`PATIENCE` seconds.
+        """
         deadline = time.perf_counter() + PATIENCE
         while not self.is_unthrottled():
             if time.perf_counter() > deadline:
@@ -76,7 +77,8 @@ class ThrottlingProbe:
 
     def stretch(self) -> None:
         """Products for about a millisecond, to be timed: what starting the threads takes does not
-        show in it."""
+        show in it.
+        """
         self._kernel.run(self._steps * _STRETCHES)
 
     def is_unthrottled(self) -> bool:

@@ -77,7 +77,8 @@ def compute(key: str, trials: int) -> Row:
 
 def im2col(workload: Computation) -> int:
     """Cycles of the product of the matrix of all windows, which the host makes, with the filters:
-    pixels are walked one after the other."""
+    pixels are walked one after the other.
+    """
     e = workload.extents
     product = gemm(m=e["n"] * e["p"] * e["q"], n=e["k"], k=e["c"] * e["r"] * e["s"], dtype=DTYPES)
     target = Target.of(DEFAULT, product)
@@ -87,7 +88,8 @@ def im2col(workload: Computation) -> int:
 
 def least_bounds(workload: Computation) -> tuple[Bounds, int]:
     """The least, over all embeddings of the widest set that have a program, of the cycles of the
-    busiest module, and how many embeddings these are."""
+    busiest module, and how many embeddings these are.
+    """
     target = Target.of(DEFAULT, workload)
     complete = load_constraint_set("complete")
     found = find_best(

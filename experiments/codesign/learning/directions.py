@@ -81,7 +81,8 @@ def _slots(which: int, more: int) -> Change:
 
 def _next_thread_loop(nest: TileNest, schedule: Schedule) -> Schedule | None:
     """The next spatial loop that is cut, or none after the last: a loop in one piece has no
-    neighbours to share threads."""
+    neighbours to share threads.
+    """
     loops: list[str | None] = [None]
     for loop in nest.loops:
         cut = schedule.tiles[loop.name] < nest.extents[loop.name]

@@ -116,7 +116,8 @@ class Tried:
 @dataclass(eq=False)
 class Learner:
     """A search of the schedules of ``nests``; ``exploring``: probabilities of a random direction,
-    as :data:`DECAYING`."""
+    as :data:`DECAYING`.
+    """
 
     nests: Sequence[Nest]
     simulate: Simulate
@@ -137,7 +138,8 @@ class Learner:
 
     def run(self, trials: int, begin: Sequence[tuple[int, Schedule]]) -> list[int]:
         """``begin``: nests by number, with schedules, to try first. Fewer than ``trials`` programs
-        where all that can be reached is tried."""
+        where all that can be reached is tried.
+        """
         for which, schedule in begin:
             if len(self.best) < min(START, trials):
                 named = self._new(which, schedule)
@@ -213,7 +215,8 @@ class Learner:
 
     def _state(self, tried: Tried) -> Floats:
         """The embedding; of each loop extent, tile, place, and whether threads share it; slots,
-        threads."""
+        threads.
+        """
         nest, schedule = self.nests[tried.which].nest, tried.schedule
         found = np.zeros(self._features())
         found[tried.which] = 1
@@ -246,7 +249,8 @@ class Learner:
 
 def chances(performances: Floats) -> Floats:
     """Probabilities to go on from points. Performances differ by percents: their scale is from the
-    best to the median, so that a few bad points do not make all others equal."""
+    best to the median, so that a few bad points do not make all others equal.
+    """
     behind = performances.max() - performances
     scale = float(np.median(behind))
     weights = np.exp(-GAMMA * behind / scale) if scale else np.where(behind > 0, np.exp(-GAMMA), 1)

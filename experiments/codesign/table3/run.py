@@ -137,7 +137,8 @@ def best_machine(
     space: Path, key: str, results: Path, crew: Workers
 ) -> tuple[HardwareSpec, list[int], dict[str, Any]]:
     """Of the fewest cycles within the default's area; cycles of each layer as the exploration
-    simulated them."""
+    simulated them.
+    """
     name, picked = NETWORKS[key]
     exploration = open_exploration(
         space,
@@ -166,7 +167,8 @@ def best_machine(
 
 def _machines(search: ExactSearch) -> dict[str, Any]:
     """How many there are, within the area, with software for all layers, and evaluated; and the
-    rows of the GEMM cores of those with software."""
+    rows of the GEMM cores of those with software.
+    """
     fates = Counter(verdict.fate for verdict in search.verdicts.values())
     within = search.machines - fates["limit"]
     space = search.space

@@ -70,7 +70,8 @@ def _quantized(
     call: Call, x: str, scale: Array, zero: Array | None, dtype: str, axis: int = 1
 ) -> str:
     """Emit the quantization of floats by constant parameters: one element, or one for each index of
-    the axis; zero points are 0 by default."""
+    the axis; zero points are 0 by default.
+    """
     _check_scales(call, scale, divides=True)
     scales, zeros, axis = _parameters(call, x, scale, zero, axis)
     return call.emit(Quantize(scales, zeros, dtype, axis), x)
@@ -297,7 +298,8 @@ def qlinear_matmul(call: Call) -> str:
 
 def qgemm(call: Call) -> str:
     """Emit QGemm: A, B and the bias C of 32 bits, then scale and zero point of the result, without
-    which it is of floats."""
+    which it is of floats.
+    """
     a, b = _floats(call, 0), _floats(call, 3, 0 if call.flag("transB") else 1)
     if call.flag("transA"):
         a = call.transposed(a, (1, 0))

@@ -45,7 +45,8 @@ _LONGEST = 4096
 class Cell:
     """One direction of a layer: weights [gates * state, size] and [gates * state, state], a bias of
     each, the activations of the gates, the absolute limit of their sums, and peephole weights [3 *
-    state]."""
+    state].
+    """
 
     call: Call
     state: int
@@ -81,7 +82,8 @@ class Cell:
 
     def with_peephole(self, gate: str, k: int, c: str) -> str:
         """Add the cell state times the peephole weights of the input (``k`` = 0), output (1) or
-        forget gate (2), if there are any."""
+        forget gate (2), if there are any.
+        """
         if self.peepholes is None:
             return gate
         factor = self.block(self.peepholes, 0, k)

@@ -33,7 +33,8 @@ _POLICIES = ("stretch", "not_larger", "not_smaller")
 @dataclass(frozen=True)
 class Sampling:
     """The attributes of Resize: interpolation, coordinates, rounding of the nearest element,
-    coefficient of the cubic, and treatment of elements outside the image."""
+    coefficient of the cubic, and treatment of elements outside the image.
+    """
 
     mode: str
     coordinates: str = "half_pixel"

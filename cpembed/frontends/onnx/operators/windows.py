@@ -22,7 +22,8 @@ _LARGEST = 1 << 20
 
 def _window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
     """Read the window of an operator from its attributes; the taps and the image's sizes are one a
-    pooled or convolved axis."""
+    pooled or convolved axis.
+    """
     axes = len(taps)
     strides = call.list_of("strides", (1,) * axes) or ()
     dilations = call.list_of("dilations", (1,) * axes) or ()
@@ -156,7 +157,8 @@ def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
 
 def batch_normalization(call: Call) -> str:
     """Emit a batch normalization, in the weights of the product before it if nothing else reads
-    that."""
+    that.
+    """
     if call.flag("training_mode") or any(call.is_read[1:]):
         call.reject("statistics of batches are made in training: export the model for inference")
     epsilon = call.number("epsilon", 1e-5)
@@ -235,7 +237,8 @@ def pooled_image(call: Call, operation: str, x: str) -> str:
 
 def local_response(call: Call) -> str:
     """Emit ``x / (bias + alpha * mean of squares) ** beta`` over a window of channels, which is
-    padded with zeros."""
+    padded with zeros.
+    """
     size = call.integer("size", 1)
     alpha, beta = call.number("alpha", 1e-4), call.number("beta", 0.75)
     bias, shape = call.number("bias", 1.0), call.type().shape

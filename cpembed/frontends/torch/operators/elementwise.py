@@ -22,7 +22,8 @@ Function = Callable[..., Scalar]
 
 def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
     """Emit an expression of tensors and numbers promoted to an element type; the result has the
-    type of the call's. A constant of one element becomes a number."""
+    type of the call's. A constant of one element becomes a number.
+    """
     tensors: list[str] = []
     arguments: list[Scalar] = []
     for value in values:
@@ -44,7 +45,8 @@ def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
 
 def _unary(expression: Function, *parameters: str) -> Handler:
     """Return the handler of a function of ``self`` and of arguments that are numbers, by their
-    names."""
+    names.
+    """
     return lambda call: _activated(call, expression, *(call[name] for name in parameters))
 
 
@@ -97,7 +99,8 @@ def _remainder(a: Scalar, b: Scalar) -> Scalar:
 
 def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
     """Return a floored quotient of floats as PyTorch computes it: the remainder is subtracted
-    first, so that the quotient is next to an integer."""
+    first, so that the quotient is next to an integer.
+    """
     near = div(e.sub(a, _remainder(a, b)), b)
     low = apply("floor", near)
     rounded = e.where(e.less(0.5, e.sub(near, low)), e.add(low, 1), low)
@@ -242,7 +245,8 @@ def _prelu(call: Call) -> str:
 
 def _promoted(call: Call, *values: Any) -> str:
     """Return the element type in which a comparison compares: tensors go before scalars, floats
-    before integers, and then the larger type wins."""
+    before integers, and then the larger type wins.
+    """
     tensors = [value for value in values if isinstance(value, str)]
     ranked = [t for t in tensors if call.shape(t) != ()] or tensors
     dtypes = [call.dtype(t) for t in ranked]

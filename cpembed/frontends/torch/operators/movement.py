@@ -1,5 +1,6 @@
 """Operators that move elements: views, permutations, parts and joints, padding, resizing, and
-elements at indices."""
+elements at indices.
+"""
 
 from __future__ import annotations
 
@@ -270,7 +271,8 @@ def _linear(axes: int) -> Handler:
 def _nearest(axes: int, offset: float) -> Handler:
     """Return the handler that takes the pixel at the corner of a pixel of the result, or at its
     middle (an ``offset`` of 0.5). Coordinates are computed in float32, as PyTorch does, since it
-    matters where they meet the border of a pixel."""
+    matters where they meet the border of a pixel.
+    """
 
     def handler(call: Call) -> str:
         x = call.get("input") or call["self"]
@@ -302,7 +304,8 @@ def _index_select(call: Call) -> str:
 
 def _index(call: Call) -> str:
     """Emit advanced indexing: as in numpy, the axes of the indices come first where the indexed
-    axes are not neighbours."""
+    axes are not neighbours.
+    """
     x, indices = call["self"], call["indices"]
     shape = call.shape(x)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]

@@ -1,5 +1,6 @@
 """Convolutions, products of matrices, attention, and pooling. A bias is added by an operator of its
-own."""
+own.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ def _axes(call: Call, x: str) -> tuple[int, ...]:
 
 def _reduced(call: Call, operation: str, x: str, axes: Sequence[int] | None = None) -> str:
     """Reduce a tensor as the call does: along its axes, which it keeps or not. A scalar stays as
-    it is."""
+    it is.
+    """
     axes = _axes(call, x) if axes is None else axes
     kind = Reduce(operation, tuple(axes), bool(call.get("keepdim")))
     return call.emit(kind, x) if call.shape(x) else x

@@ -39,7 +39,8 @@ TOKENS = {flag.replace("_", "."): flag for flag in TOKEN_FLAGS}
 
 class Mnemonic(NamedTuple):
     """Syntax of an instruction: ``kind`` has the choices of the word after the mnemonic, and
-    ``optional`` fields are 0 if left out."""
+    ``optional`` fields are 0 if left out.
+    """
 
     opcode: Opcode
     kind: type[IntEnum] | None

@@ -352,7 +352,8 @@ def dot(
 
 def _build(module: Any, target: Any, parameters: Any) -> Any:
     """A candidate, in a process of its own: as TVM's builder does, without that import, which
-    takes longer than a build may."""
+    takes longer than a build may.
+    """
     del parameters
     from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock

@@ -39,7 +39,8 @@ _STORED = ("float32", "bfloat16", "uint8", "int8")
 @dataclass(frozen=True)
 class Form:
     """``call`` runs it, ``result`` turns what it returned into the workload's output, ``weights``
-    are the sizes of the weights as oneDNN's log has them."""
+    are the sizes of the weights as oneDNN's log has them.
+    """
 
     words: str
     call: Callable[[], Any]
@@ -49,7 +50,8 @@ class Form:
 
 def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Form] | NotCovered:
     """Every call that computes the workload. Calls of the same words differ in how the weights are
-    packed: for images of this shape, or of any."""
+    packed: for images of this shape, or of any.
+    """
     problem = problem_of(subject)
     if isinstance(problem, NotCovered):
         return NotCovered(f"oneDNN through torch: {problem.reason}")
@@ -80,7 +82,8 @@ def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Fo
 @dataclass(frozen=True)
 class _After:
     """What happens to integer sums: scales and zero points by filter, a bias that is added to what
-    was scaled, the operation, and the types of results, by name."""
+    was scaled, the operation, and the types of results, by name.
+    """
 
     scales: Any
     zeros: Any
@@ -265,7 +268,8 @@ def _form(
 
 def _image(torch: ModuleType, problem: Convolution, inputs: Arrays) -> Any:
     """``[n, c, *image]`` in oneDNN's favourite layout. Made from channels-last memory: where an
-    extent is 1, a conversion by name may leave the other layout's strides."""
+    extent is 1, a conversion by name may leave the other layout's strides.
+    """
     last = _tensor(torch, problem.images(inputs))
     return last.permute(0, last.dim() - 1, *range(1, last.dim() - 1))
 

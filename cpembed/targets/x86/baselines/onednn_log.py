@@ -33,7 +33,7 @@ class Executed:
 
     @property
     def name(self) -> str:
-        """oneDNN's plain matrix product names no implementation."""
+        """OneDNN's plain matrix product names no implementation."""
         return self.implementation or self.kind
 
 
@@ -82,7 +82,8 @@ def per_call(executed: list[Executed], calls: int, weights: str) -> Primitives:
 
 def logged(work: Callable[[], object], profile: Callable[[bool], None]) -> list[Executed]:
     """Do the work with profiling on and read what oneDNN printed meanwhile; nothing of it reaches
-    standard output. ``profile`` switches profiling."""
+    standard output. ``profile`` switches profiling.
+    """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         with _standard_output_into(file):
             profile(True)

@@ -68,7 +68,8 @@ class Convolution:
 @dataclass(frozen=True)
 class BatchedProduct:
     """``[b,m,n] += [b,m,k] * [b,k,n]``; a transposed factor is stored with its last two axes
-    exchanged."""
+    exchanged.
+    """
 
     workload: Computation
     left_transposed: bool

@@ -40,7 +40,8 @@ _SET_THREADS = tuple(
 @dataclass(frozen=True)
 class _Call:
     """A :class:`~cpembed.runtime.baselines.Contender`; ``finish`` makes an array of what it
-    returns, in the shape of the workload's output."""
+    returns, in the shape of the workload's output.
+    """
 
     form: str
     run: Callable[[], Any]
@@ -70,8 +71,9 @@ def open_mkl(spec: HardwareSpec, stored: Epilogue | None = None) -> Mkl:
 
 
 def open_openblas(spec: HardwareSpec, stored: Epilogue | None = None) -> OpenBlas:
-    """numpy for a comparison with its BLAS; raises :class:`BackendUnavailable` where that is none
-    whose threads can be set, and where a target's products are not of float32."""
+    """Numpy for a comparison with its BLAS; raises :class:`BackendUnavailable` where that is none
+    whose threads can be set, and where a target's products are not of float32.
+    """
     _check(spec, stored, "openblas")
     return _loaded_openblas()
 
@@ -113,7 +115,7 @@ def _loaded_openblas() -> OpenBlas:
 
 
 def _set_openblas_threads(count: int) -> None:
-    """numpy offers no way to say it, the library that it loads does."""
+    """Numpy offers no way to say it, the library that it loads does."""
     folder = Path(np.__file__).parents[1] / "numpy.libs"
     for path in sorted(folder.glob("*openblas*")):
         library = ctypes.CDLL(str(path))
