@@ -28,8 +28,8 @@ from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.workloads.suites import suite
 
-HERE = Path(__file__).resolve().parent
-OWN = HERE.parent / "tests" / "targets"
+FOLDER = Path(__file__).resolve().parent
+OWN = FOLDER.parent / "tests" / "targets"
 TARGETS = (
     "vta_8x8x8",
     "amx_int8",
@@ -127,8 +127,8 @@ def main() -> None:
         "start": [started(command, rounds) for command in COMMANDS],
     }
     text = markdown(document)
-    (HERE / "defaults.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (HERE / "defaults.md").write_text(text, encoding="utf-8")
+    (FOLDER / "defaults.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (FOLDER / "defaults.md").write_text(text, encoding="utf-8")
     print(text, end="")
 
 

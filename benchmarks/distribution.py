@@ -28,7 +28,7 @@ from typing import Any
 
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 DIFFERS = ("seconds", "date")
 """Fields of rows that differ from run to run."""
 
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--target", default="vta_1x16x16")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the results")
     arguments = parser.parse_args()
     options = {name: getattr(arguments, name) for name in ("suite", "target", "workers")}
     pair(options, 0)  # The files of libraries are in memory then.

@@ -38,7 +38,7 @@ from cpembed.transform.derive import LayoutCache, derive
 from cpembed.transform.proof import SharedLemmas, require
 from cpembed.workloads.suites import layer
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 TARGETS = ["vta_1x16x16", "vta_8x8x8", "avx512_vnni", "amx_int8", "wmma_f16"]
 SPREADS = {"embeddings": 0, "complete_s": 3, "cpu_s": 3, "best_s": 3}
 """Columns of the table and their decimals."""
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--layers", default="0-107")
     parser.add_argument("--prove", action="store_true", help="derive and prove every program")
     parser.add_argument("--processes", type=int, default=2, help="that share the proofs")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the results")
     arguments = parser.parse_args()
     first, _, last = arguments.layers.partition("-")
     names = ("constraints", "prove", "processes")

@@ -39,7 +39,7 @@ import numpy as np
 
 from cpembed.runtime.measurement.environment import machine, provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 PARTS = ("unit16", "resnet50", "deepbench", "gemm")
 BASELINES = {"gemm": ("onednn", "mkl", "openblas")}
 """By suite; of the others oneDNN."""
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--choice", action="store_true", help="the model against all schedules")
     parser.add_argument("--layers", type=int, default=20, help="of --choice")
     parser.add_argument("--schedules", type=int, help="of a layer, at most")
-    parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--output", type=Path, default=FOLDER)
     asked = parser.parse_args()
     # Before TVM is loaded.
     os.environ["TVM_NUM_THREADS"] = "1"

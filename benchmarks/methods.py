@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 SUITES = ("vgg16", "resnet50", "unit16", "deepbench")
 VGG16 = (
     (3, 64, 224), (64, 64, 224), (64, 128, 112), (128, 128, 112), (128, 256, 56), (256, 256, 56),
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--target", default="avx512_f32")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeat", action="store_true", help="measure again, beside what is there")
-    parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--output", type=Path, default=FOLDER)
     asked = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = "1"
     path = asked.output / "methods.json"

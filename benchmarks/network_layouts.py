@@ -28,7 +28,7 @@ from cpembed.network.inputs import random_inputs
 from cpembed.network.plan import Planning, Policy
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 Row = dict[str, Any]
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--round-ms", type=float, default=40.0)
-    parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--output", type=Path, default=FOLDER)
     asked = parser.parse_args()
     paths = sorted(asked.models.glob("*_int8.onnx"))
     rows: list[Row] = []

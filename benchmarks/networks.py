@@ -40,7 +40,7 @@ from cpembed.files import write_whole
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.runtime.measurement.interleaved import BUSY, ENOUGH
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 REFERENCE = "onnxruntime"
 MOST_CALLS = 2000
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=33, help="rounds, the disturbed ones included")
     parser.add_argument("--round-ms", type=float, default=150.0)
     parser.add_argument("--python", nargs="*", default=[], metavar="RUNTIME=PROGRAM")
-    parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--output", type=Path, default=FOLDER)
     asked = parser.parse_args()
     programs = dict(each.split("=", 1) for each in asked.python)
     files = sorted(asked.models.glob("*_int8.onnx"))
@@ -148,7 +148,7 @@ def inputs_of(model: Path) -> dict[str, Any]:
 def serving(program: str, call: list[str]) -> Iterator[Server | str]:
     """A runtime that is ready; or why there is none."""
     process = subprocess.Popen(
-        [program, str(HERE / "network_runtimes.py"), *call],
+        [program, str(FOLDER / "network_runtimes.py"), *call],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdin is not None

@@ -35,7 +35,7 @@ from typing import Any
 
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 PARTS = [
     "unit16/amx_int8/2",
     "resnet50/amx_int8/2",
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", default=PARTS, metavar=PART)
     parser.add_argument("--attempts", type=int, default=3)
     parser.add_argument("--tuned", action="store_true", help="use what cpembed tune has kept")
-    parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--merge", type=Path, metavar="FILE", help="parts measured elsewhere")
     parser.add_argument("--note", help="what is particular about the parts that are merged")
     asked = parser.parse_args()

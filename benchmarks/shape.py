@@ -22,7 +22,7 @@ from typing import Any
 
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 COMMANDS = (
     ("deepbench", "--macs", "1024"),
     ("deepbench", "--macs", "1024", "--shapes", "2"),
@@ -79,7 +79,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the results")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -24,7 +24,7 @@ from cpembed.cli.output import Bar
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.runtime.measurement.environment import provenance
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 
 FORMAT = 1
 """Of the documents in a pack; :mod:`benchmarks.gpu.there` reads this one."""
@@ -168,10 +168,10 @@ def _program(root: Path) -> None:
     target = root / "benchmarks" / "gpu" / "there"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for source in sorted((HERE / "there").glob("*.py")):
+    for source in sorted((FOLDER / "there").glob("*.py")):
         shutil.copyfile(source, target / source.name)
     # Regular packages: others of these names on the path are not taken for them.
-    shutil.copyfile(HERE / "__init__.py", target.parent / "__init__.py")
+    shutil.copyfile(FOLDER / "__init__.py", target.parent / "__init__.py")
     (target.parents[1] / "__init__.py").write_text("", encoding="utf-8")
     (root / "run.py").write_text(STARTER, encoding="utf-8")
 
