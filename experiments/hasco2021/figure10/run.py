@@ -338,8 +338,8 @@ def main() -> None:
             **compare(exploration, contestants, options.seeds),
             **provenance(),
         }
-    document["summary"] = summary(document)
-    write_results(options.output, document, markdown(document))
+    page = markdown({**document, "summary": summary(document)})
+    write_results(options.output, document, page)
     plot(document, options.output / "results.svg")
 
 
