@@ -99,16 +99,3 @@ def _nested(flat: Mapping[str, Any]) -> Row:
         else:
             del row[key]
     return row
-
-
-def rounded(value: Any, digits: int) -> Any:
-    """Return a document whose floating-point numbers have at most so many significant digits."""
-    match value:
-        case float():
-            return float(f"{value:.{digits}g}")
-        case dict():
-            return {key: rounded(member, digits) for key, member in value.items()}
-        case list():
-            return [rounded(member, digits) for member in value]
-        case _:
-            return value
