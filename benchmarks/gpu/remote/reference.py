@@ -1,4 +1,4 @@
-"""A layer in float64 by torch: exact for integers, and far closer than any kernel for floats."""
+"""Compute a layer in float64 by torch: exact for integers, far closer than kernels for floats."""
 
 from __future__ import annotations
 
@@ -8,41 +8,68 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.gpu.there.data import Array, Exact
+from benchmarks.gpu.remote.data import Array, Exact
 
 
 def pair(layer: Mapping[str, Any], name: str, default: int) -> tuple[int, int]:
-    """A size of two axes.
+    """Return a size of two axes.
 
     >>> pair({"sizes": {"stride": [2]}}, "stride", 1), pair({"sizes": {}}, "pad", 0)
     ((2, 2), (0, 0))
     """
-    found = layer["sizes"].get(name, [default])
-    return (found[0], found[-1])
+    values = layer["sizes"].get(name, [default])
+    return (values[0], values[-1])
 
 
 def convolution(
     layer: Mapping[str, Any], image: torch.Tensor, filters: torch.Tensor
 ) -> torch.Tensor:
-    """Of an image and filters whose channels come last, as views: torch's own order in the
-    memory format ``channels_last``. The result likewise.
+    """Convolve an image with filters whose channels come last, as the result's do.
+
+    They are views in torch's own order in the memory format ``channels_last``.
+
+    Parameters
+    ----------
+    layer : mapping
+        Document of the layer.
+    image, filters : torch.Tensor
+        Operands.
     """
-    found = functional.conv2d(
+    output = functional.conv2d(
         image.permute(0, 3, 1, 2),
         filters.permute(0, 3, 1, 2),
         stride=pair(layer, "stride", 1),
         padding=pair(layer, "pad", 0),
         dilation=pair(layer, "dilation", 1),
     )
-    return found.permute(0, 2, 3, 1)
+    return output.permute(0, 2, 3, 1)
 
 
 def product(layer: Mapping[str, Any], first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return the layer's result.
+
+    Parameters
+    ----------
+    layer : mapping
+        Document of the layer.
+    first, second : torch.Tensor
+        Operands.
+    """
     return convolution(layer, first, second) if layer["kind"] == "conv2d" else first @ second
 
 
 def exact(layer: Mapping[str, Any], arrays: Mapping[str, Array], device: str) -> Exact:
-    """By operations in float64, which hold every product and every sum of integers exactly."""
+    """Return the sums in float64, which hold every product and every sum of integers exactly.
+
+    Parameters
+    ----------
+    layer : mapping
+        Document of the layer.
+    arrays : mapping of str to array
+        Operands.
+    device : str
+        Device of torch that computes.
+    """
     first, second = (
         torch.from_numpy(arrays[operand["name"]]).to(device).double() for operand in layer["inputs"]
     )

@@ -19,7 +19,7 @@ STARTING = 300.0
 
 @dataclass
 class Outcome:
-    """Of a layer: what the worker measured, and which contenders failed or were wrong, and why."""
+    """Outcome of a layer: the worker's measurements, and the failed or wrong implementations."""
 
     times: dict[str, Any] = field(default_factory=dict[str, Any])
     about: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -30,7 +30,7 @@ class Outcome:
 
 
 class Conversation:
-    """``command`` starts a worker; one that ended or hung is started again."""
+    """Tasks and answers of a worker, which is started again if it ended or hung."""
 
     def __init__(
         self, command: Sequence[str], patience: float = PATIENCE, starting: float = STARTING
@@ -52,7 +52,7 @@ class Conversation:
             self._process = None
 
     def device(self) -> dict[str, Any]:
-        """Raises :class:`RuntimeError` where the device cannot be used."""
+        """Return the device; raise :class:`RuntimeError` if it cannot be used."""
         self._tell({"task": "device"})
         while True:
             answer = self._answer(self.patience)
@@ -62,27 +62,29 @@ class Conversation:
                 return {name: value for name, value in answer.items() if name != "event"}
 
     def layer(self, slug: str) -> Outcome:
-        """Measures a layer; a contender with which the worker ends or stays silent is left out, and
-        the others are tried again.
+        """Measure a layer.
+
+        An implementation with which the worker ends or stays silent is left out, and the others are
+        tried again.
         """
         outcome = Outcome()
         while True:
             trying = self._once(slug, outcome)
             if trying is None:
                 return outcome
-            name, what = trying
+            name, step = trying
             ended = self._end()
             self.stop()
             if name == "" or name in outcome.failed:
                 # A failure that the worker told of is no second one.
                 if name == "":
-                    outcome.trouble = f"{what}: {ended}"
+                    outcome.trouble = f"{step}: {ended}"
                     return outcome
                 continue
-            outcome.failed[name] = f"{what}: {ended}"
+            outcome.failed[name] = f"{step}: {ended}"
 
     def _once(self, slug: str, outcome: Outcome) -> tuple[str, str] | None:
-        """None where all is done; else what was being tried when the answers ended."""
+        """Return None if all is done, else what was being tried when the answers ended."""
         skip = [*outcome.failed, *outcome.wrong]
         trying = ("", "starting")
         try:
@@ -127,7 +129,7 @@ class Conversation:
             raise RuntimeError(f"the worker does not start: {self._end()}")
 
     def _answer(self, seconds: float) -> dict[str, Any] | None:
-        """None where there is none in time, and where the worker has ended."""
+        """Return the next answer; None if there is none in time, or if the worker has ended."""
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty:
@@ -135,7 +137,7 @@ class Conversation:
         return None if line is None else json.loads(line)
 
     def _end(self) -> str:
-        """How the worker ended, in words."""
+        """Return how the worker ended."""
         assert self._process is not None
         try:
             status = self._process.wait(timeout=2)

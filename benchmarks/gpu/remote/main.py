@@ -10,23 +10,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.there.conversation import PATIENCE, Conversation
-from benchmarks.gpu.there.report import markdown
+from benchmarks.gpu.remote.conversation import PATIENCE, Conversation
+from benchmarks.gpu.remote.report import markdown
 
 FORMAT = 1
 
 ROOT = Path(__file__).resolve().parents[3]
 
-_KEPT = ("suite", "name", "words", "target", "kind", "macs", "output", "variants", "rules")
+_LAYER_FIELDS = ("suite", "name", "words", "target", "kind", "macs", "output", "variants", "rules")
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
     options = _options(arguments)
     pack = json.loads((options.pack / "pack.json").read_text(encoding="utf-8"))
     if pack["format"] != FORMAT:
         print(f"error: a pack of format {pack['format']}, not {FORMAT}", file=sys.stderr)
         return 1
-    layers = chosen(options.pack, pack["layers"], options.only)
+    layers = selected_layers(options.pack, pack["layers"], options.only)
     if not layers:
         print(f"error: no layer of the pack has {options.only!r} in its name", file=sys.stderr)
         return 1
@@ -44,10 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 1
         for number, layer in enumerate(layers, start=1):
             outcome = worker.layer(layer["slug"])
-            entry = {name: layer[name] for name in _KEPT} | asdict(outcome)
+            entry = {name: layer[name] for name in _LAYER_FIELDS} | asdict(outcome)
             document["layers"].append(entry)
             write(options.output, document)
-            print(f"{number}/{len(layers)} {said(entry)}", flush=True)
+            print(f"{number}/{len(layers)} {summary_line(entry)}", flush=True)
     bad = sum(len(entry["wrong"]) + len(entry["failed"]) for entry in document["layers"])
     print(f"{options.output}/results.md; {bad} kernels wrong or failed")
     return 1 if bad else 0
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 _WORKER = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from benchmarks.gpu.there.worker import main; sys.exit(main(sys.argv[1:]))"
+    "from benchmarks.gpu.remote.worker import main; sys.exit(main(sys.argv[1:]))"
 )
 
 
@@ -77,19 +78,29 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def chosen(root: Path, slugs: list[str], only: str | None) -> list[dict[str, Any]]:
-    """The documents of the layers of a pack whose names contain a text."""
-    found: list[dict[str, Any]] = []
+def selected_layers(root: Path, slugs: list[str], only: str | None) -> list[dict[str, Any]]:
+    """Return the documents of the layers of a pack whose names contain a text.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of the pack.
+    slugs : list of str
+        Names of its layers in files.
+    only : str or None
+        The text; None for all layers.
+    """
+    layers: list[dict[str, Any]] = []
     for slug in slugs:
         path = root / "layers" / f"{slug}.json"
         layer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if only is None or only in slug or only in layer["name"]:
-            found.append(layer)
-    return found
+            layers.append(layer)
+    return layers
 
 
 def write(folder: Path, document: dict[str, Any]) -> None:
-    """After every layer, so that what was measured stays when a run is cut short."""
+    """Write the results, after every layer, so that they stay when a run is cut short."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (
         ("results.json", json.dumps(document, indent=1) + "\n"),
@@ -100,15 +111,15 @@ def write(folder: Path, document: dict[str, Any]) -> None:
         draft.replace(folder / name)
 
 
-def said(entry: dict[str, Any]) -> str:
-    """A layer in a line.
+def summary_line(entry: dict[str, Any]) -> str:
+    """Return a layer as a line.
 
     >>> entry = {"name": "unit16:3", "times": {}, "wrong": {"im2col": "off"}, "failed": {}}
-    >>> said(entry | {"trouble": None})
+    >>> summary_line(entry | {"trouble": None})
     'unit16:3: wrong: im2col'
     """
     times = sorted(entry["times"].items(), key=lambda item: item[1]["us"])
-    parts = [", ".join(f"{name} {found['us']:.1f} us" for name, found in times)] if times else []
+    parts = [", ".join(f"{name} {time['us']:.1f} us" for name, time in times)] if times else []
     parts += [f"{kind}: {', '.join(entry[kind])}" for kind in ("wrong", "failed") if entry[kind]]
     parts += [entry["trouble"]] if entry["trouble"] else []
     return f"{entry['name']}: {'; '.join(parts)}"

@@ -1,4 +1,4 @@
-"""What is timed of a layer: kernels of the pack, and libraries; each computes the layer once."""
+"""Implementations of a layer, kernels of the pack and libraries; each computes it once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.there import reference
-from benchmarks.gpu.there.data import Array
-from benchmarks.gpu.there.driver import Driver, Kernels
+from benchmarks.gpu.remote import reference
+from benchmarks.gpu.remote.data import Array
+from benchmarks.gpu.remote.driver import Driver, Kernels
 
 GUARD_BYTES = 4096
-"""Behind every buffer that kernels write: it has to be what it was."""
+"""Number of bytes behind every buffer that kernels write; they must not change."""
 
 UNWRITTEN, GUARD = 0xA5, 0x5A
 
@@ -28,9 +28,10 @@ TORCH_TYPES = {
 
 
 @dataclass(frozen=True)
-class Contender:
-    """``run`` starts it on the current stream; ``result``: what it computed, after a run.
+class Implementation:
+    """An implementation of a layer.
 
+    ``run`` starts it on the current stream; ``result`` returns what it computed, after a run.
     ``loose``: it may add in the stored type, as libraries do.
     """
 
@@ -42,19 +43,19 @@ class Contender:
 
 
 class Buffers:
-    """Device memory of a folder's kernels, by name; operands are those that are given."""
+    """Device memory of a folder's kernels, by name; operands are those of the caller."""
 
     def __init__(
         self,
         parameters: Mapping[str, tuple[int, str]],
-        given: Mapping[str, torch.Tensor],
+        operands: Mapping[str, torch.Tensor],
         device: str,
     ) -> None:
         self.memory: dict[str, torch.Tensor] = {}
         self.sizes: dict[str, int] = {}
         for name, (elements, dtype) in parameters.items():
             size = elements * np.dtype(dtype).itemsize
-            tensor = given.get(name)
+            tensor = operands.get(name)
             if tensor is None:
                 self.sizes[name] = size
                 tensor = torch.full(
@@ -67,7 +68,7 @@ class Buffers:
         self.pointers = {name: tensor.data_ptr() for name, tensor in self.memory.items()}
 
     def overwritten(self) -> list[str]:
-        """Buffers behind whose end something was written."""
+        """Return the buffers behind whose end something was written."""
         return [
             name
             for name, size in self.sizes.items()
@@ -75,8 +76,8 @@ class Buffers:
         ]
 
     def array(self, name: str, dtype: str) -> Array:
-        found = self.memory[name][: self.sizes[name]].cpu().numpy()
-        return found.view(dtype)
+        data = self.memory[name][: self.sizes[name]].cpu().numpy()
+        return data.view(dtype)
 
 
 def packed(
@@ -86,15 +87,28 @@ def packed(
     driver: Driver,
     cubin: str,
     operands: Mapping[str, torch.Tensor],
-) -> Contender:
-    """Kernels of the pack; those that prepare weights have run.
+) -> Implementation:
+    """Return kernels of the pack; those that prepare weights have run.
 
-    Raises :class:`~benchmarks.gpu.there.driver.DriverError` where they cannot be loaded.
+    Raises :class:`~benchmarks.gpu.remote.driver.DriverError` if they cannot be loaded.
+
+    Parameters
+    ----------
+    layer, variant : mapping
+        Documents of the layer and of the kernel.
+    root : Path
+        Folder of the pack.
+    driver : Driver
+        The CUDA driver.
+    cubin : str
+        Architecture whose machine code is loaded.
+    operands : mapping of str to torch.Tensor
+        Operands of the layer by name.
     """
     kernels = Kernels(driver, root / variant["folder"], cubin)
-    given = {parameter: operands[name] for name, parameter in variant["reads"].items()}
+    parameters = {parameter: operands[name] for name, parameter in variant["reads"].items()}
     device = str(next(iter(operands.values())).device)
-    buffers = Buffers(kernels.parameters(), given, device)
+    buffers = Buffers(kernels.parameters(), parameters, device)
     before = list(variant["prepares"])
     timed = [kernel["name"] for kernel in kernels.kernels if kernel["name"] not in before]
 
@@ -112,13 +126,13 @@ def packed(
 
     kernels.launch(buffers.pointers, before, stream())
     about = {"kernels": kernels.attributes()}
-    return Contender(variant["name"], run, result, about=about)
+    return Implementation(variant["name"], run, result, about=about)
 
 
 def libraries(
     layer: Mapping[str, Any], operands: Mapping[str, torch.Tensor]
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """What torch calls, by name."""
+    """Return calls of torch, by the library's name."""
     first, second = (operands[operand["name"]] for operand in layer["inputs"])
     if layer["kind"] == "conv2d":
         if first.dtype != torch.float16:
@@ -129,15 +143,16 @@ def libraries(
     return {"cuBLAS": lambda: first @ second}
 
 
-def library(name: str, call: Callable[[], torch.Tensor]) -> Contender:
-    """A call of a library, which allocates its result itself."""
+def library(name: str, call: Callable[[], torch.Tensor]) -> Implementation:
+    """Return a call of a library, which allocates its result itself."""
     last: list[torch.Tensor] = []
 
     def run() -> None:
         last[:] = [call()]
 
-    return Contender(name, run, lambda: last[0].contiguous().cpu().numpy(), loose=True)
+    return Implementation(name, run, lambda: last[0].contiguous().cpu().numpy(), loose=True)
 
 
 def operands_on(arrays: Mapping[str, Array], device: str) -> dict[str, torch.Tensor]:
+    """Return operands on a device."""
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""The device: what it is, and its own ceilings, measured in the same run as the kernels."""
+"""Describe the device, and measure its ceilings in the same run as the kernels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.there.driver import Driver, architecture, launch
+from benchmarks.gpu.remote.driver import Driver, architecture, launch
 
 _COPY_BYTES = 1 << 30
 _FLUSH_BYTES = 256 << 20
-"""Written before each call: several times the second level cache of any device so far, and long
-enough that the next launch waits for it, not for the processor."""
+"""Number of bytes written before each call.
+
+They are several times the second level cache of any device so far, and take long enough that the
+next launch waits for them, not for the processor.
+"""
 
 REPEATS = 9
 
@@ -28,11 +31,11 @@ class Clock:
     """Times calls on the current stream by events, with the second level cache emptied before."""
 
     def __init__(self) -> None:
-        self._other = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+        self._flushed = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
 
     def __call__(self, run: Callable[[], None]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._other.zero_()
+        self._flushed.zero_()
         begin.record()
         run()
         end.record()
@@ -41,13 +44,13 @@ class Clock:
 
 
 def warm_up(milliseconds: float = 300.0) -> None:
-    """Products until the clocks have risen."""
-    one = torch.randn(4096, 4096, dtype=torch.float16, device="cuda")
+    """Compute products until the clocks have risen."""
+    matrix = torch.randn(4096, 4096, dtype=torch.float16, device="cuda")
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     while True:
         for _ in range(20):
-            one @ one
+            matrix @ matrix
         end.record()
         end.synchronize()
         if begin.elapsed_time(end) >= milliseconds:
@@ -55,9 +58,9 @@ def warm_up(milliseconds: float = 300.0) -> None:
 
 
 def description(driver: Driver) -> dict[str, Any]:
-    """Names and versions, of which results depend on."""
+    """Return names and versions, on which results depend."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "device": properties.name,
         "capability": list(torch.cuda.get_device_capability()),
         "multiprocessors": properties.multi_processor_count,
@@ -75,17 +78,17 @@ def description(driver: Driver) -> dict[str, Any]:
     try:
         import triton
 
-        found["triton"] = triton.__version__
+        facts["triton"] = triton.__version__
     except ImportError:
-        found["triton"] = None
-    return found
+        facts["triton"] = None
+    return facts
 
 
-def queried(what: str) -> str | None:
-    """An answer of ``nvidia-smi``, where it is there."""
+def queried(field: str) -> str | None:
+    """Return an answer of ``nvidia-smi``; None if it is missing."""
     try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"],
+        process = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -93,25 +96,28 @@ def queried(what: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
+    return process.stdout.strip().splitlines()[0] if process.stdout.strip() else None
 
 
 def ceilings(root: Path, driver: Driver, clock: Clock) -> dict[str, float]:
-    """Bytes a second of a copy (read and written), multiply-adds a second of each instruction, and
-    microseconds that events see of nothing.
+    """Return the device's rates.
+
+    These are bytes a second of a copy (read and written), multiply-adds a second of each
+    instruction, and microseconds that events see of nothing.
     """
     source = torch.empty(_COPY_BYTES, dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     us = median_us(clock, lambda: target.copy_(source))
-    found = {"copy_bytes_per_s": 2 * _COPY_BYTES / us * 1e6}
-    found["nothing_us"] = median_us(clock, lambda: None)
+    rates = {"copy_bytes_per_s": 2 * _COPY_BYTES / us * 1e6}
+    rates["nothing_us"] = median_us(clock, lambda: None)
     for path in sorted((root / "ceilings").glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        found[f"{path.stem}_macs_per_s"] = _multiplying(path, document, driver, clock)
-    return found
+        rates[f"{path.stem}_macs_per_s"] = _multiplying(path, document, driver, clock)
+    return rates
 
 
 def median_us(clock: Clock, run: Callable[[], Any]) -> float:
+    """Return the median microseconds of a call."""
     for _ in range(3):
         clock(run)
     return statistics.median(clock(run) for _ in range(REPEATS))

@@ -15,7 +15,7 @@ _STATIC_SHARED_BYTES = 48 * 1024
 
 
 class DriverError(Exception):
-    """What the driver says of a call that failed, in one line."""
+    """The driver's message of a call that failed, in one line."""
 
 
 class Driver:
@@ -25,24 +25,25 @@ class Driver:
         self.library = ctypes.CDLL("libcuda.so.1") if library is None else library
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises :class:`DriverError` where the status is not 0."""
+        """Call a function; raise :class:`DriverError` if the status is not 0."""
         status = getattr(self.library, name)(*arguments)
         if status:
             text = ctypes.c_char_p()
             self.library.cuGetErrorString(status, ctypes.byref(text))
-            said = (text.value or b"unknown error").decode(errors="replace")
-            raise DriverError(f"{name}: {said} ({status})")
+            message = (text.value or b"unknown error").decode(errors="replace")
+            raise DriverError(f"{name}: {message} ({status})")
 
     def version(self) -> str:
-        """Of CUDA, as the driver has it."""
+        """Return the version of CUDA, as the driver has it."""
         number = ctypes.c_int()
         self.call("cuDriverGetVersion", ctypes.byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """Whose cubin a device of a compute capability runs; machine code serves later devices of the
-    same major version.
+    """Return the architecture whose cubin a device of a compute capability runs.
+
+    Machine code serves later devices of the same major version.
 
     >>> architecture((8, 6)), architecture((9, 0))
     ('sm_80', 'sm_90')
@@ -60,7 +61,7 @@ def architecture(capability: tuple[int, int]) -> str:
 class Kernels:
     """The kernels of a folder: ``kernel.json`` says how they are launched.
 
-    Raises :class:`DriverError` where the driver does not load them.
+    Raises :class:`DriverError` if the driver does not load them.
     """
 
     def __init__(self, driver: Driver, folder: Path, cubin: str, stem: str = "kernel") -> None:
@@ -73,32 +74,32 @@ class Kernels:
         self._functions = [self._function(kernel) for kernel in self.kernels]
 
     def _function(self, kernel: Mapping[str, Any]) -> ctypes.c_void_p:
-        found = ctypes.c_void_p()
+        function = ctypes.c_void_p()
         name = kernel["name"].encode()
-        self.driver.call("cuModuleGetFunction", ctypes.byref(found), self._module, name)
+        self.driver.call("cuModuleGetFunction", ctypes.byref(function), self._module, name)
         if kernel["dynamic_shared_bytes"] > _STATIC_SHARED_BYTES:
             self.driver.call(
-                "cuFuncSetAttribute", found, _SHARED_ATTRIBUTE, kernel["dynamic_shared_bytes"]
+                "cuFuncSetAttribute", function, _SHARED_ATTRIBUTE, kernel["dynamic_shared_bytes"]
             )
-        return found
+        return function
 
     def unload(self) -> None:
         self.driver.call("cuModuleUnload", self._module)
 
     def attributes(self) -> list[dict[str, Any]]:
-        """Registers of a thread and bytes of local memory, by kernel."""
-        found: list[dict[str, Any]] = []
+        """Return registers of a thread and bytes of local memory, by kernel."""
+        attributes: list[dict[str, Any]] = []
         for function, kernel in zip(self._functions, self.kernels, strict=True):
             values: list[int] = []
             for attribute in (_REGISTERS_ATTRIBUTE, _LOCAL_ATTRIBUTE):
                 value = ctypes.c_int()
                 self.driver.call("cuFuncGetAttribute", ctypes.byref(value), attribute, function)
                 values.append(value.value)
-            found.append({"name": kernel["name"], "registers": values[0], "local": values[1]})
-        return found
+            attributes.append({"name": kernel["name"], "registers": values[0], "local": values[1]})
+        return attributes
 
     def parameters(self) -> dict[str, tuple[int, str]]:
-        """Elements and type of each buffer, by name."""
+        """Return elements and type of each buffer, by name."""
         return {
             argument["name"]: (argument["elements"], argument["dtype"])
             for kernel in self.kernels
@@ -106,7 +107,7 @@ class Kernels:
         }
 
     def launch(self, pointers: Mapping[str, int], names: Sequence[str], stream: int = 0) -> None:
-        """The kernels of these names, in the order of the document, on buffers by name."""
+        """Launch the kernels of these names, in the order of the document, on buffers by name."""
         for function, kernel in zip(self._functions, self.kernels, strict=True):
             if kernel["name"] in names:
                 values = [ctypes.c_void_p(pointers[a["name"]]) for a in kernel["arguments"]]
@@ -120,7 +121,21 @@ def launch(
     values: Sequence[Any],
     stream: int,
 ) -> None:
-    """One kernel on its arguments, in order."""
+    """Launch one kernel on its arguments, in order.
+
+    Parameters
+    ----------
+    driver : Driver
+        The CUDA driver.
+    function : ctypes.c_void_p
+        The kernel.
+    kernel : mapping
+        Grid, block and shared memory.
+    values : sequence
+        Arguments.
+    stream : int
+        Handle of the stream.
+    """
     arguments = (ctypes.c_void_p * len(values))(
         *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
     )

@@ -1,66 +1,76 @@
-"""What was measured, as tables."""
+"""The measurements as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu.there.timing import Samples, geometric_mean
+from benchmarks.gpu.remote.timing import Samples, geometric_mean
 
 LIBRARIES = ("cuDNN", "cuBLAS", "Triton", "dlight as shipped", "dlight repaired")
 FIXED = ("im2col", "fuse_hw")
 
 
 def roles(variant: Mapping[str, Any]) -> list[str]:
+    """Return the roles of a kernel."""
     return [variant["name"], *variant["also"]]
 
 
-def best(entry: Mapping[str, Any], wanted: Callable[[str], bool]) -> str | None:
-    """The fastest kernel of the pack that was timed and has such a role."""
-    found = [
+def best(entry: Mapping[str, Any], has_role: Callable[[str], bool]) -> str | None:
+    """Return the fastest kernel of the pack that was timed and has such a role."""
+    names = [
         variant["name"]
         for variant in entry["variants"]
-        if variant["name"] in entry["times"] and any(wanted(role) for role in roles(variant))
+        if variant["name"] in entry["times"] and any(has_role(role) for role in roles(variant))
     ]
-    return min(found, key=lambda name: entry["times"][name]["us"], default=None)
+    return min(names, key=lambda name: entry["times"][name]["us"], default=None)
 
 
-def ratio(entry: Mapping[str, Any], one: str | None, other: str | None) -> float | None:
-    """The time of one as a multiple of the other's, round by round."""
+def ratio(entry: Mapping[str, Any], name: str | None, base: str | None) -> float | None:
+    """Return the time of one as a multiple of another's, round by round.
+
+    Parameters
+    ----------
+    entry : mapping
+        A layer.
+    name, base : str or None
+        Implementations.
+    """
     times = entry["times"]
-    if one is None or other is None or not {one, other} <= set(times):
+    if name is None or base is None or not {name, base} <= set(times):
         return None
-    return Samples({name: times[name]["samples"] for name in (one, other)}).ratio(one, other)
+    return Samples({key: times[key]["samples"] for key in (name, base)}).ratio(name, base)
 
 
 def figures(entry: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[str, Any]:
-    """Of a layer: its best kernel, the first that the model chose, and others as multiples of the
-    best; None for what was not timed. ``of_ceiling``: of the multiply-adds that the device reached
-    on operands in registers.
+    """Return the best kernel of a layer, and others as multiples of the best.
+
+    Among the others is the first that the model chose; None for what was not timed. ``of_ceiling``:
+    share of the multiply-adds that the device reached on operands in registers.
     """
-    ours = best(entry, lambda _: True)
-    chosen = best(entry, lambda role: role == "chosen 1")
-    found: dict[str, Any] = {
+    fastest = best(entry, lambda _: True)
+    first_choice = best(entry, lambda role: role == "chosen 1")
+    row: dict[str, Any] = {
         "name": entry["name"],
         "suite": entry["suite"],
-        "best": ours,
-        "best_us": entry["times"][ours]["us"] if ours else None,
-        "chosen": ratio(entry, chosen, ours),
-        **{name: ratio(entry, name, ours) for name in LIBRARIES},
+        "best": fastest,
+        "best_us": entry["times"][fastest]["us"] if fastest else None,
+        "chosen": ratio(entry, first_choice, fastest),
+        **{name: ratio(entry, name, fastest) for name in LIBRARIES},
         **{
-            name: ratio(entry, best(entry, lambda role, name=name: role == name), ours)
+            name: ratio(entry, best(entry, lambda role, name=name: role == name), fastest)
             for name in FIXED
         },
         "of_ceiling": None,
     }
     ceiling = ceilings.get(f"{entry['target']}_macs_per_s")
-    if ours and ceiling:
-        found["of_ceiling"] = entry["macs"] / (found["best_us"] * 1e-6) / ceiling
-    return found
+    if fastest and ceiling:
+        row["of_ceiling"] = entry["macs"] / (row["best_us"] * 1e-6) / ceiling
+    return row
 
 
 def mean(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[float | None, int]:
-    """The geometric mean of a column, and of how many layers."""
+    """Return the geometric mean of a column, and the number of layers in it."""
     values = [row[column] for row in rows if row[column] is not None]
     return (geometric_mean(values) if values else None), len(values)
 
@@ -81,7 +91,7 @@ _EXPLAINED = (
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """The whole report."""
+    """Return the report."""
     device, ceilings = document["device"], document["device"]["ceilings"]
     lines = [f"# Tensor Core kernels on {device['device']}", "", *_device_lines(device), ""]
     rows = [figures(entry, ceilings) for entry in document["layers"]]
@@ -95,7 +105,7 @@ def _device_lines(device: Mapping[str, Any]) -> list[str]:
     ceilings = device["ceilings"]
     capability = ".".join(map(str, device["capability"]))
     measured = "- measured in the same run:"
-    found = [
+    lines = [
         f"- compute capability {capability}, {device['multiprocessors']} multiprocessors",
         (
             f"- driver {device['driver']} (CUDA {device['cuda_driver']}), "
@@ -107,13 +117,13 @@ def _device_lines(device: Mapping[str, Any]) -> list[str]:
             f"events {ceilings['nothing_us']:.1f} us"
         ),
     ]
-    found += [
+    lines += [
         f"{measured} {name.removesuffix('_macs_per_s')} "
         f"{2 * value / 1e12:,.0f} tera-operations a second on operands in registers"
         for name, value in ceilings.items()
         if name.endswith("_macs_per_s")
     ]
-    return found
+    return lines
 
 
 def _table(suite: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -133,26 +143,36 @@ def _table(suite: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def number(value: float | None, digits: int, unit: str = "") -> str:
-    """
+    """Return a number as text; nothing for None.
+
     >>> number(1234.56, 1), number(None, 2)
     ('1,234.6', '')
+
+    Parameters
+    ----------
+    value : float or None
+        The number.
+    digits : int
+        Number of decimals.
+    unit : str
+        Text behind it.
     """
     return "" if value is None else f"{value:,.{digits}f}{unit}"
 
 
 def _troubles(layers: Sequence[Mapping[str, Any]]) -> list[str]:
-    found: list[str] = []
+    lines: list[str] = []
     for entry in layers:
-        for kind, words in (("wrong", "a wrong result"), ("failed", "failed")):
-            found += [
-                f"- {entry['name']}, {name}: {words}: {reason}"
+        for kind, verdict in (("wrong", "a wrong result"), ("failed", "failed")):
+            lines += [
+                f"- {entry['name']}, {name}: {verdict}: {reason}"
                 for name, reason in entry[kind].items()
             ]
         if entry["trouble"]:
-            found.append(f"- {entry['name']}: {entry['trouble']}")
-        found += [
+            lines.append(f"- {entry['name']}: {entry['trouble']}")
+        lines += [
             f"- {entry['name']}, {rule['name']}: not packed: {rule['failed']}"
             for rule in entry["rules"]
             if "failed" in rule
         ]
-    return ["## What was not timed", "", *(found or ["Everything was."])]
+    return ["## What was not timed", "", *(lines or ["Everything was."])]

@@ -1,4 +1,4 @@
-"""A layer's inputs, and whether a result is right."""
+"""Make a layer's inputs, and judge its results."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ Array = NDArray[Any]
 
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "float32": 2.0**-24}
 SMALLEST = {"float16": 2.0**-25, "float32": 2.0**-126}
-"""What an operation on numbers near 0 may be off by."""
+"""Maximum error of an operation on numbers near 0."""
 
 TRUNCATION = 2.0
-"""Tensor Cores cut what they add where a processor rounds, which is twice as far off."""
+"""Ratio of a Tensor Core's rounding error to a processor's: it cuts what it adds."""
 
 
 def inputs(layer: Mapping[str, Any], seed: int | None = None) -> dict[str, Array]:
-    """Random arrays by operand: integers over the whole range of their type, floats from -1 to 1;
-    the same for the same seed, everywhere.
+    """Return random arrays by operand, the same for the same seed everywhere.
+
+    Integers are over the entire range of their type, floats from -1 to 1.
     """
     generator = np.random.default_rng(layer["seed"] if seed is None else seed)
     arrays: dict[str, Array] = {}
@@ -30,17 +31,18 @@ def inputs(layer: Mapping[str, Any], seed: int | None = None) -> dict[str, Array
         dtype, shape = np.dtype(operand["dtype"]), tuple(operand["shape"])
         if dtype.kind in "iu":
             low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-            found: Array = generator.integers(low, high, shape, dtype=dtype, endpoint=True)
+            values: Array = generator.integers(low, high, shape, dtype=dtype, endpoint=True)
         else:
-            found = generator.uniform(-1, 1, shape).astype(dtype)
-        arrays[operand["name"]] = found
+            values = generator.uniform(-1, 1, shape).astype(dtype)
+        arrays[operand["name"]] = values
     return arrays
 
 
 @dataclass(frozen=True)
 class Exact:
-    """What a layer's sums are, in float64, and ``magnitudes``, the sums of its products' absolute
-    values; where the sums are integers, both are exact.
+    """A layer's sums in float64, and the sums of its products' absolute values.
+
+    Both are exact if the sums are integers.
     """
 
     sums: Array
@@ -49,8 +51,10 @@ class Exact:
 
 @dataclass(frozen=True)
 class Judgement:
-    """``worst``: the largest difference as a part of what rounding may cause; 0 where integers are
-    equal, infinite where they are not. ``place`` of it, in the flat result.
+    """Judgement of a result.
+
+    ``worst``: the largest difference as a part of what rounding may cause; 0 if integers are equal,
+    infinite if they are not. ``place`` of it, in the flat result.
     """
 
     right: bool
@@ -66,12 +70,26 @@ class Judgement:
 
 
 def judge(
-    found: Array, exact: Exact, layer: Mapping[str, Any], *, loose: bool = False
+    result: Array, exact: Exact, layer: Mapping[str, Any], *, loose: bool = False
 ) -> Judgement:
-    """Integers have to be equal. Floats may be off by one rounding for each addition of the sum,
-    relative to the products' magnitudes, and by one to the stored type; ``loose``: by the roundings
-    of sums in the stored type, which a library may make.
+    """Judge a result.
 
+    Integers have to be equal. Floats may be off by one rounding for each addition of the sum,
+    relative to the products' magnitudes, and by one to the stored type.
+
+    Parameters
+    ----------
+    result : array
+        Result of an implementation.
+    exact : Exact
+        Exact sums.
+    layer : mapping
+        Document of the layer.
+    loose : bool
+        True to allow the roundings of sums in the stored type, which a library may make.
+
+    Examples
+    --------
     >>> layer = {"depth": 4, "output": {"sums": "int32", "stored": "int32"}}
     >>> sums = np.array([3.0, -7.0])
     >>> judge(np.array([3, -7], np.int32), Exact(sums, abs(sums)), layer).right
@@ -79,7 +97,7 @@ def judge(
     >>> print(judge(np.array([3, -6], np.int32), Exact(sums, abs(sums)), layer))
     element 1 is off by 1, inf times what rounding may cause
     """
-    values, expected = found.astype(np.float64).reshape(-1), exact.sums.reshape(-1)
+    values, expected = result.astype(np.float64).reshape(-1), exact.sums.reshape(-1)
     if values.shape != expected.shape:
         raise ValueError(f"a result of {values.size} elements, not {expected.size}")
     difference = np.abs(values - expected)

@@ -1,6 +1,6 @@
-"""The process that touches the device: it is told a layer in a line of JSON, and answers in lines.
+"""The process that touches the device: it reads a layer as a line of JSON, and answers in lines.
 
-Before it begins with a contender it says so: where it ends or stays silent, whoever reads its
+Before it begins with an implementation it says so: if it ends or stays silent, whoever reads its
 answers knows which one it was.
 """
 
@@ -13,28 +13,31 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.there import contenders, data, reference
-from benchmarks.gpu.there.contenders import Contender
-from benchmarks.gpu.there.device import Clock, ceilings, description, warm_up
-from benchmarks.gpu.there.driver import Driver, DriverError, architecture
-from benchmarks.gpu.there.timing import Samples, rounds
+from benchmarks.gpu.remote import data, implementations, reference
+from benchmarks.gpu.remote.device import Clock, ceilings, description, warm_up
+from benchmarks.gpu.remote.driver import Driver, DriverError, architecture
+from benchmarks.gpu.remote.implementations import Implementation
+from benchmarks.gpu.remote.timing import Samples, rounds
 
 import torch  # isort: skip
 
-Say = Callable[[dict[str, Any]], None]
+Answer = Callable[[dict[str, Any]], None]
 
 POISONED = 3
-"""The exit status where a kernel failed: no other can run in this process after it."""
+"""Exit status if a kernel failed: no other can run in this process after it."""
 
 
 class Worker:
-    """``where`` is torch's device of operands and results, ``clock`` times a call."""
+    """Checks and times the implementations of layers.
+
+    ``where`` is torch's device of operands and results, ``clock`` times a call.
+    """
 
     def __init__(
         self,
         root: Path,
         seconds: float,
-        say: Say,
+        say: Answer,
         driver: Driver,
         clock: Callable[[Callable[[], None]], float],
         cubin: str,
@@ -47,59 +50,59 @@ class Worker:
         path = self.root / "layers" / f"{slug}.json"
         layer = json.loads(path.read_text(encoding="utf-8"))
         arrays = data.inputs(layer)
-        operands = contenders.operands_on(arrays, self.where)
+        operands = implementations.operands_on(arrays, self.where)
         exact = reference.exact(layer, arrays, self.where)
-        right: dict[str, Contender] = {}
+        right: dict[str, Implementation] = {}
         for name, make in self._all(layer, operands).items():
             if name not in skip:
-                found = self._checked(name, make, exact, layer)
-                if found is not None:
-                    right[name] = found
+                implementation = self._checked(name, make, exact, layer)
+                if implementation is not None:
+                    right[name] = implementation
         samples = self._timed(right)
         self.say({"event": "done", "times": times(samples), "about": abouts(right)})
 
     def _all(
         self, layer: Mapping[str, Any], operands: Mapping[str, torch.Tensor]
-    ) -> dict[str, Callable[[], Contender]]:
-        """How each contender is made, by name."""
-        found: dict[str, Callable[[], Contender]] = {}
+    ) -> dict[str, Callable[[], Implementation]]:
+        """Return how each implementation is made, by name."""
+        makers: dict[str, Callable[[], Implementation]] = {}
         for variant in (*layer["variants"], *(r for r in layer["rules"] if "folder" in r)):
-            found[variant["name"]] = lambda variant=variant: contenders.packed(
+            makers[variant["name"]] = lambda variant=variant: implementations.packed(
                 layer, variant, self.root, self.driver, self.cubin, operands
             )
-        calls = contenders.libraries(layer, operands)
+        calls = implementations.libraries(layer, operands)
         if layer["kind"] == "gemm":
             try:
-                from benchmarks.gpu.there.triton_product import product
+                from benchmarks.gpu.remote.triton_product import product
             except ImportError:
                 pass
             else:
                 first, second = (operands[operand["name"]] for operand in layer["inputs"])
                 calls["Triton"] = lambda: product(first, second)
         for name, call in calls.items():
-            found[name] = lambda name=name, call=call: contenders.library(name, call)
-        return found
+            makers[name] = lambda name=name, call=call: implementations.library(name, call)
+        return makers
 
     def _checked(
         self,
         name: str,
-        make: Callable[[], Contender],
+        make: Callable[[], Implementation],
         exact: data.Exact,
         layer: Mapping[str, Any],
-    ) -> Contender | None:
-        """A contender whose result is right; None where it is not, or where it cannot be loaded."""
+    ) -> Implementation | None:
+        """Return an implementation whose result is right; None if it is wrong or not loaded."""
         self.say({"event": "trying", "name": name, "what": "checking"})
         try:
-            found = make()
+            implementation = make()
         except (DriverError, ValueError, OSError) as error:
             self.say({"event": "failed", "name": name, "reason": str(error)})
             return None
         except RuntimeError as error:
             raise self._poisoned(name, error) from error
         try:
-            found.run()
+            implementation.run()
             self._finish()
-            judged = data.judge(found.result(), exact, layer, loose=found.loose)
+            judged = data.judge(implementation.result(), exact, layer, loose=implementation.loose)
         except ValueError as error:
             self.say({"event": "wrong", "name": name, "reason": str(error)})
             return None
@@ -109,14 +112,14 @@ class Worker:
             self.say({"event": "wrong", "name": name, "reason": str(judged)})
             return None
         self.say({"event": "right", "name": name, "worst": judged.worst})
-        return found
+        return implementation
 
-    def _timed(self, right: Mapping[str, Contender]) -> Samples:
+    def _timed(self, right: Mapping[str, Implementation]) -> Samples:
         if not right:
             return Samples({})
         current = ""
 
-        def said(name: str, run: Callable[[], None]) -> Callable[[], None]:
+        def noting(name: str, run: Callable[[], None]) -> Callable[[], None]:
             def noted() -> None:
                 nonlocal current
                 current = name
@@ -127,7 +130,7 @@ class Worker:
         self.say({"event": "trying", "name": "", "what": "timing"})
         if self.where == "cuda":
             warm_up(50.0)
-        runs = {name: said(name, contender.run) for name, contender in right.items()}
+        runs = {name: noting(name, i.run) for name, i in right.items()}
         try:
             for run in runs.values():
                 self.clock(run)
@@ -147,6 +150,7 @@ class Worker:
 
 
 def times(samples: Samples) -> dict[str, dict[str, Any]]:
+    """Return the times of each implementation."""
     return {
         name: {
             "us": samples.median(name),
@@ -157,12 +161,13 @@ def times(samples: Samples) -> dict[str, dict[str, Any]]:
     }
 
 
-def abouts(right: Mapping[str, Contender]) -> dict[str, Any]:
-    return {name: found.about for name, found in right.items() if found.about is not None}
+def abouts(right: Mapping[str, Implementation]) -> dict[str, Any]:
+    """Return the facts of each implementation that has some."""
+    return {name: i.about for name, i in right.items() if i.about is not None}
 
 
 def main(arguments: list[str]) -> int:
-    """``worker ROOT DEVICE SECONDS``; tasks come by standard input."""
+    """Run ``worker ROOT DEVICE SECONDS``; tasks come by standard input."""
     root, device, seconds = Path(arguments[0]), int(arguments[1]), float(arguments[2])
     # What libraries print is no answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -183,8 +188,8 @@ def main(arguments: list[str]) -> int:
     for line in sys.stdin:
         task = json.loads(line)
         if task["task"] == "device":
-            found = ceilings(root, driver, clock)
-            say({"event": "done", **description(driver), "ceilings": found})
+            rates = ceilings(root, driver, clock)
+            say({"event": "done", **description(driver), "ceilings": rates})
         else:
             worker.layer(task["slug"], task["skip"])
         torch.cuda.empty_cache()
