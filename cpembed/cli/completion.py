@@ -21,7 +21,7 @@ def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> Item
     """Return the names of targets that begin so, or files if there are none."""
     from cpembed.resources import hardware_spec_files
 
-    return _names_or_files("cpembed.hw_specs", list(hardware_spec_files()), incomplete)
+    return _names_or_files("cpembed.hw_specs", ["native", *hardware_spec_files()], incomplete)
 
 
 def constraint_sets(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:

@@ -71,7 +71,8 @@ def target_option(*, required: bool = True) -> Callable[[F], F]:
         required=required,
         shell_complete=targets,
         metavar="NAME|FILE",
-        help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
+        help="Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: the best "
+        "target of this processor.",
     )
 
 
@@ -82,8 +83,8 @@ targets_option = click.option(
     multiple=True,
     shell_complete=targets,
     metavar="NAME|FILE",
-    help="Target: a shipped name (see `cpembed targets`) or a TOML file. May be repeated: the "
-    "targets are then shown side by side.",
+    help="Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: the best "
+    "target of this processor. May be repeated: the targets are then shown side by side.",
 )
 
 
@@ -425,7 +426,7 @@ def subject(words: Sequence[str], target: str, options: SearchOptions) -> Subjec
     from cpembed.driver.named import hardware_spec, is_typed, types_for_window, workload
     from cpembed.driver.solve import constraint_set
 
-    spec = hardware_spec(target)
+    spec = hardware_spec(target, words)
     computation = workload(words, spec)
     # The set decides default element types too, so it is loaded before the search.
     if options.constraints is not None:

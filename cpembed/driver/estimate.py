@@ -102,7 +102,7 @@ def estimate(
     """
     options = merged(EstimateOptions, options, keywords)
     rank_by, top = options.rank_by, options.top
-    clock, spec = Clock(options.timeout), hardware_spec(target)
+    clock, spec = Clock(options.timeout), hardware_spec(target, workload)
     machine = machine_of(spec, options.machine)
     estimated: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
 

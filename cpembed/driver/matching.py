@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cpembed.driver.across import Figure, Time
 from cpembed.driver.estimate import described_estimate
-from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
+from cpembed.driver.named import NATIVE, default_dtypes, hardware_spec, typed_by_roles
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.embedding import Embedding
@@ -26,6 +26,7 @@ from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.steps import SLOWEST, step
+from cpembed.targets.registry import native_target
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,22 @@ def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
     return typed_by_roles(workload.with_dtypes(first), instruction)
 
 
+def network_spec(graph: Graph, target: str | HardwareSpec) -> HardwareSpec:
+    """Return the specification of a target of a network.
+
+    A native target multiplies bytes for a quantized network, else the network's element types.
+    """
+    from cpembed.graph.kinds import Product
+
+    if target != NATIVE:
+        return hardware_spec(target)
+    products = [o.kind.computation for o in graph.operators if isinstance(o.kind, Product)]
+    # A quantized network may multiply floats until passes have fused its conversions; its weights
+    # are bytes in the file already.
+    is_quantized = any(array.dtype.itemsize == 1 for array in graph.constants.values())
+    return native_target() if is_quantized or not products else hardware_spec(NATIVE, products[0])
+
+
 def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
     """Return a network in the form in which its products run: a quantized one on the integer types
     that a target multiplies.
@@ -154,7 +171,7 @@ def matched(request: Request) -> Match:
     the search becomes the reason of the match.
     """
     started = time.perf_counter()
-    spec, workload = hardware_spec(request.target), request.workload
+    spec, workload = hardware_spec(request.target, request.workload), request.workload
     retyped = False
     searches = 1 + len(spec.alternatives)
     allowed = SLOWEST * (request.options.timeout or 0.0) * searches

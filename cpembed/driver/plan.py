@@ -78,7 +78,7 @@ class Request:
         BackendUnavailable
             If the target's own code is insisted on and something is missing.
         """
-        spec, backend = hardware_spec(self.target), self.options.backend
+        spec, backend = hardware_spec(self.target, self.workload), self.options.backend
         try:
             target = open_target(spec)
             missing = target.missing()

@@ -107,7 +107,9 @@ def solve(
     options = merged(SolveOptions, options, keywords)
     clock = Clock(options.timeout)
     returned = TopCandidates(options.top, keep)
-    results = searches(workload, hardware_spec(target), options, returned, progress=progress)
+    results = searches(
+        workload, hardware_spec(target, workload), options, returned, progress=progress
+    )
     return explained(best_of(results), clock, progress)
 
 

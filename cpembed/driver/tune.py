@@ -282,7 +282,7 @@ def open_tuning(
     started = time.perf_counter()
     options = merged(TuneOptions, options, keywords)
     constraints, objective, timeout = options.constraints, options.objective, options.timeout
-    spec = hardware_spec(target)
+    spec = hardware_spec(target, workload)
     require_tunable(spec)
     worker.prepare()
     machine = open_target(spec)

@@ -12,7 +12,6 @@ from types import TracebackType
 import numpy as np
 
 from cpembed.driver import matching
-from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
@@ -178,7 +177,7 @@ def compile_network(
     BackendUnavailable
         If there is no C compiler, or the target has no library.
     """
-    spec, planning = hardware_spec(target), planning or Planning()
+    spec, planning = matching.network_spec(graph, target), planning or Planning()
     _require_library(spec)
     plan = plan_network(prepared_for(graph, spec), spec, planning, progress)
     network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)

@@ -33,7 +33,7 @@ from typing import Any
 
 from cpembed.display import Displayed
 from cpembed.driver.across import Figure, Line, line
-from cpembed.driver.matching import Match, match_in_worker, prepared_for
+from cpembed.driver.matching import Match, match_in_worker, network_spec, prepared_for
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
@@ -214,7 +214,7 @@ def match(
     SpecError
         For a wrong target, and for two of one name; the passes may raise other errors.
     """
-    specs = hardware_specs(targets)
+    specs = hardware_specs([network_spec(graph, target) for target in targets])
     prepared = [prepared_for(graph, spec) if prepares else graph for spec in specs]
     work = [_distinct(network) for network in prepared]
     total, finished = sum(len(layers) for layers in work), 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.named import hardware_spec
+from cpembed.driver.matching import network_spec
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.layout import workspace_of
 from cpembed.export.library import EVERYTHING, Contents, Library
@@ -113,7 +113,7 @@ def network(
         For other inputs than the network's.
     """
     check_inputs(graph, inputs)
-    spec = hardware_spec(request.target)
+    spec = network_spec(graph, request.target)
     if not _links(spec):
         stepwise = run_stepwise(
             prepared_for(graph, spec),
@@ -176,7 +176,7 @@ def network_plan(
     BackendUnavailable
         For a target that runs networks product by product.
     """
-    spec = hardware_spec(target)
+    spec = network_spec(graph, target)
     if not _links(spec):
         raise BackendUnavailable(f"{spec.name} has no plan of layouts: leave --plan-only out")
     return plan_document(plan_network(prepared_for(graph, spec), spec, planning, progress))

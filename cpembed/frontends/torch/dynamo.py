@@ -43,9 +43,9 @@ class Options:
 
     Attributes
     ----------
-    target : str, optional
-        Name or file of a target; by default the one of this processor whose instruction multiplies
-        the most bytes.
+    target : str
+        Name or file of a target; ``native``, the default, is the one of this processor whose
+        instruction multiplies the most of the network's elements at once.
     threads : int, optional
         Threads of a network, by default the cores of the process.
     rest : str
@@ -54,7 +54,7 @@ class Options:
         One of :data:`FALLBACKS`.
     """
 
-    target: str | None = None
+    target: str = "native"
     threads: int | None = None
     rest: str = "inductor"
     fallback: str = "warn"
@@ -79,7 +79,8 @@ class Options:
         threads = options.threads
         if threads is not None and (type(threads) is not int or threads < 1):
             raise ModelError(f"torch.compile: threads={threads!r} is no number of threads")
-        if options.target is not None:
+        # A native target is looked for at the first call, for the element types of the network.
+        if options.target != "native":
             check_target(options.target)
         return options
 
@@ -167,8 +168,7 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
     """
     from cpembed.network import build
 
-    target = options.target or best_target()
-    return build.compile_model(graph, target, threads=options.threads or 0)
+    return build.compile_model(graph, options.target, threads=options.threads or 0)
 
 
 class Compiled:
@@ -298,28 +298,3 @@ def _frozen(
             frozen.graph.erase_node(node)
     frozen.recompile()
     return frozen
-
-
-def best_target() -> str:
-    """Return the target of this processor whose instruction has the most products of bytes.
-
-    Raises :class:`ModelError` if there is none.
-    """
-    from cpembed.hw.loader import available_targets, load_hardware_spec
-    from cpembed.provenance import Provenance
-    from cpembed.targets.registry import missing_for, open_target
-
-    products: dict[str, int] = {}
-    for name in available_targets():
-        spec = load_hardware_spec(name)
-        inputs = {operand.dtype for operand in spec.instruction.computation.inputs}
-        if not (spec.backend and spec.cpu_features and inputs <= {"int8", "uint8"}):
-            continue
-        if not missing_for(spec) and open_target(spec).provenance is Provenance.MEASURED:
-            products[name] = spec.instruction.computation.macs
-    if not products:
-        raise ModelError(
-            "torch.compile: this processor executes no target that multiplies bytes: name one in "
-            "options={'target': …}"
-        )
-    return max(products, key=lambda name: products[name])
