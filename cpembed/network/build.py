@@ -60,6 +60,13 @@ class RunningNetwork:
         self.library = library
         self.scratch: tempfile.TemporaryDirectory[str] | None = None
 
+    def __repr__(self) -> str:
+        graph, types = self.compiled.graph, self.compiled.graph.types
+        arguments = ", ".join(f"{name}: {types[name]}" for name in graph.inputs)
+        results = ", ".join(f"{name}: {types[name]}" for name in graph.outputs)
+        target = self.compiled.plan.target.name
+        return f"<network {graph.name} on {target}: ({arguments}) -> {results}>"
+
     def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
         """Compute the outputs of inputs that are given in the model's order or by name.
 

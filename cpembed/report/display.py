@@ -57,11 +57,16 @@ def parts(result: object) -> Iterator[RenderableType]:
     yield from getattr(import_module(module), function)(result)
 
 
+def _console(**options: Any) -> Console:
+    # In a notebook, a console of Rich would also show in the cell whatever is printed on it.
+    return Console(highlight=False, force_jupyter=False, **options)
+
+
 def text(result: object) -> str:
     """Return a result's report as lines of text, as wide as the terminal."""
     page = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
-    console = Console(file=page, highlight=False, width=columns, color_system=None)
+    console = _console(file=page, width=columns, color_system=None)
     for part in parts(result):
         console.print(part)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
@@ -69,7 +74,7 @@ def text(result: object) -> str:
 
 def html(result: object) -> str:
     """Return a result's report as HTML, followed by a picture of its candidate if it has one."""
-    console = Console(file=io.StringIO(), highlight=False, width=_COLUMNS, record=True)
+    console = _console(file=io.StringIO(), width=_COLUMNS, record=True)
     for part in parts(result):
         console.print(part)
     report = console.export_html(inline_styles=True, code_format=_PRE)
