@@ -16,6 +16,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from cpembed.bulk import without_collection
 from cpembed.errors import readable
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class Document(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
+# The values of a large document live to its end, among the millions of a complete search.
+@without_collection()
 def print_report(result: Document, report: Callable[[], Iterable[Block]], *, as_json: bool) -> None:
     """Print a result.
 

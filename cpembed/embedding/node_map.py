@@ -31,11 +31,13 @@ class NodeMap:
     *extents)``, the workload point of each scalar operation (the operations of one point are
     joined by identity relations and share it). ``elements``: per instruction operand, shape
     ``(workload operand's dimensions, *instruction operand's shape)``, the workload element.
+    ``checked_for``: the problem whose dataflow the map was found to follow when it was made.
     """
 
     extents: Mapping[str, int]
     points: Coordinates
     elements: Mapping[str, Coordinates]
+    checked_for: EmbeddingProblem | None = None
 
     @cached_property
     def walks(self) -> Walks | None:
@@ -64,7 +66,7 @@ def profile_digit(profile: Coordinates) -> tuple[int, int, int] | None:
     """``(weight, count, stride)`` with ``profile[i] == stride * ((i // weight) % count)``, stride
     positive; None when no such digit exists. An all-zero profile has count 1.
     """
-    moved = np.flatnonzero(profile)
+    moved = profile.nonzero()[0]
     if moved.size == 0:
         return 1, 1, 0
     weight = int(moved[0])
@@ -73,8 +75,10 @@ def profile_digit(profile: Coordinates) -> tuple[int, int, int] | None:
         return None
     count, rest = divmod(int(profile.max()), stride)
     count += 1
+    if rest:
+        return None
     steps = np.arange(profile.size, dtype=np.int64)
-    if rest or not np.array_equal(profile, stride * ((steps // weight) % count)):
+    if not np.array_equal(profile, stride * ((steps // weight) % count)):
         return None
     return weight, count, stride
 
@@ -88,23 +92,23 @@ def walks(coordinates: Coordinates) -> Walks | None:
     number its extent: each weight is the product of the counts before it.
     """
     dimensions, shape = coordinates.shape[0], coordinates.shape[1:]
-    relative = coordinates - coordinates[(slice(None), *([slice(1)] * len(shape)))]
-    total = np.zeros_like(relative)
+    first = coordinates[(slice(None), *([slice(1)] * len(shape)))]
+    # Images are a box along the indices if they are the first one plus a distance for each index.
+    total = first
     digits_of_indices: Walks = []
     for index, extent in enumerate(shape):
         line: list[int | slice] = [0] * len(shape)
         line[index] = slice(None)
-        profiles = relative[(slice(None), *line)]
+        profiles = coordinates[(slice(None), *line)] - first.reshape(dimensions, 1)
         spread = [1] * len(shape)
         spread[index] = extent
-        total += profiles.reshape(dimensions, *spread)
+        total = total + profiles.reshape(dimensions, *spread)
         digits: list[tuple[int, int, int, int]] = []
-        for dimension, profile in enumerate(profiles):
-            digit = profile_digit(profile)
+        for dimension in profiles.any(axis=1).nonzero()[0].tolist():
+            digit = profile_digit(profiles[dimension])
             if digit is None:
                 return None
-            if digit[1] > 1:
-                digits.append((dimension, *digit))
+            digits.append((dimension, *digit))
         digits.sort(key=lambda walk: walk[1])
         expected = 1
         for _, weight, count, _ in digits:
@@ -114,7 +118,7 @@ def walks(coordinates: Coordinates) -> Walks | None:
         if expected != extent:
             return None
         digits_of_indices.append(digits)
-    return digits_of_indices if np.array_equal(total, relative) else None
+    return digits_of_indices if np.array_equal(total, coordinates) else None
 
 
 def box_digits(coordinates: Coordinates) -> list[BoxDigit] | None:
@@ -190,38 +194,65 @@ def from_points(
     NodeMap or None
         None where two operations disagree about a shared element: the dataflow is violated.
     """
-    workload_point = {a.name: points[i] for i, a in enumerate(problem.workload.axes)}
+    point = {axis.name: points[i] for i, axis in enumerate(problem.workload.axes)}
     shape = points.shape[1:]
     elements: dict[str, Coordinates] = {}
     for pair in problem.pairs:
-        images = np.zeros((len(pair.workload.index), *shape), np.int64)
+        images = np.empty((len(pair.workload.index), *shape), np.int64)
         for dimension, index in enumerate(pair.workload.index):
-            images[dimension] = index.evaluate(workload_point)
+            images[dimension] = index.evaluate(point)
         operand_images = problem.first_points(pair, images, extents)
-        for operand_image, image in zip(operand_images, images, strict=True):
-            if np.any(problem.at_points(pair, operand_image, extents) != image):
-                return None
-        elements[pair.instruction.operand] = operand_images
-    shapes = {name: image.shape[1:] for name, image in elements.items()}
-    for (first, first_at), (second, second_at) in problem.shared_elements(shapes):
-        first_image, second_image = elements[first], elements[second]
-        if np.any(first_image[(slice(None), *first_at)] != second_image[(slice(None), *second_at)]):
+        if (problem.at_points(pair, operand_images, extents) != images).any():
             return None
-    return NodeMap(dict(extents), points, elements)
+        elements[pair.instruction.operand] = operand_images
+    if not _agree(problem, elements):
+        return None
+    return NodeMap(dict(extents), points, elements, checked_for=problem)
+
+
+def follows_dataflow(problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+    """Return True if each operation accesses the elements that its image in the workload does.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with the accesses of both.
+    node_map : NodeMap
+        Images of operations and elements, of any origin.
+    """
+    if node_map.checked_for is problem:
+        return True
+    point = {axis.name: node_map.points[i] for i, axis in enumerate(problem.workload.axes)}
+    for pair in problem.pairs:
+        images = node_map.elements[pair.instruction.operand]
+        accessed = problem.at_points(pair, images, node_map.extents)
+        for image, index in zip(accessed, pair.workload.index, strict=True):
+            if np.any(image != index.evaluate(point)):
+                return False
+    return _agree(problem, node_map.elements)
+
+
+def _agree(problem: EmbeddingProblem, elements: Mapping[str, Coordinates]) -> bool:
+    """Return True if ports that share an element of a tensor have one image of it."""
+    if not problem.instruction.views:
+        return True
+    shapes = {name: image.shape[1:] for name, image in elements.items()}
+    return all(
+        np.array_equal(
+            elements[first][(slice(None), *first_at)], elements[second][(slice(None), *second_at)]
+        )
+        for (first, first_at), (second, second_at) in problem.shared_elements(shapes)
+    )
 
 
 def expand(problem: EmbeddingProblem, embedding: Embedding) -> NodeMap | None:
     """The node map that axis maps stand for; the inverse of :func:`decode`."""
     sizes = [embedding.extents[axis.name] for axis in problem.instruction.axes]
-    arrays = np.indices(sizes, dtype=np.int64)
-    grid = {axis.name: arrays[i] for i, axis in enumerate(problem.instruction.axes)}
-    points = np.stack(
-        [
-            np.broadcast_to(
-                np.asarray(embedding.offset(axis.name).evaluate(grid), np.int64), tuple(sizes)
-            )
-            + embedding.origin.get(axis.name, 0)
-            for axis in problem.workload.axes
-        ]
-    )
+    # One line along each axis: a coordinate grows to the box where it depends on several.
+    lines = np.indices(sizes, dtype=np.int64, sparse=True)
+    grid = {axis.name: lines[i] for i, axis in enumerate(problem.instruction.axes)}
+    points = np.empty((len(problem.workload.axes), *sizes), np.int64)
+    for place, axis in enumerate(problem.workload.axes):
+        offset = embedding.offset(axis.name).evaluate(grid)
+        points[place] = offset + embedding.origin.get(axis.name, 0)
     return from_points(problem, embedding.extents, points)

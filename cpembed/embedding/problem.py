@@ -170,25 +170,26 @@ class EmbeddingProblem:
     def at_points(
         self, pair: AccessPair, elements: NDArray[np.int64], extents: Mapping[str, int]
     ) -> NDArray[np.int64]:
-        """Return the image of the element that each instruction point accesses.
+        """Return the images of the elements that the instruction's points access.
+
+        An axis of the instruction that walks no element has the size 1.
 
         Parameters
         ----------
         pair : AccessPair
             Access of the instruction.
-        elements : array of shape ``(*instruction operand's shape)``
-            A coordinate of the images of the operand's elements.
+        elements : array of shape ``(workload dimensions, *instruction operand's shape)``
+            Images of the operand's elements.
         extents : Mapping
             Extent at which each instruction axis is used.
         """
         dimensions = self._plain_dimensions(pair)
         if dimensions is None:
-            return elements[self.element_index(pair, extents)]
+            return elements[(slice(None), *self.element_index(pair, extents))]
         # A view: gathering thousands of elements by index arrays takes many times as long.
-        walked = [dimension for dimension in dimensions if dimension is not None]
+        walked = [1 + dimension for dimension in dimensions if dimension is not None]
         spread = tuple(None if dimension is None else slice(None) for dimension in dimensions)
-        shape = tuple(extents[axis.name] for axis in self.instruction.axes)
-        return np.broadcast_to(elements.transpose(walked)[spread], shape)
+        return elements.transpose(0, *walked)[(slice(None), *spread)]
 
     def first_points(
         self, pair: AccessPair, images: NDArray[np.int64], extents: Mapping[str, int]
@@ -219,11 +220,21 @@ class EmbeddingProblem:
         """Dimension of the operand that each instruction axis walks, None for the other axes; None
         altogether unless each dimension is walked by one axis of its own.
         """
-        names = self.index_names[pair.instruction.operand]
+        operand = pair.instruction.operand
+        if operand not in self._plain:
+            self._plain[operand] = self._find_plain_dimensions(operand)
+        return self._plain[operand]
+
+    def _find_plain_dimensions(self, operand: str) -> list[int | None] | None:
+        names = self.index_names[operand]
         if None in names or len(set(names)) < len(names):
             return None
         dimension = {name: place for place, name in enumerate(names)}
         return [dimension.get(axis.name) for axis in self.instruction.axes]
+
+    @cached_property
+    def _plain(self) -> dict[str, list[int | None] | None]:
+        return {}
 
     @cached_property
     def _element_indices(

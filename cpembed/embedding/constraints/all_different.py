@@ -105,11 +105,12 @@ def _distinct(images: Coordinates) -> bool:
     if nodes <= 1:
         return True
     # One number for each image, different for different ones.
+    flat = images.reshape(len(images), -1)
+    lows, highs = flat.min(axis=1).tolist(), flat.max(axis=1).tolist()
     codes = np.zeros(images.shape[1:], np.int64)
     codes_end = 1
-    for coordinates in images:
-        low = int(coordinates.min())
-        size = int(coordinates.max()) - low + 1
+    for coordinates, low, high in zip(images, lows, highs, strict=True):
+        size = high - low + 1
         codes_end *= size
         if codes_end >= 2**62:
             lines = np.moveaxis(images, 0, -1).reshape(-1, nodes, len(images))
@@ -117,4 +118,4 @@ def _distinct(images: Coordinates) -> bool:
         if size > 1:
             codes = codes * size + (coordinates - low)
     codes.sort(axis=-1)
-    return bool(np.all(codes[..., 1:] != codes[..., :-1]))
+    return bool((codes[..., 1:] != codes[..., :-1]).all())

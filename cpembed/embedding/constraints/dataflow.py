@@ -18,7 +18,7 @@ from cpembed.embedding.constraints.base import (
     moved_dimensions,
 )
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.node_map import NodeMap
+from cpembed.embedding.node_map import NodeMap, follows_dataflow
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.scalar_model import ScalarModel
 
@@ -55,20 +55,8 @@ class Dataflow(Constraint):
             model.builder.differ(tuples[0], output_element)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
-        for pair in problem.pairs:
-            point = {axis.name: node_map.points[i] for i, axis in enumerate(problem.workload.axes)}
-            elements = node_map.elements[pair.instruction.operand]
-            for image, index in zip(elements, pair.workload.index, strict=True):
-                accessed = problem.at_points(pair, image, node_map.extents)
-                if np.any(accessed != index.evaluate(point)):
-                    return False
-        shapes = {name: image.shape[1:] for name, image in node_map.elements.items()}
-        for (first, first_at), (second, second_at) in problem.shared_elements(shapes):
-            first_image, second_image = node_map.elements[first], node_map.elements[second]
-            if np.any(
-                first_image[(slice(None), *first_at)] != second_image[(slice(None), *second_at)]
-            ):
-                return False
+        if not follows_dataflow(problem, node_map):
+            return False
         return all(_first_differs(node_map.elements[output]) for output in problem.outputs)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
