@@ -136,8 +136,9 @@ def build(
 
 @dataclass(frozen=True)
 class _CompiledProgram:
-    """A program of a library, the candidate and schedule that it implements, the assembly of its
-    inner kernel, and the details that the library's README reports.
+    """Program of a library, with what its README reports.
+
+    That is the candidate and schedule, the assembly of the inner kernel, and the target's details.
     """
 
     program: Program

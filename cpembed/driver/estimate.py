@@ -116,6 +116,7 @@ def estimate(
     def fastest(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
         return tuple(sorted(ranked, key=lambda item: _time(estimate_of(item)))[:top])
 
+    # Estimates take longer than overheads: all are estimated only if all are to be returned.
     by_time = rank_by == "estimate"
     count = max(top, AMONG) if by_time and top is not None else top
     returned = TopCandidates(count, fastest if by_time else None)

@@ -47,7 +47,7 @@ Filter = Callable[[tuple[RankedCandidate, ...]], tuple[RankedCandidate, ...]]
 
 @dataclass(frozen=True)
 class TopCandidates:
-    """How many of the ranked candidates a search returns and proves.
+    """Number of ranked candidates that a search returns and proves.
 
     Parameters
     ----------
@@ -154,6 +154,7 @@ def searches(
         problem = _Problem(pairing, spec, loaded, limits, formulation, returned)
         return _search(problem, report)
 
+    # A target's file may name the only set that describes its hardware, such as strides of DMA.
     constraints = options.constraints or spec.constraints
     if constraints is None:
         return default_searches(search, options, reweigh)
@@ -186,6 +187,8 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     require_written(pairing.workload)
     best = find_best(pairing, constraints, top, limits, report, formulation)
     commuted = False
+    # A product may name its factors in the other order than the instruction. Only where labels
+    # matched and nothing fits: else the same embeddings would be found twice.
     infeasible = best.search.status is Status.INFEASIBLE and best.search.mismatch is None
     if infeasible and constraints.get("dataflow") and not constraints.commutes:
         with_commuted = constraints.with_commuted_operands()
@@ -201,6 +204,8 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
         for number, item in enumerate(selected, 1):
             check_time()
             report("prove", number)
+            # Two independent looks at the solver's answer: every constraint judges the scalar
+            # operations, and isl proves that the derived program computes the workload.
             if search.problem is not None:
                 check_embedding(search.problem, constraints, item.candidate.embedding)
             require(item.candidate.program)
@@ -209,6 +214,7 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     try:
         within(clock.left(_PROOF_SECONDS), prove_all)
     except OutOfTime:
+        # What is not proven is not returned, however far the search came.
         search, top_proven = search.cut(len(proven)), False
     return SolveResult(
         workload=pairing.workload,
@@ -280,8 +286,10 @@ def _formulation(search: str | Formulation) -> Formulation:
 
 @dataclass(frozen=True, repr=False)
 class ParetoResult(Displayed):
-    """The front of a search: ``solved.embeddings`` are its members, proven, with their ranks
-    among all candidates. It is the whole front where ``solved.complete``.
+    """Pareto front of a search.
+
+    ``solved.embeddings`` are its members, proven, with their ranks among all candidates. It is the
+    complete front if ``solved.complete``.
     """
 
     solved: SolveResult

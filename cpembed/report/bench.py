@@ -110,7 +110,10 @@ def _simulated_cells(row: BenchRow) -> list[str]:
         _verified(row),
         f"{run.cycles:,}",
         f"{run.simulated_us:,.1f}",
-        *(form.format(run.own[key]) if key in run.own else "" for key, form in formats.items()),
+        *(
+            form.format(run.details[key]) if key in run.details else ""
+            for key, form in formats.items()
+        ),
         *_packing_cells(run),
     ]
 

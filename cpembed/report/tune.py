@@ -28,7 +28,7 @@ def report(result: TuneResult) -> Iterator[Block]:
             *tuner.rows(best, result.untuned),
             *_embedding_rows(best),
             ("schedule", tuner.schedule_text(best)),
-            ("kept", f"{wording.plural(result.kept, 'trial')} in {result.database}"),
+            ("kept", f"{wording.plural(result.stored, 'trial')} in {result.database}"),
         ]
     )
 

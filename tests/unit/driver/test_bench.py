@@ -195,7 +195,7 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
         run = row.run
         assert run is not None
         assert (run.verified, run.max_error, run.backend) == (True, 0.0, "vta.simulator")
-        assert (run.latency_us, run.gops, run.own["output"]) == (None, None, "requantized")
+        assert (run.latency_us, run.gops, run.details["output"]) == (None, None, "requantized")
         assert run.provenance is Provenance.SIMULATED
         assert run.cycles is not None
         assert run.clock_mhz == 100
