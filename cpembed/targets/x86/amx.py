@@ -45,13 +45,12 @@ from cpembed.transform.program import DerivedProgram
 
 
 class _Product(NamedTuple):
-    """Tile product: its instruction, the calibrated one that takes as long, and its depth steps in
-    a 32-bit word of B.
-    """
+    """Tile product; ``timed`` is the calibrated one that takes as long."""
 
     instruction: str
     timed: str
     group: int
+    """Number of depth steps in a 32-bit word of B."""
 
 
 _PRODUCTS = {
