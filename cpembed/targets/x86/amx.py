@@ -31,10 +31,10 @@ from cpembed.targets.x86.amx_tiles import (
     MAX_ROWS,
     ROW_BYTES,
     TILES,
+    call,
     configuration_statements,
     fits,
     init_intrinsic,
-    release_statements,
     store_intrinsic,
     tile_grid,
     update_intrinsic,
@@ -94,9 +94,10 @@ def plan(program: DerivedProgram, nest: Nest) -> KernelPlan:
             STORE: (store_intrinsic(nest, grid), 0),
         },
         setup=configuration_statements(grid),
-        teardown=release_statements(),
+        teardown=[call("tilerelease")],
         opaque=True,
-        store=write_narrow,
+        # Every CPU with AMX converts to bfloat16, also an emulated one.
+        store=partial(write_narrow, has_bf16=True),
         attributes=ATTRIBUTES,
         options=OPTIONS,
     )
@@ -157,7 +158,7 @@ def _stored_lines(nest: Nest, roles: LaneRoles, columns: int) -> float:
         return columns
     lanes = math.prod(loop.extent for loop in digits(nest, roles.column))
     are_neighbours = any(nest.operands[2].stride(o.name) == lanes for o in column_loops(nest))
-    limit = vectors_per_store(nest.epilogue, nest.sums) if are_neighbours else 1
+    limit = vectors_per_store(nest) if are_neighbours else 1
     left, total = columns, 0.0
     vector_bytes = ROW_BYTES // 4 * size_bytes(nest.epilogue.dtype)
     # As write_narrow groups them: the widest stores first, which cost the least per row.

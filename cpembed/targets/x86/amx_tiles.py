@@ -246,14 +246,10 @@ def tile_access(intrinsic: str, tile: int, address: str, stride_bytes: int) -> s
 
     Parameters
     ----------
-    intrinsic : str
-        Name of the x86 intrinsic.
-    tile : int
-        Number of the tile register.
-    address : str
-        Element at which the tile begins.
-    stride_bytes : int
-        Bytes from one row in memory to the next.
+    intrinsic, tile : str, int
+        x86 intrinsic and tile register.
+    address, stride_bytes : str, int
+        First element in memory, and the bytes from one row to the next.
     """
     place = f"T.address_of({address})"
     return call(intrinsic, f"T.int8({tile})", place, f"T.int64({stride_bytes})")
@@ -273,11 +269,6 @@ def configuration_statements(grid: TileGrid) -> list[str]:
         *(f"cfg[{number}] = T.int64({word})" for number, word in enumerate(words)),
         call("ldtilecfg", "T.address_of(cfg[0])"),
     ]
-
-
-def release_statements() -> list[str]:
-    """Return the statements after which the tiles have no configuration."""
-    return [call("tilerelease")]
 
 
 def init_intrinsic(nest: Nest, grid: TileGrid) -> Intrinsic:

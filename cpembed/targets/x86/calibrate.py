@@ -93,20 +93,8 @@ def product_of(spec: HardwareSpec) -> str | None:
 class Measurement:
     """Calibration and the circumstances of its measurement.
 
-    Parameters
-    ----------
-    calibration : Calibration
-        Constants.
-    missing : mapping of str to str
-        Reason why an instruction was left out, by instruction.
-    notes : tuple of str
-        Messages about disturbances.
-    clock_ghz : float
-        Clock of plain integer code meanwhile.
-    rounds : int
-        Number of rounds of the constant with most.
-    seconds : float
-        Duration.
+    ``missing`` has the reasons why instructions were left out, ``notes`` are messages about
+    disturbances; ``clock_ghz`` is the clock of plain integer code meanwhile.
     """
 
     calibration: Calibration
@@ -127,21 +115,8 @@ def measure_calibration(
 
     Parameters
     ----------
-    rounds : int
-        Number of rounds of all measurements.
-    timeout : float
-        Seconds after which no further round starts.
-    on_step : callable
-        Called with the progress.
-
-    Raises
-    ------
-    BackendUnavailable
-        If the CPU has none of the instructions.
-    MeasurementError
-        If the machine is too busy for a constant.
-    CrashError
-        If the process ends, and not by an instruction's kernel.
+    rounds, timeout, on_step
+        As for :func:`calibrate`, which raises the same errors.
     """
     crashes: dict[str, str] = {}
     while True:
@@ -384,7 +359,9 @@ def calibrate(
     BackendUnavailable
         If the CPU has none of the instructions.
     MeasurementError
-        If the machine is too busy.
+        If the machine is too busy for a constant.
+    CrashError
+        If the process ends, and not by an instruction's kernel.
     """
     measured = measure_calibration(rounds, timeout, on_step)
     path = store_calibration(measured.calibration, database)
@@ -437,15 +414,7 @@ _REGION = microkernels.BLOCK
 
 
 class ThrottlingProbe:
-    """Loop of a product instruction in registers, on all threads of a kernel.
-
-    Parameters
-    ----------
-    product : str
-        Product instruction.
-    threads : int
-        Number of threads.
-    """
+    """Loop of a product instruction in registers, on all threads of a kernel."""
 
     def __init__(self, product: str, threads: int) -> None:
         tiles = product.startswith("tdp")

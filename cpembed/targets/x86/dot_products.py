@@ -8,7 +8,7 @@ from functools import partial
 
 from cpembed.ir.dtypes import dtype_info, is_integer, is_signed, size_bytes
 from cpembed.targets.cpu.dot_products import DotProduct, Registers
-from cpembed.targets.x86.down_converting_store import intrinsic_call, write_narrow_here
+from cpembed.targets.x86.down_converting_store import intrinsic_call, write_narrow
 
 ZMM, YMM = Registers(32, 64), Registers(16, 32)
 
@@ -21,15 +21,12 @@ AVX2_ONLY = (*_VEX_ONLY, "-avxvnni")
 def _vpdpbusd(registers: Registers, sums: str, first: str, second: str, signed_first: bool) -> str:
     # LLVM 22 takes the factors as bytes; the intrinsic that TVM ships passes 32-bit words.
     unsigned, signed = (second, first) if signed_first else (first, second)
-    return intrinsic_call(
-        f"x86.avx512.vpdpbusd.{8 * registers.bytes}",
-        f"{sums}, {unsigned}, {signed}",
-        f"int32x{registers.bytes // 4}",
-    )
+    name, dtype = f"x86.avx512.vpdpbusd.{8 * registers.bytes}", f"int32x{registers.bytes // 4}"
+    return intrinsic_call(name, dtype, sums, unsigned, signed)
 
 
 def _integer_total(registers: Registers, vector: str) -> str:
-    return intrinsic_call(f"vector.reduce.add.v{registers.bytes // 4}i32", vector, "int32")
+    return intrinsic_call(f"vector.reduce.add.v{registers.bytes // 4}i32", "int32", vector)
 
 
 VPDPBUSD = DotProduct(
@@ -43,7 +40,7 @@ VPDPBUSD = DotProduct(
     timed="vpdpbusd",
     call=partial(_vpdpbusd, ZMM),
     total=partial(_integer_total, ZMM),
-    store=write_narrow_here,
+    store=write_narrow,
 )
 VPDPBUSD_YMM = replace(
     VPDPBUSD,
@@ -68,16 +65,16 @@ def _vpmaddwd(sums: str, first: str, second: str, _: bool) -> str:
     The widening (VPMOVZXBW, VPMOVSXBW) leaves the loop: a row's serves all columns of a block, and
     a column's all rows.
     """
-    words = ", ".join(f'T.cast({vector}, "int16x16")' for vector in (first, second))
-    return f"{sums} + {intrinsic_call('x86.avx2.pmadd.wd', words, 'int32x8')}"
+    words = (f'T.cast({vector}, "int16x16")' for vector in (first, second))
+    return f"{sums} + {intrinsic_call('x86.avx2.pmadd.wd', 'int32x8', *words)}"
 
 
 def _vpmaddubsw(sums: str, first: str, second: str, signed_first: bool) -> str:
     """Three instructions: VPMADDUBSW adds pairs, VPMADDWD by ones pairs of these, then VPADDD."""
     unsigned, signed = (second, first) if signed_first else (first, second)
-    pairs = intrinsic_call("x86.avx2.pmadd.ub.sw", f"{unsigned}, {signed}", "int16x16")
+    pairs = intrinsic_call("x86.avx2.pmadd.ub.sw", "int16x16", unsigned, signed)
     ones = "T.broadcast(T.int16(1), 16)"
-    return f"{sums} + {intrinsic_call('x86.avx2.pmadd.wd', f'{pairs}, {ones}', 'int32x8')}"
+    return f"{sums} + {intrinsic_call('x86.avx2.pmadd.wd', 'int32x8', pairs, ones)}"
 
 
 def _bytes_error(first: str, second: str) -> str | None:
@@ -132,7 +129,7 @@ VPMADDWD = replace(
 
 def _fused(registers: Registers, sums: str, first: str, second: str, _: bool) -> str:
     lanes = registers.bytes // 4
-    return intrinsic_call(f"fma.v{lanes}f32", f"{first}, {second}, {sums}", f"float32x{lanes}")
+    return intrinsic_call(f"fma.v{lanes}f32", f"float32x{lanes}", first, second, sums)
 
 
 def _widened(registers: Registers, sums: str, first: str, second: str, signed: bool) -> str:
@@ -210,7 +207,7 @@ VDPBF16PS = DotProduct(
     call=_pairs,
     total=partial(_float_total, ZMM),
     functions=_PAIRS_FUNCTION + _total_function(ZMM),
-    store=write_narrow_here,
+    store=write_narrow,
 )
 VFMADD231PS = DotProduct(
     name="vfmadd231ps",
@@ -224,7 +221,7 @@ VFMADD231PS = DotProduct(
     call=partial(_fused, ZMM),
     total=partial(_float_total, ZMM),
     functions=_total_function(ZMM),
-    store=write_narrow_here,
+    store=write_narrow,
 )
 VFMADD231PS_YMM = replace(
     VFMADD231PS,

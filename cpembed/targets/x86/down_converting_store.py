@@ -39,35 +39,19 @@ ATTRIBUTES = ("+avx512f", "+avx512bw", "+avx512bf16")
 """Attributes for these stores; every CPU with AMX has the features."""
 
 
-def intrinsic_call(name: str, arguments: str, dtype: str) -> str:
-    """Return the TVMScript of a call of LLVM's intrinsic without side effects.
-
-    Parameters
-    ----------
-    name : str
-        Name without ``llvm.``.
-    arguments : str
-        Arguments, separated by commas.
-    dtype : str
-        Type of the result.
-    """
+def intrinsic_call(name: str, dtype: str, *arguments: str) -> str:
+    """Return a call of the intrinsic ``llvm.NAME``, which has no side effects."""
     number = f'T.llvm_lookup_intrinsic_id("llvm.{name}")'
-    return f'T.call_llvm_pure_intrin({number}, {arguments}, dtype="{dtype}")'
+    return f'T.call_llvm_pure_intrin({", ".join((number, *arguments))}, dtype="{dtype}")'
 
 
-def vectors_per_store(epilogue: Epilogue | None, sums: str, *, has_bf16: bool = True) -> int:
+def vectors_per_store(nest: Nest, *, has_bf16: bool = True) -> int:
     """Return the number of vectors of 16 sums that are converted at a time.
 
-    Parameters
-    ----------
-    epilogue : Epilogue, optional
-        Conversion of the sums.
-    sums : str
-        Element type of the sums.
-    has_bf16 : bool
-        True if the CPU has VCVTNE2PS2BF16.
+    ``has_bf16`` tells whether the CPU has VCVTNE2PS2BF16.
     """
-    if epilogue is None or epilogue.is_integral or sums not in ("int32", "float32"):
+    epilogue = nest.epilogue
+    if epilogue is None or epilogue.is_integral or nest.sums not in ("int32", "float32"):
         return 1
     if epilogue.dtype in _PACK_BYTES:
         return 4
@@ -88,7 +72,7 @@ class _Vector:
     residual: int = 0
 
 
-def write_narrow(script: Script, nest: Nest, sums: str, *, has_bf16: bool = True) -> bool:
+def write_narrow(script: Script, nest: Nest, sums: str, *, has_bf16: bool | None = None) -> bool:
     """Write the stores of a task, if its sums are rounded or several vectors fit in one store.
 
     Parameters
@@ -99,8 +83,8 @@ def write_narrow(script: Script, nest: Nest, sums: str, *, has_bf16: bool = True
         Scheduled nest.
     sums : str
         Name of the buffer with the sums.
-    has_bf16 : bool
-        True if the CPU has VCVTNE2PS2BF16.
+    has_bf16 : bool, optional
+        True if the CPU has VCVTNE2PS2BF16; by default whether this one has it.
 
     Returns
     -------
@@ -110,7 +94,9 @@ def write_narrow(script: Script, nest: Nest, sums: str, *, has_bf16: bool = True
     epilogue, output = nest.epilogue, nest.operands[2]
     if epilogue is None or epilogue.is_integral:
         return False
-    group_size = vectors_per_store(epilogue, nest.sums, has_bf16=has_bf16)
+    if has_bf16 is None:
+        has_bf16 = not lacking(("avx512_bf16",))
+    group_size = vectors_per_store(nest, has_bf16=has_bf16)
     # Rounding is written out even for single vectors: LLVM converts some of them lane by lane.
     rounds = is_integer(epilogue.dtype) and not epilogue.in_integers(nest.sums)
     vectors = _vectors(nest) if group_size > 1 or rounds else []
@@ -133,21 +119,6 @@ def write_narrow(script: Script, nest: Nest, sums: str, *, has_bf16: bool = True
                 f"{output.parameter}[{place}] = {pack(values, epilogue.dtype, index, count)}"
             )
     return True
-
-
-def write_narrow_here(script: Script, nest: Nest, sums: str) -> bool:
-    """Call :func:`write_narrow` with the features of this CPU.
-
-    Parameters
-    ----------
-    script : Script
-        Text to write to.
-    nest : Nest
-        Scheduled nest.
-    sums : str
-        Name of the buffer with the sums.
-    """
-    return write_narrow(script, nest, sums, has_bf16=not lacking(("avx512_bf16",)))
 
 
 def _vectors(nest: Nest) -> list[_Vector]:
@@ -260,8 +231,8 @@ def _plus(value: str, constant: int) -> str:
 
 def _rounded(value: str) -> str:
     """Return floats rounded to integers in the current direction, to the nearest even."""
-    arguments = f"{value}, {_broadcast('T.int32(0)')}, T.int16(-1), T.int32(4)"
-    return intrinsic_call("x86.avx512.mask.cvtps2dq.512", arguments, f"int32x{_LANES}")
+    arguments = (value, _broadcast("T.int32(0)"), "T.int16(-1)", "T.int32(4)")
+    return intrinsic_call("x86.avx512.mask.cvtps2dq.512", f"int32x{_LANES}", *arguments)
 
 
 def _broadcast(scalar: str) -> str:
@@ -274,11 +245,11 @@ def _broadcast(scalar: str) -> str:
 
 def _pack_bytes(values: Sequence[str], dtype: str, index: int, count: int) -> str:
     first, second = (
-        intrinsic_call("x86.avx512.packssdw.512", f"{a}, {b}", "int16x32")
-        for a, b in (values[:2], values[2:])
+        intrinsic_call("x86.avx512.packssdw.512", "int16x32", *pair)
+        for pair in (values[:2], values[2:])
     )
     name = f"x86.avx512.{_PACK_BYTES[dtype]}.512"
-    packed = intrinsic_call(name, f"{first}, {second}", "int8x64")
+    packed = intrinsic_call(name, "int8x64", first, second)
     words = f'T.reinterpret({packed}, dtype="int32x16")'
     order = _UNPERMUTED[4 * index : 4 * (index + count)]
     return f'T.reinterpret(T.Shuffle([{words}], {order}), dtype="{dtype}x{_LANES * count}")'
@@ -287,7 +258,7 @@ def _pack_bytes(values: Sequence[str], dtype: str, index: int, count: int) -> st
 def _pack_bfloat16(values: Sequence[str], dtype: str, index: int, count: int) -> str:
     # The instruction's first operand becomes the upper half.
     name = "x86.avx512bf16.cvtne2ps2bf16.512"
-    packed = intrinsic_call(name, f"{values[1]}, {values[0]}", "uint16x32")
+    packed = intrinsic_call(name, "uint16x32", values[1], values[0])
     lanes = list(range(_LANES * index, _LANES * (index + count)))
     return packed if count > 1 else f"T.Shuffle([{packed}], {lanes})"
 
@@ -296,8 +267,8 @@ def _convert_single(values: Sequence[str], dtype: str, index: int, count: int) -
     if dtype not in _PACK_BYTES:
         return values[0]
     move = "pmovus" if dtype == "uint8" else "pmovs"
-    arguments = f"{values[0]}, T.Broadcast(T.int8(0), {_LANES}), T.int16(-1)"
-    packed = intrinsic_call(f"x86.avx512.mask.{move}.db.512", arguments, f"int8x{_LANES}")
+    arguments = (values[0], _broadcast("T.int8(0)"), "T.int16(-1)")
+    packed = intrinsic_call(f"x86.avx512.mask.{move}.db.512", f"int8x{_LANES}", *arguments)
     return packed if dtype == "int8" else f'T.reinterpret({packed}, dtype="{dtype}x{_LANES}")'
 
 

@@ -41,18 +41,8 @@ OnRound = Callable[[int, int], None]
 class Probe:
     """Piece of work whose time grows by the same amount with each step.
 
-    Parameters
-    ----------
-    name : str
-        Name of the constant.
-    run : callable
-        Executes a number of steps.
-    short, long : int
-        Numbers of steps that are compared.
-    units : float
-        Number of timed units, such as products or cache lines, in a step.
-    before : callable, optional
-        Untimed work ahead of each round.
+    ``short`` and ``long`` are the numbers of steps that are compared, ``units`` the timed units of
+    a step, such as products or cache lines. ``before`` is untimed work ahead of each round.
     """
 
     name: str
@@ -190,18 +180,9 @@ BLOCK_PRODUCTS = ((0, 4, 6), (2, 5, 6), (1, 4, 7), (3, 5, 7))
 
 
 class Kernel:
-    """Compiled microkernel with its buffers.
+    """Compiled microkernel of ``chunks`` parallel parts, with its buffers.
 
-    Parameters
-    ----------
-    function : Function
-        Compiled plan.
-    chunks : int
-        Number of parallel parts.
-    data : Any
-        Buffer of the parts' regions.
-    rows : int
-        Number of rows of the first factor's tiles.
+    ``rows`` is the height of the first factor's tiles.
     """
 
     def __init__(self, function: runtime.Function, chunks: int, data: object, rows: int) -> None:
@@ -219,14 +200,8 @@ class Kernel:
     def run(self, steps: int, setting: int = 0, first: int = 0) -> bool:
         """Execute steps; True if all parts ran at the same time.
 
-        Parameters
-        ----------
-        steps : int
-            Number of steps of each part.
-        setting : int
-            Third count: blocks of a walk minus one, or steps of a task.
-        first : int
-            Second count: first block of a walk.
+        ``setting`` is the third count (blocks of a walk minus one, or steps of a task), ``first``
+        the second one (the first block of a walk).
         """
         self._counts[:] = steps, first, setting
         self._function(*self._buffers)
@@ -279,18 +254,7 @@ _ProbeFactory = Callable[[], list[Probe]]
 
 
 class Microbenchmarks:
-    """Probes of a CPU.
-
-    Parameters
-    ----------
-    products : collection of str
-        Product instructions of the CPU, among those of
-        :data:`~cpembed.targets.cpu.calibration.OPERATIONS`.
-    cache_bytes : tuple of int
-        Bytes of L1 data, L2 and L3; 0 if unknown.
-    threads : int
-        Number of threads of kernels.
-    """
+    """Probes of a CPU with some product instructions, caches (0: unknown) and kernel threads."""
 
     def __init__(
         self, products: Collection[str], cache_bytes: tuple[int, int, int], threads: int

@@ -27,7 +27,7 @@ from cpembed.targets.cpu.target import CpuTarget
 from cpembed.targets.x86 import amx
 from cpembed.targets.x86.calibrate import ThrottlingProbe, instruction_peak_gops
 from cpembed.targets.x86.dot_products import AVX2_ONLY, DOT_PRODUCTS, YMM, ZMM
-from cpembed.targets.x86.down_converting_store import write_narrow_here
+from cpembed.targets.x86.down_converting_store import write_narrow
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 
@@ -95,7 +95,7 @@ _LANES = LaneProduct(
     # With AVX512-VNNI, LLVM makes one VPDPWSSD of a product and a sum, and splits it again if that
     # shortens a chain. These kernels have many chains, so ports limit them, not latencies.
     attributes=("+fast-dpwssd",),
-    store=write_narrow_here,
+    store=write_narrow,
 )
 _YMM_LANES = replace(
     _LANES,
@@ -105,7 +105,7 @@ _YMM_LANES = replace(
     attributes=AVX2_ONLY,
     store=None,
 )
-_FLOAT_LANES = LaneProduct("x86.fma_lanes", ZMM, "vfmadd231ps", 1.0, store=write_narrow_here)
+_FLOAT_LANES = LaneProduct("x86.fma_lanes", ZMM, "vfmadd231ps", 1.0, store=write_narrow)
 _YMM_FLOAT_LANES = LaneProduct(
     "x86.avx2_fma_lanes", YMM, "vfmadd231ps_ymm", 1.0, attributes=AVX2_ONLY
 )

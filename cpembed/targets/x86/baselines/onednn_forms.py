@@ -41,16 +41,8 @@ _INTEGER_OUTPUTS = ("float32", "bfloat16", "uint8", "int8")
 class Form:
     """Call of the library that computes a layer.
 
-    Parameters
-    ----------
-    name : str
-        Name of the operation with its output type.
-    call : callable
-        Executes it.
-    result : callable
-        Returns what ``call`` returned as the workload's output.
-    weights : str
-        Sizes of the weights as in oneDNN's log.
+    ``result`` converts what ``call`` returns to the workload's output; ``weights`` are the sizes of
+    the weights as in oneDNN's log.
     """
 
     name: str
