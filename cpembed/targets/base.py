@@ -160,8 +160,9 @@ class Target(ABC, Generic[L, S, A]):
 
     @abstractmethod
     def time(self, artifact: A, inputs: Mapping[str, Array]) -> Timing:
-        """Time the contraction on these inputs, and packing and unpacking around it; called in a
-        worker.
+        """Time the contraction on these inputs, and packing and unpacking around it.
+
+        Called in a worker.
         """
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:

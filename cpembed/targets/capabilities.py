@@ -55,8 +55,9 @@ class Weighing(Protocol):
     """Ranks the embeddings of the relaxed presets by times of the machine."""
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
-        """Return weights of the overheads, given the best candidates of the strict preset; None to
-        keep those of the constraint set.
+        """Return weights of the overheads; None to keep those of the constraint set.
+
+        ``first`` are the best candidates of the strict preset.
         """
         ...
 
@@ -64,7 +65,17 @@ class Weighing(Protocol):
 def with_variants(
     target: AnyTarget, candidates: Sequence[RankedCandidate], *, fuses: bool = True
 ) -> Sequence[RankedCandidate]:
-    """Return candidates with the variants that a target may execute faster."""
+    """Return candidates with the variants that a target may execute faster.
+
+    Parameters
+    ----------
+    target : Target
+        Target that executes them.
+    candidates : sequence of RankedCandidate
+        Candidates of a search.
+    fuses : bool
+        True if adjacent axes may be fused.
+    """
     if isinstance(target, HasVariants):
         return target.variants(candidates, fuses=fuses)
     return candidates
@@ -121,7 +132,15 @@ class CompilerOutputs(Protocol):
 
 
 def stored_type(target: AnyTarget, workload: Computation, epilogue: Any) -> str:
-    """Return the element type of a target's results."""
+    """Return the element type of a target's results.
+
+    Parameters
+    ----------
+    target, workload
+        Target that executes the workload.
+    epilogue : Any
+        Epilogue in the target's own form; None for the sums.
+    """
     if isinstance(target, OwnOutputs):
         return target.stored_type(workload, epilogue)
     return workload.output.dtype if epilogue is None else epilogue.dtype
@@ -134,12 +153,10 @@ def epilogue_vectors(
 
     Parameters
     ----------
-    target : Target
-        Target that the epilogue is for.
+    target, epilogue
+        Target and epilogue in its own form.
     expected : Expected
         Workload with its inputs.
-    epilogue : Any
-        Epilogue in the target's own form.
     seed : int
         Seed of the data.
     """
@@ -157,12 +174,10 @@ def judge(
 
     Parameters
     ----------
-    target : Target
-        Target that computed the output.
+    target, epilogue
+        Target that computed the output, and epilogue in its own form.
     expected : Expected
         Workload with its inputs.
-    epilogue : Any
-        Epilogue in the target's own form.
     vectors : mapping of str to ndarray
         Vectors that the epilogue took.
     output : ndarray
@@ -187,12 +202,8 @@ def requantized_epilogue(
     ----------
     target : Target
         Target of the operator.
-    shift : int
-        Number of bits that are dropped.
-    low, high : int
-        Bounds of the result.
-    bias : tuple of int
-        Dimensions of the output that the bias varies over.
+    shift, low, high, bias
+        As for that method.
     """
     if isinstance(target, CompilerOutputs):
         return target.requantized(shift, low, high, bias)
@@ -207,7 +218,7 @@ class Saveable(Protocol):
     """Writes its artifacts to files (``run --save``)."""
 
     instructions: str = ""
-    """How the files are used, for the README that ``build`` writes beside them."""
+    """Text for the README that ``build`` writes: how the saved files are used."""
 
     def save(self, artifact: Any, path: Path) -> None:
         """Write an artifact to a file or folder. Raises :class:`LoweringError` if it has none."""
@@ -295,14 +306,40 @@ def written_files(target: AnyTarget) -> tuple[str, ...]:
 
 
 def save(target: AnyTarget, artifact: Any, path: Path) -> None:
-    """Write an artifact. Raises :class:`LoweringError` if the target has nothing to be saved."""
+    """Write an artifact to a file or folder.
+
+    Parameters
+    ----------
+    target, artifact
+        Target and what it has built.
+    path : Path
+        File or folder.
+
+    Raises
+    ------
+    LoweringError
+        If the target has nothing to be saved.
+    """
     if not isinstance(target, Saveable):
         raise LoweringError(f"{target.spec.name} has nothing to be saved: leave the file out")
     target.save(artifact, path)
 
 
 def save_trace(target: AnyTarget, artifact: Any, path: Path) -> None:
-    """Write a timeline. Raises :class:`LoweringError` if the target has none."""
+    """Write the timeline of an executed artifact.
+
+    Parameters
+    ----------
+    target, artifact
+        Target and what it has executed.
+    path : Path
+        File to write.
+
+    Raises
+    ------
+    LoweringError
+        If the target has no timeline.
+    """
     if not isinstance(target, Traceable):
         raise LoweringError(f"{target.spec.name} has no timeline: leave the trace out")
     target.save_trace(artifact, path)
@@ -322,10 +359,8 @@ def planned_kernel(
     ----------
     target : Target
         Target of the program.
-    lowered, schedule
-        As for :meth:`Target.build`.
-    processor : Processor, optional
-        Receiver of the plans, instead of a compiler.
+    lowered, schedule, processor
+        As for that method.
     """
     if isinstance(target, Linkable):
         return target.planned(lowered, schedule, processor)
@@ -414,8 +449,9 @@ class HasPeak(Protocol):
     """Has a known maximum throughput."""
 
     def peak_gops(self) -> float | None:
-        """Return operations (two per multiply-accumulate) per nanosecond of the instruction on
-        operands in registers, on all threads; None if unknown.
+        """Return the instruction's maximum throughput on all threads; None if unknown.
+
+        Operations (two per multiply-accumulate) per nanosecond, on operands in registers.
         """
         ...
 
@@ -425,9 +461,7 @@ class Comparable(Protocol):
     """Can be compared with other libraries in ``bench``."""
 
     def baselines(self) -> Mapping[str, OpenBaseline]:
-        """Return functions that load a :class:`~cpembed.runtime.baselines.Baseline`, by
-        name.
-        """
+        """Return functions that load a :class:`~cpembed.runtime.baselines.Baseline` by name."""
         ...
 
     def storing_kernel(self, artifact: Any, choice: Any, epilogue: Epilogue) -> Any:
@@ -450,14 +484,23 @@ class HasSpeedProbe(Protocol):
     """Can tell whether its instruction is throttled, by other guests of a core or by heat."""
 
     def throttle_probe(self) -> Any:
-        """Return a :class:`~cpembed.runtime.measurement.interleaved.SpeedProbe` that tells whether
-        the instruction runs at full speed at the moment, if there is one.
+        """Return a probe that tells whether the instruction runs at full speed at the moment.
+
+        A :class:`~cpembed.runtime.measurement.interleaved.SpeedProbe`; None if there is none.
         """
         ...
 
 
 def details(target: AnyTarget, artifact: Any, timing: Timing) -> Details:
-    """Return the target-specific part of a result."""
+    """Return the target-specific part of a result.
+
+    Parameters
+    ----------
+    target, artifact
+        Target and what it has executed.
+    timing : Timing
+        Times of the artifact.
+    """
     return target.describe(artifact, timing) if isinstance(target, Described) else Details()
 
 
@@ -485,11 +528,9 @@ def copy_us(target: AnyTarget, size: int, threads: int, *, reordered: bool) -> f
     float or None
         Microseconds; None if the target is not calibrated.
     """
-    return (
-        target.copy_us(size, threads, reordered=reordered)
-        if isinstance(target, Calibrated)
-        else None
-    )
+    if not isinstance(target, Calibrated):
+        return None
+    return target.copy_us(size, threads, reordered=reordered)
 
 
 UNKNOWN_CASE = "the model does not know this case"

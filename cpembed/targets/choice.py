@@ -44,9 +44,8 @@ class ModelChoice:
 
     @property
     def least(self) -> float:
-        """Lowest estimate; the first candidate's may be slightly higher
-        (:attr:`~cpembed.targets.base.ChoicePolicy.tie_ratio`).
-        """
+        """Lowest estimate."""
+        # The first candidate's may be higher, by the tie ratio of the target's policy.
         return min(item.cost for item in self.estimates)
 
     @property
@@ -55,18 +54,15 @@ class ModelChoice:
         return len(self.estimates) + len(self.refused)
 
     def estimate_of(self, ranked: RankedCandidate) -> Estimated | None:
-        """Return the estimate of a candidate by its identifier, since it may come from another
-        process; None if there is none.
-        """
+        """Return the estimate of a candidate; None if there is none."""
+        # By identifier, since the candidate may come from another process.
         identifier = ranked.candidate.identifier
         return next(
             (e for e in self.estimates if e.ranked.candidate.identifier == identifier), None
         )
 
     def why_refused(self, ranked: RankedCandidate) -> str | None:
-        """Return the reason why the target cannot execute a candidate; None if it was not
-        rejected.
-        """
+        """Return the reason why a candidate was rejected; None if it was not."""
         return dict(self.refused).get(ranked.candidate.identifier)
 
 
@@ -201,8 +197,9 @@ def choices_storing(target: Target[Any, Any, Any], choice: Choice, epilogue: Any
 def built_first(
     target: Target[Any, Any, Any], options: Sequence[Choice], epilogue: Any = None
 ) -> tuple[Any, Choice]:
-    """Build the first choice that has a program, and return its artifact with it; called in the
-    worker.
+    """Build the first choice that has a program, and return its artifact with it.
+
+    Called in the worker, where a compiler may crash.
 
     Parameters
     ----------

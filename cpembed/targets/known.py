@@ -30,6 +30,7 @@ GROUP: Literal["cpembed.targets"] = "cpembed.targets"
 
 def require_known(spec: HardwareSpec) -> HardwareSpec:
     """Return the specification if its ``backend`` and ``constraints`` exist, or are left out.
+
     Raises :class:`SpecError` otherwise.
     """
     if spec.constraints is not None:

@@ -47,9 +47,7 @@ class MethodArtifact(Protocol):
         ...
 
     def time(self, inputs: Mapping[str, Array]) -> Timing:
-        """Time the method: ``latency_us`` is the product alone, packing and unpacking are the other
-        parts.
-        """
+        """Time the method; the parts around the product count as packing and unpacking."""
         ...
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Any:
@@ -72,8 +70,9 @@ class Methods(ABC):
         return all(program.operand(name).is_identity for name in (V, M))
 
     def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls | None:
-        """Return the calls of a plan for a library, on a kernel that was made for a recorder; None
-        if no C compiler can link the target's programs.
+        """Return the calls of a plan for a library; None if no C compiler can link its programs.
+
+        ``product`` is a kernel that was made for a recorder.
         """
         return None
 

@@ -54,9 +54,7 @@ def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
 
 
 def all_targets() -> dict[str, type[Target[Any, Any, Any]]]:
-    """Return all target classes by name; a distribution's class that cannot be loaded is left
-    out.
-    """
+    """Return all target classes by name, except those of distributions that cannot be loaded."""
     targets: dict[str, type[Target[Any, Any, Any]]] = {}
     for name in (*BUILT_IN, *plugin_names(GROUP)):
         try:

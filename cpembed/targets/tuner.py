@@ -168,8 +168,9 @@ class Tuner(Generic[S]):
         return {}
 
     def trial_call(self, proposal: Proposal[S], epilogue: Any) -> tuple[Call, tuple[Any, ...]]:
-        """Return a module-level function and its arguments, which measure a proposal and may
-        crash.
+        """Return a module-level function and its arguments, which measure a proposal.
+
+        The function may crash: it is called in a worker.
         """
         candidate = proposal.design.candidate
         kind = cast("type[Any]", type(self.target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +47,7 @@ class TemplateTarget(Target[Walk, Order, Unit]):
     unit = "cycles"
 
     def __init__(self, spec: HardwareSpec) -> None:
-        """Open the target. Raises :class:`~cpembed.errors.SpecError` for a specification without a
-        machine.
-        """
+        """Open the target; :class:`~cpembed.errors.SpecError` without a machine."""
         super().__init__(spec)
         if spec.machine is None:
             problem = "is missing: cycles need the clock and the bus"
@@ -95,8 +94,5 @@ class TemplateTarget(Target[Walk, Order, Unit]):
         return Order(tuple(trial.schedule["loops"]))
 
     def describe(self, artifact: Unit, timing: Timing) -> UnitDetails:
-        program = artifact.walk.program
-        executions = 1
-        for loop in program.loops:
-            executions *= loop.extent
+        executions = math.prod(loop.extent for loop in artifact.walk.program.loops)
         return UnitDetails(executions, artifact.cycles)

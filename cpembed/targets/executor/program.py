@@ -70,9 +70,7 @@ _DAY_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, kw_only=True)
 class TextCompiler:
-    """Options to compile texts of one kind and to link them with their runtime,
-    ``native``/runtime.cpp.
-    """
+    """Options to compile texts of one kind and to link them with ``native``/runtime.cpp."""
 
     kind: str
     """Name of the kind in messages: "CUDA"."""
@@ -364,9 +362,7 @@ class LoadedText:
         return counters
 
     def _located(self, fault: str) -> str:
-        """Replace return addresses in a fault's message by source lines, and addresses of static
-        memory by names of variables (``native/fault.h``).
-        """
+        """Return a fault's message (``native/fault.h``) with lines and names of variables."""
         return _VARIABLE.sub(self._variable, _PLACE.sub(self._line, fault))
 
     def _line(self, match: re.Match[str]) -> str:
@@ -391,8 +387,9 @@ class LoadedText:
 
 @lru_cache(maxsize=4096)
 def _lines(library: Path, file: str, address: int) -> tuple[int, ...]:
-    """Return the line of a call, then those of the inlined callers up to the kernel; empty without
-    line tables.
+    """Return the line of a call, then those of the callers that it was inlined into.
+
+    Empty without line tables.
     """
     numbers = list[int]()
     # The instruction before the return address is the call.
