@@ -28,6 +28,9 @@ from cpembed.targets.base import Array, Details, Target
 
 AnyTarget = Target[Any, Any, Any]
 
+# isinstance compares only the names of members with those of a protocol, so a member's name
+# belongs to one ability.
+
 OpenBaseline = Callable[[HardwareSpec, Epilogue | None], Any]
 """Loads a library for a target and an output to store."""
 
@@ -114,19 +117,8 @@ class CompilerOutputs(Protocol):
     def requantized(self, shift: int, low: int, high: int, bias: tuple[int, ...]) -> Any:
         """Return the epilogue that stores ``clip((sum + bias) >> shift, low, high)`` as int8.
 
-        Parameters
-        ----------
-        shift : int
-            Number of bits that are dropped.
-        low, high : int
-            Bounds of the result.
-        bias : tuple of int
-            Dimensions of the output that the bias varies over.
-
-        Returns
-        -------
-        Any or None
-            None if the target cannot store that.
+        ``bias`` are the dimensions of the output that the bias varies over. None if the target
+        cannot store that.
         """
         ...
 
@@ -143,6 +135,7 @@ def stored_type(target: AnyTarget, workload: Computation, epilogue: Any) -> str:
     """
     if isinstance(target, OwnOutputs):
         return target.stored_type(workload, epilogue)
+    # Without an epilogue, the sums are stored.
     return workload.output.dtype if epilogue is None else epilogue.dtype
 
 
@@ -244,19 +237,10 @@ class Linkable(Protocol):
     def planned(
         self, lowered: Any, schedule: Any, processor: Processor | None = None
     ) -> CompiledKernel:
-        """Return a kernel of which nothing is compiled yet.
+        """Return a kernel of which nothing is compiled yet; arguments as for :meth:`Target.build`.
 
-        Parameters
-        ----------
-        lowered, schedule
-            As for :meth:`Target.build`.
-        processor : Processor, optional
-            Receiver of the plans, instead of a compiler.
-
-        Raises
-        ------
-        LoweringError
-            If the schedule has no program.
+        ``processor`` receives the plans instead of a compiler. Raises :class:`LoweringError` if the
+        schedule has no program.
         """
         ...
 
@@ -310,10 +294,8 @@ def save(target: AnyTarget, artifact: Any, path: Path) -> None:
 
     Parameters
     ----------
-    target, artifact
-        Target and what it has built.
-    path : Path
-        File or folder.
+    target, artifact, path
+        Target, what it has built, and the file or folder.
 
     Raises
     ------
@@ -330,10 +312,8 @@ def save_trace(target: AnyTarget, artifact: Any, path: Path) -> None:
 
     Parameters
     ----------
-    target, artifact
-        Target and what it has executed.
-    path : Path
-        File to write.
+    target, artifact, path
+        Target, what it has executed, and the file.
 
     Raises
     ------
@@ -399,6 +379,7 @@ def tensorir(
     """
     if isinstance(target, TensorIREmitter):
         return target.tensorir(lowered, schedule, constants)
+    # A kernel that a C compiler could link is made of TensorIR functions already.
     kernel = planned_kernel(target, lowered, schedule)
     if kernel is None:
         return None
@@ -467,14 +448,7 @@ class Comparable(Protocol):
     def storing_kernel(self, artifact: Any, choice: Any, epilogue: Epilogue) -> Any:
         """Build the kernel of the same choice that stores another output.
 
-        Parameters
-        ----------
-        artifact : Any
-            Kernel of the choice.
-        choice : Choice
-            Candidates that the model chose among.
-        epilogue : Epilogue
-            Output to store.
+        ``artifact`` is the kernel of ``choice``, which has the candidates of the model.
         """
         ...
 
@@ -496,10 +470,8 @@ def details(target: AnyTarget, artifact: Any, timing: Timing) -> Details:
 
     Parameters
     ----------
-    target, artifact
-        Target and what it has executed.
-    timing : Timing
-        Times of the artifact.
+    target, artifact, timing
+        Target, what it has executed, and its times.
     """
     return target.describe(artifact, timing) if isinstance(target, Described) else Details()
 

@@ -143,6 +143,7 @@ def compared(
             rejected.append((ranked.candidate.identifier, str(error)))
     if estimates:
         least = min(item.cost for item in estimates)
+        # Estimates are still in the order of overheads, which decide among equals.
         first = next(item for item in estimates if item.cost <= target.policy.tie_ratio * least)
         rest = [item for item in estimates if item is not first]
         estimates = [first, *sorted(rest, key=lambda item: item.cost)]
@@ -170,6 +171,7 @@ def choices(
     """
     model = compared(target, candidates, epilogue)
     if not model.estimates:
+        # The reason for the best candidate, which a user would expect to run.
         raise LoweringError(model.refused[0][1])
     return [
         Choice(item.ranked, item.scored.schedule, item.scored, None, model)
@@ -220,6 +222,7 @@ def built_first(
     errors: list[LoweringError] = []
     for choice in options:
         candidate = choice.candidate.candidate
+        # Variants come from no search, so nothing has proven them yet.
         require_candidate(target, candidate)
         activity = f"building a kernel of {target.spec.name}"
         try:

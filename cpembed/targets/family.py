@@ -179,6 +179,7 @@ class Family(ABC):
         """Return the machine as a target in TOML, with its origin."""
 
 
+# Strings, since a family's model is imported only for a space that names it.
 BUILT_IN = {
     "core": "cpembed.exploration.cores.family:CoreFamily",
     "vta": "cpembed.targets.vta.family:VtaFamily",

@@ -97,6 +97,7 @@ class Tuner(Generic[S]):
             Cost that is minimised.
         """
         module = type(self.target).__module__
+        # A digest of the entries names the file, so new names would discard all stored trials.
         return {
             **problem_key(workload, self.spec, constraints),
             "kind": self.trial.kind,
@@ -173,6 +174,7 @@ class Tuner(Generic[S]):
         The function may crash: it is called in a worker.
         """
         candidate = proposal.design.candidate
+        # The worker opens the target anew: a class and a specification can always be pickled.
         kind = cast("type[Any]", type(self.target))
         return _time_of, (kind, self.spec, candidate, proposal.schedule, epilogue)
 
@@ -199,6 +201,7 @@ class Tuner(Generic[S]):
             design.space.key(proposal.schedule),
             self.target.unit,
             self.target.provenance,
+            # JSON has no infinity.
             proposal.estimate if proposal.estimate < float("inf") else None,
             figure,
         )
@@ -218,6 +221,7 @@ class Tuner(Generic[S]):
         function, arguments = self.trial_call(proposal, epilogue)
         try:
             figure = call(function, *arguments)
+        # Wrong results (InvariantError) are no failed trial: they end the search, to be reported.
         except (LoweringError, CrashError) as error:
             return self.trial_of(proposal, None, str(error))
         return self.trial_of(proposal, figure, None)
@@ -237,6 +241,7 @@ class Tuner(Generic[S]):
     def trial_json(self, trial: Any) -> dict[str, Any]:
         """Return a trial for the document of ``tune --json``."""
         document: dict[str, Any] = trial.document()
+        # Only successful trials are documented.
         del document["error"]
         return document
 
@@ -309,6 +314,7 @@ def _time_of(
     verification, inputs = verified(target, artifact, candidate.program.unfused, epilogue, seed=0)
     kernel = f"the {target.executed_by(artifact)} kernel of embedding {candidate.identifier}"
     verification.require(f"{kernel} of {spec.name} in {workload.name} with {schedule}", seed=0)
+    # Timing executes the kernel many times, so the step may take longer than one run.
     with step("timing a schedule", 10 * workload.macs):
         timing = target.time(artifact, inputs)
     latency = None if timing.latency_us is None else timing.latency_us.median

@@ -76,6 +76,7 @@ class TemplateTarget(Target[Walk, Order, Unit]):
         return Execution((artifact.run(inputs),), self.provenance)
 
     def time(self, artifact: Unit, inputs: Mapping[str, Array]) -> Timing:
+        # The cycles do not depend on the data, so those of the last run serve.
         if not artifact.cycles:
             artifact.run(inputs)
         us = artifact.cycles / self.machine.clock_mhz

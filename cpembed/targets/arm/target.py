@@ -104,6 +104,7 @@ def core(threads: int) -> Calibration:
         threads=threads,
         cache_bytes=published.cache_bytes,
         product_ns={name: cycle * cost for name, cost in published.product_cycles.items()},
+        # There are no tiles whose rows could be fewer.
         product_row_ns=dict.fromkeys(published.product_cycles, 0.0),
         latency_ns={name: cycle * cost for name, cost in published.latency_cycles.items()},
         tile_line_ns=(0.0, 0.0, 0.0, 0.0),
@@ -122,6 +123,7 @@ def _generator(spec: HardwareSpec) -> BackEnd | None:
     instruction = spec.instruction
     names = [operand.name for operand in instruction.computation.inputs]
     types = {tuple(choice[name] for name in names) for choice in instruction.dtype_choices}
+    # SDOT and UDOT have one CPU feature, so the element types decide.
     for dot in (SDOT, UDOT, SMMLA):
         if dot.feature in spec.cpu_features and dot.factors in types:
             return column_back_end(dot)
@@ -148,6 +150,7 @@ class ArmTarget(CpuTarget):
     def missing(self) -> tuple[str, ...]:
         if _generator(self.spec) is None:
             return (self._no_kernel(),)
+        # The emulated core has every feature.
         if not is_arm():
             return () if emulator() else (missing(),)
         lacking = [name for name in self.spec.cpu_features if name not in cpu_features()]
@@ -175,6 +178,7 @@ class ArmTarget(CpuTarget):
         return core(self.processor.thread_count())
 
     def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
+        # An emulator's times mean nothing.
         if is_arm():
             return super().time(artifact, inputs)
         return Timing(self.provenance, artifact.program.workload.macs, None)

@@ -132,6 +132,7 @@ class TextCompiler:
         path = _process_folder() / name
         if not path.is_file():
             path.parent.mkdir(exist_ok=True)
+            # Renamed when it is complete, since other threads may compile the same text.
             draft = path.with_name(f"{path.name}.{threading.get_ident()}")
             draft.write_bytes(
                 SealedFolder(self.cache_folder()).get_or_make(name.replace("/", "-"), make)
@@ -202,6 +203,7 @@ class TextCompiler:
                 errors="replace",
                 timeout=_LIMIT_SECONDS,
                 check=False,
+                # Messages in English, in which the first error is looked for.
                 env={**os.environ, "LC_ALL": "C"},
             )
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -300,6 +302,7 @@ class Arena:
             offsets.append(end)
             end += -(-(array.nbytes + _GAP) // ALIGNMENT) * ALIGNMENT
         memory = np.empty(end + ALIGNMENT, np.uint8)
+        # numpy aligns less than a GPU's allocator, so the first address is rounded up.
         base = -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
         buffers = tuple(
             Buffer(number, base + offset, array.nbytes, array)

@@ -27,6 +27,7 @@ from cpembed.ir.index import IndexExpr
 from cpembed.targets.cpu.register_blocks import LaneRoles, digits
 from cpembed.transform.program import Loop
 
+# Limits of palette 1, the only one that processors have so far.
 TILES = 8
 MAX_ROWS = 16
 ROW_BYTES = 64
@@ -115,6 +116,8 @@ class TileGrid:
         for column in range(self.column_tiles):
             shapes[self.b_tile(column)] = (self.depth // self.group, self.columns * 4)
         data = bytearray(64)
+        # Byte 0 is the palette; for each tile, two bytes from byte 16 on are the bytes per row, and
+        # one from byte 48 on the rows.
         data[0] = 1
         for tile, (rows, row_bytes) in shapes.items():
             data[16 + 2 * tile : 18 + 2 * tile] = row_bytes.to_bytes(2, "little")
@@ -166,6 +169,7 @@ def tile_grid(nest: Nest, roles: LaneRoles, group: int, depth_used: int) -> Tile
     return TileGrid(
         rows=height,
         columns=width,
+        # A shorter depth saves loads of rows of B that meet only padding.
         depth=min(length, depth_used),
         group=group,
         a_offsets=_offsets(first, row_steps),
@@ -192,6 +196,7 @@ def _split_at_words(depth: Sequence[Loop], group: int) -> tuple[list[Loop], list
 
 def _offsets(operand: KernelOperand, steps: Sequence[Loop]) -> tuple[int, ...]:
     """Return the element offsets of all points of the steps, the first step outermost."""
+    # A term with a division or remainder moves the tiles by different amounts.
     names = {loop.name for loop in steps}
     if any(names & set(t.iterators) and not t.is_affine for t in operand.access.terms):
         raise LoweringError(f"the tiles of operand {operand.parameter} lie at no constant distance")
@@ -346,21 +351,15 @@ def _products(grid: TileGrid, product: str, non_temporal: int | None) -> list[st
         name = "tileloaddt164" if non_temporal == (0 if is_first else 1) else "tileloadd64"
         return tile_access(name, tile, f"{operand}[{offset}]", stride * grid.element_bytes)
 
-    def multiply(row: int, column: int) -> str:
-        return tile_product(
-            product, grid.accumulator(row, column), grid.a_tile(row), grid.b_tile(column)
-        )
-
-    rows, columns = range(grid.row_tiles), range(grid.column_tiles)
-    statements: list[str] = []
-    if grid.rows_resident:
-        statements += [load("A", row) for row in rows]
-        for column in columns:
-            statements += [load("B", column), *(multiply(row, column) for row in rows)]
-    else:
-        statements += [load("B", column) for column in columns]
-        for row in rows:
-            statements += [load("A", row), *(multiply(row, column) for column in columns)]
+    sides = {"A": range(grid.row_tiles), "B": range(grid.column_tiles)}
+    resident, passing = ("A", "B") if grid.rows_resident else ("B", "A")
+    statements = [load(resident, number) for number in sides[resident]]
+    for number in sides[passing]:
+        statements.append(load(passing, number))
+        for loaded in sides[resident]:
+            row, column = (loaded, number) if grid.rows_resident else (number, loaded)
+            tiles = grid.accumulator(row, column), grid.a_tile(row), grid.b_tile(column)
+            statements.append(tile_product(product, *tiles))
     return statements
 
 

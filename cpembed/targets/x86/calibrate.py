@@ -196,6 +196,7 @@ def assemble(series: Mapping[str, Series], *, has_tiles: bool) -> Calibration:
     few_rows = by_product("product_row_ns", required=False)
     first_store, second_store, third_store, _ = by_level("store_line_ns")
     few_steps, many_steps = (series[f"task_ns:{steps}"].ns for steps in TASK_STEPS)
+    # Tasks are timed on tiles if there are any, else on vectors.
     stored_lines = microkernels.TILE_TASK_LINES if has_tiles else microkernels.VECTOR_TASK_LINES
     return Calibration(
         cpu=cpu_model(),
@@ -457,6 +458,7 @@ class ThrottlingProbe:
 
     def is_unthrottled(self) -> bool:
         """True if the loop takes about as long as it did at best."""
+        # The better of two samples: a single interruption is no throttling.
         sample_ns = min(self._timed() for _ in range(2))
         self._best_ns = min(self._best_ns, sample_ns)
         return sample_ns <= UNTHROTTLED * self._best_ns

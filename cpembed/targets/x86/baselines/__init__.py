@@ -72,6 +72,7 @@ class Convolution:
         if self.channels_last:
             output = np.moveaxis(output, 1, -1)
         elif self.blocks[1] > 1:
+            # Blocks of channels are innermost: [n, channels / block, *output, block].
             batch, _, *image = output.shape
             output = np.moveaxis(output.reshape(batch, -1, self.blocks[1], *image), 2, -1)
         return output.reshape(self.workload.output.shape)
@@ -145,6 +146,7 @@ def _convolution(subject: Subject, image: str, window: str) -> Convolution:
     def extents(names: str) -> Numbers:
         return (*missing_axes, *(_size(subject, name) for name in names))
 
+    # A depthwise convolution has a group for each channel, with ``m`` filters each.
     depthwise, layout = subject.operator == "depthwise", str(sizes.get("layout"))
     block = block_of(layout)
     multiplier = _size(subject, "m") if depthwise else 1
