@@ -183,4 +183,5 @@ class Target(ABC, Generic[L, S, A]):
 
     def schedule_json(self, schedule: S) -> Any:
         """Return a schedule for documents, in JSON's own types."""
+        # Through the encoder, so that it equals what a file gives back: tuples are lists there.
         return msgspec.json.decode(msgspec.json.encode(schedule))

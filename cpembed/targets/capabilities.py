@@ -183,6 +183,7 @@ def judge(
 
 def exact_epilogue(target: AnyTarget, workload: Computation) -> Any:
     """Return the epilogue that stores every bit in the type of the workload's output."""
+    # All other targets store their sums, which are exact.
     return target.exact(workload) if isinstance(target, CompilerOutputs) else None
 
 
@@ -354,6 +355,7 @@ def cross_triple(target: AnyTarget) -> str | None:
 
 def links_here(target: AnyTarget) -> bool:
     """True if a library of this machine can hold the target's kernels."""
+    # Kernels for another machine can be in a library too, but not in one that is loaded here.
     return isinstance(target, Linkable) and target.triple is None
 
 
@@ -388,6 +390,7 @@ def tensorir(
 
 def tvm_target(target: AnyTarget) -> str:
     """Return the kind of TVM target that modules with the target's programs are compiled for."""
+    # Without an emitter, the functions are kernels for the processor.
     return target.tvm_target() if isinstance(target, TensorIREmitter) else "llvm"
 
 

@@ -126,12 +126,10 @@ def compared(
 
     Parameters
     ----------
-    target : Target
-        Target whose model is used.
+    target, epilogue
+        Target whose model is used, and epilogue in its own form.
     candidates : sequence of RankedCandidate
         Candidates, best by overheads first.
-    epilogue : Any
-        Epilogue in the target's own form.
     """
     estimates: list[Estimated] = []
     rejected: list[tuple[str, str]] = []
@@ -157,12 +155,10 @@ def choices(
 
     Parameters
     ----------
-    target : Target
-        Target whose model is used.
+    target, epilogue
+        Target whose model is used, and epilogue in its own form.
     candidates : sequence of RankedCandidate
         Candidates, best by overheads first.
-    epilogue : Any
-        Epilogue in the target's own form.
 
     Raises
     ------
@@ -184,12 +180,10 @@ def choices_storing(target: Target[Any, Any, Any], choice: Choice, epilogue: Any
 
     Parameters
     ----------
-    target : Target
-        Target whose model is used.
+    target, epilogue
+        Target whose model is used, and epilogue in its own form.
     choice : Choice
         Choice with the candidates of its model.
-    epilogue : Any
-        Epilogue in the target's own form.
     """
     if choice.model is None:
         return [choice]
@@ -205,12 +199,10 @@ def built_first(
 
     Parameters
     ----------
-    target : Target
-        Target to build for.
+    target, epilogue
+        Target to build for, and epilogue in its own form.
     options : sequence of Choice
         Choices, best first.
-    epilogue : Any
-        Epilogue in the target's own form.
 
     Raises
     ------

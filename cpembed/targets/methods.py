@@ -47,7 +47,7 @@ class MethodArtifact(Protocol):
         ...
 
     def time(self, inputs: Mapping[str, Array]) -> Timing:
-        """Time the method; the parts around the product count as packing and unpacking."""
+        """Time the method: ``latency_us`` is the product; all else is packing and unpacking."""
         ...
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Any:
@@ -67,6 +67,7 @@ class Methods(ABC):
 
     def takes(self, program: DerivedProgram) -> bool:
         """True if a product reads V and writes M in place, in the order of their indices."""
+        # The other parts write V and read M in this order; packing them would cost a copy each.
         return all(program.operand(name).is_identity for name in (V, M))
 
     def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls | None:

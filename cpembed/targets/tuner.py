@@ -49,13 +49,7 @@ class Tunable(Protocol):
 
 
 class Tuner(Generic[S]):
-    """Tuning of one target.
-
-    Parameters
-    ----------
-    target : Target
-        Target that is tuned.
-    """
+    """Tuning of one target."""
 
     trial: type[Any] = PlainTrial
     """Type of the stored trials."""
@@ -87,12 +81,10 @@ class Tuner(Generic[S]):
 
         Parameters
         ----------
-        workload : Computation
-            Operator.
+        workload, epilogue
+            Operator, and epilogue in the target's own form.
         constraints : ConstraintSet
             Set that the embeddings are from.
-        epilogue : Any
-            Epilogue in the target's own form.
         objective : str or None
             Cost that is minimised.
         """
@@ -115,10 +107,8 @@ class Tuner(Generic[S]):
 
         Parameters
         ----------
-        candidate : Candidate
-            Candidate of the trial.
-        epilogue : Any
-            Epilogue in the target's own form.
+        candidate, epilogue
+            Candidate of the trial, and epilogue in the target's own form.
         trial : Trial
             Stored trial.
 
@@ -211,10 +201,8 @@ class Tuner(Generic[S]):
 
         Parameters
         ----------
-        proposal : Proposal
-            Candidate and schedule.
-        epilogue : Any
-            Epilogue in the target's own form.
+        proposal, epilogue
+            Candidate and schedule, and epilogue in the target's own form.
         call : callable
             Executes a function that may crash.
         """

@@ -29,14 +29,10 @@ def verified(
 
     Parameters
     ----------
-    target : Target
-        Target that executes it.
-    artifact : Any
-        From :meth:`Target.build`.
-    workload : Computation
-        Operator.
-    epilogue : Any
-        Epilogue in the target's own form.
+    target, epilogue
+        Target that executes the artifact, and epilogue in its own form.
+    artifact, workload
+        From :meth:`Target.build`, and its operator.
     seed : int
         Seed of the data.
 

@@ -60,6 +60,7 @@ class TemplateTarget(Target[Walk, Order, Unit]):
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> None:
         """Accept the sums only: the unit has no conversion."""
+        # Called before the search, so that a request without a program fails at once.
         if storing != EpilogueRequest():
             raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
 

@@ -212,6 +212,7 @@ class _Object:
 
     def __init__(self, contents: bytes) -> None:
         self._contents = contents
+        # e_shoff and e_shnum of the ELF header.
         (start,) = struct.unpack_from("<Q", contents, 40)
         (count,) = struct.unpack_from("<H", contents, 60)
         self.sections = np.frombuffer(contents, _SECTION, count, start)
@@ -369,6 +370,7 @@ def _data(buffers: Sequence[Array]) -> bytes:
 
 def _buffer_offsets(buffers: Sequence[Array]) -> list[int]:
     """Return the offset of each buffer in what an image writes, and the end."""
+    # The same alignment as in memory, since the image writes the buffers as they lie there.
     offsets = [0]
     for buffer in buffers:
         offsets.append(_aligned(offsets[-1] + buffer.nbytes))

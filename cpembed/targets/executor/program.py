@@ -52,7 +52,7 @@ _COMMON = (
     "-fvisibility=hidden",
     "-fno-exceptions",
     "-ffp-contract=off",  # A fused multiply-add would round once where the text rounds twice.
-    "-w",
+    "-w",  # Nobody can act on warnings about generated code.
 )
 _RUNTIME = ("-std=c++17", "-O3", f"-I{NATIVE}")
 _TEXT = (
@@ -388,6 +388,7 @@ class LoadedText:
         return "a static variable"
 
 
+# Cached, since each look-up starts a process.
 @lru_cache(maxsize=4096)
 def _lines(library: Path, file: str, address: int) -> tuple[int, ...]:
     """Return the line of a call, then those of the callers that it was inlined into.
@@ -410,6 +411,7 @@ def _symbols(library: Path) -> tuple[tuple[int, int, str], ...]:
     variables = list[tuple[int, int, str]]()
     for line in _tool_output("nm", "-C", "-S", "--defined-only", str(library)):
         fields = line.split(" ", 3)
+        # Symbols without a size lack the second of the two numbers, which are equally long.
         if len(fields) == 4 and len(fields[1]) == len(fields[0]):
             name = fields[3].rpartition("::")[2]
             variables.append((int(fields[0], 16), int(fields[1], 16), name))

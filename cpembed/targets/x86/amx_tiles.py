@@ -159,6 +159,7 @@ def tile_grid(nest: Nest, roles: LaneRoles, group: int, depth_used: int) -> Tile
     _require_stride(second, word_loops, 1, "depth within a word")
     _require_stride(second, columns, group, "columns")
     _require_stride(output, columns, 1, "columns")
+    # Loops over the tiles of a register block.
     steps = [loop for loop in nest.inner if loop.name.endswith("_step")]
     row_steps = [loop for loop in steps if first.stride(loop.name)]
     column_steps = [loop for loop in steps if not first.stride(loop.name)]
@@ -270,6 +271,7 @@ def configuration_statements(grid: TileGrid) -> list[str]:
     data = grid.configuration()
     words = [int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, 64, 8)]
     return [
+        # LDTILECFG reads its operand from memory.
         'cfg = T.sblock_alloc_buffer((8,), "int64", scope="local")',
         *(f"cfg[{number}] = T.int64({word})" for number, word in enumerate(words)),
         call("ldtilecfg", "T.address_of(cfg[0])"),

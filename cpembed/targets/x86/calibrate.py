@@ -53,6 +53,8 @@ ROUNDS = 60
 TIMEOUT = 8.0
 """Number of rounds of all measurements, and seconds for these and further ones."""
 
+# Instructions of more features come first, because a target of AVX512-BF16 names AVX512F too, and
+# product_of returns the first that fits.
 FEATURES: Mapping[str, tuple[str, ...]] = {
     "tdpbusd": ("amx_tile", "amx_int8"),
     "tdpbf16ps": ("amx_tile", "amx_bf16"),

@@ -19,19 +19,26 @@ from cpembed.cli.options import (
 )
 from cpembed.cli.output import Bar, message, print_json, print_text
 from cpembed.targets.cpu.calibration import OPERATIONS, Calibration
-from cpembed.targets.x86.calibrate import CalibrateResult, bandwidth, calibrate, calibration_in_use
+from cpembed.targets.x86.calibrate import (
+    ROUNDS,
+    TIMEOUT,
+    CalibrateResult,
+    bandwidth,
+    calibrate,
+    calibration_in_use,
+)
 
 
 @click.command(cls=Subcommand)
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
-    default=60,
+    default=ROUNDS,
     metavar="N",
     show_default=True,
     help="Rounds of all measurements; those that are not steady get more.",
 )
-@timeout_option("Seconds after which what is not steady is accepted as it is, and listed.", 8.0)
+@timeout_option("Seconds after which what is not steady is accepted as it is, and listed.", TIMEOUT)
 @threads_option("the kernels that it is for")
 @folder_option(
     "--database",

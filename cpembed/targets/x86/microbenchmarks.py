@@ -159,6 +159,7 @@ def _median_of_best(samples: Sequence[float]) -> float:
 
 LEVELS = ("L1", "L2", "L3", "memory")
 CLOCK = "clock"
+# With fewer rows than half a tile, a product takes no less time.
 FEW_ROWS = MAX_ROWS // 2
 TASK_STEPS = (1, 16)
 
@@ -292,6 +293,7 @@ class Microbenchmarks:
         return [probe for probe in probes if probe.name in names]
 
     def _core_probes(self) -> Iterator[_ProbeFactory]:
+        # The last numbers are approximate nanoseconds, from which the number of steps follows.
         chain, nothing = microkernels.clock(), microkernels.nothing()
         yield lambda: [_probe(CLOCK, self._kernel(chain).run, 1.6, units=4)]
         yield lambda: [_probe("call_us", self._kernel(nothing).call, 1000)]
@@ -390,6 +392,7 @@ class Microbenchmarks:
         streams = min(threads, self._streams)
         for constant, body, tiles in self._line_bodies():
             yield partial(self._far_lines, f"{constant}:L3", body, tiles, streams)
+            # Stores of more than L2 holds have one constant, wherever the lines go.
             if constant != "store_line_ns":
                 yield partial(self._far_lines, f"{constant}:memory", body, tiles, threads)
 

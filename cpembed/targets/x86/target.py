@@ -129,6 +129,7 @@ def no_back_end(spec: HardwareSpec) -> str | None:
 
 def accepted_shapes(spec: HardwareSpec) -> str:
     """Return a message that lists instructions with kernels; empty for the package's own."""
+    # The package's own specifications fit; only a user's may have a shape without a kernel.
     shipped = {name: load_hardware_spec(name) for name in hardware_spec_files()}
     if spec.path in {package_spec.path for package_spec in shipped.values()}:
         return ""

@@ -87,9 +87,15 @@ def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Fo
     with torch.inference_mode():
         try:
             return create(torch, problem, inputs, subject.stored)
+        except _NotOfferedError as error:
+            return NotCovered(str(error))
         except RuntimeError as error:
             # PyTorch packs weights only for processors that oneDNN has a kernel for.
             return NotCovered(f"oneDNN through torch: {str(error).splitlines()[0]}")
+
+
+class _NotOfferedError(Exception):
+    """PyTorch has no operation with this output or activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +114,10 @@ class _IntegerOutput:
 
 def _integer_output(
     torch: ModuleType, filters: int, inputs: Arrays, stored: Epilogue | None
-) -> _IntegerOutput | NotCovered:
+) -> _IntegerOutput:
     names = ("float32", "uint8") if stored is None else (stored.dtype,)
     if not set(names) <= set(_INTEGER_OUTPUTS):
-        return NotCovered(
+        raise _NotOfferedError(
             f"oneDNN through torch stores {', '.join(_INTEGER_OUTPUTS)} of such products, not "
             f"{names[0]}"
         )
@@ -131,11 +137,11 @@ def _integer_output(
     )
 
 
-def _float_activation(dtype: str, stored: Epilogue | None) -> Activation | NotCovered:
+def _float_activation(dtype: str, stored: Epilogue | None) -> Activation:
     if stored is None:
         return _NO_ACTIVATION
     if stored.dtype != dtype or stored.vectors:
-        return NotCovered(
+        raise _NotOfferedError(
             f"oneDNN through torch stores products of {dtype} as {dtype}, and is compared without "
             "a float32 bias or scale"
         )
@@ -144,16 +150,14 @@ def _float_activation(dtype: str, stored: Epilogue | None) -> Activation | NotCo
 
 def _integer_convolution(
     torch: ModuleType, problem: Convolution, inputs: Arrays, stored: Epilogue | None
-) -> list[Form] | NotCovered:
+) -> list[Form]:
     image = _image(torch, problem, inputs)
     weights = torch.from_numpy(problem.weights(inputs))
     geometry = (*map(list, (problem.stride, problem.pad, problem.dilation)), problem.groups)
     output = _integer_output(torch, weights.shape[0], inputs, stored)
-    if isinstance(output, NotCovered):
-        return output
     has_planes = len(problem.image) == 3
     if has_planes and output.activation != _NO_ACTIVATION:
-        return NotCovered("torch has no activation after a quantized convolution of planes")
+        raise _NotOfferedError("torch has no activation after a quantized convolution of planes")
     operations = torch.ops.onednn
     operation = operations.qconv_pointwise if has_planes else operations.qconv2d_pointwise
 
@@ -180,11 +184,9 @@ def _integer_convolution(
 
 def _float_convolution(
     torch: ModuleType, problem: Convolution, inputs: Arrays, stored: Epilogue | None
-) -> list[Form] | NotCovered:
+) -> list[Form]:
     dtype = inputs["W"].dtype.name
     activation = _float_activation(dtype, stored)
-    if isinstance(activation, NotCovered):
-        return activation
     image = _image(torch, problem, inputs)
     weights = _tensor(torch, problem.weights(inputs)).to_mkldnn()
     pad, stride, dilation = map(list, (problem.pad, problem.stride, problem.dilation))
@@ -201,7 +203,7 @@ def _float_convolution(
 
 def _integer_product(
     torch: ModuleType, problem: Product, inputs: Arrays, stored: Epilogue | None
-) -> list[Form] | NotCovered:
+) -> list[Form]:
     left = torch.from_numpy(problem.left(inputs))
     right = torch.from_numpy(problem.right(inputs))
     columns = right.T.contiguous()
@@ -215,8 +217,6 @@ def _integer_product(
     if stored == Epilogue("int32"):
         return sums
     output = _integer_output(torch, problem.n, inputs, stored)
-    if isinstance(output, NotCovered):
-        return output
     linear = torch.ops.onednn.qlinear_pointwise
 
     def quantized(shape: list[int] | None, dtype: Any) -> Callable[[], Any]:
@@ -234,11 +234,9 @@ def _integer_product(
 
 def _float_product(
     torch: ModuleType, problem: Product, inputs: Arrays, stored: Epilogue | None
-) -> list[Form] | NotCovered:
+) -> list[Form]:
     dtype = inputs["A"].dtype.name
     activation = _float_activation(dtype, stored)
-    if isinstance(activation, NotCovered):
-        return activation
     left = _tensor(torch, problem.left(inputs))
     right = _tensor(torch, problem.right(inputs))
     packed = torch.ops.mkldnn._reorder_linear_weight(right.T.contiguous(), problem.m)
@@ -255,13 +253,11 @@ def _float_product(
 
 def _float_batch(
     torch: ModuleType, problem: BatchedProduct, inputs: Arrays, stored: Epilogue | None
-) -> list[Form] | NotCovered:
+) -> list[Form]:
     dtype = inputs["A"].dtype.name
     activation = _float_activation(dtype, stored)
-    if isinstance(activation, NotCovered):
-        return activation
     if activation != _NO_ACTIVATION:
-        return NotCovered("torch.bmm has no operation after the product")
+        raise _NotOfferedError("torch.bmm has no operation after the product")
     left, right = _tensor(torch, inputs["A"]), _tensor(torch, inputs["B"])
     left = left.transpose(1, 2) if problem.left_transposed else left
     right = right.transpose(1, 2) if problem.right_transposed else right
