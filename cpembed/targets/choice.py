@@ -68,20 +68,10 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidate with its schedule and their origin.
+    """Candidate with its schedule, and their origin.
 
-    Parameters
-    ----------
-    candidate : RankedCandidate
-        Candidate to build.
-    schedule : Any
-        Schedule, in the target's own type.
-    scored : Scored, optional
-        Estimate of the schedule.
-    tuned : TunedChoice, optional
-        Tuning record that the schedule is from.
-    model : ModelChoice, optional
-        Candidates that the model chose among.
+    ``scored`` is the estimate of the schedule, ``tuned`` the tuning record that it is from,
+    ``model`` the candidates that the model chose among.
     """
 
     candidate: RankedCandidate

@@ -74,16 +74,9 @@ class Activity:
 class Choice:
     """Software for a layer: an embedding with a schedule.
 
-    Parameters
-    ----------
-    key : str
-        Name among the choices of the layer on the group's machines.
-    words : str
-        Description for people.
-    payload : Any
-        The family's own data, which can be pickled.
-    activity : Activity, optional
-        Activity, if it is known without an evaluation.
+    ``key`` is unique among the choices of the layer on the group's machines, ``words`` describe it.
+    ``payload`` is the family's own data, which can be pickled. Without ``activity``, the choice has
+    to be evaluated.
     """
 
     key: str

@@ -64,21 +64,9 @@ def missing() -> str:
 def emulate(executable: bytes, activity: str) -> bytes:
     """Return what an executable writes to its standard output.
 
-    Parameters
-    ----------
-    executable : bytes
-        Contents of the file.
-    activity : str
-        Description for messages about a crash.
-
-    Raises
-    ------
-    BackendUnavailable
-        If qemu is not installed.
-    CrashError
-        If a signal ends the program, or :func:`~cpembed.steps.time_limit` passes.
-    InvariantError
-        If the kernel rejects its arguments.
+    Raises :class:`BackendUnavailable` without qemu, :class:`CrashError`, which names the
+    ``activity``, if a signal ends the program or :func:`~cpembed.steps.time_limit` passes, and
+    :class:`InvariantError` if the kernel rejects its arguments.
     """
     program = emulator()
     if program is None:

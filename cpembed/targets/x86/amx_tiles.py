@@ -45,18 +45,9 @@ def fits(rows: int, columns: int) -> bool:
 class TileGrid:
     """Tiles of a register block: their positions, and the geometry of one of each operand.
 
-    Parameters
-    ----------
-    rows, columns, depth : int
-        Extents of a tile product.
-    group : int
-        Number of depth steps in a 32-bit word of B.
-    a_offsets, b_offsets : tuple of int
-        Elements from a task's first tile of the factor to each tile.
-    c_offsets : tuple of tuple of int
-        Elements from a task's first result tile to each, by row and column.
-    a_stride, b_stride, c_stride : int
-        Elements from one row of a tile to the next; 0 if they are the same.
+    ``rows``, ``columns`` and ``depth`` are the extents of a tile product, ``group`` the depth steps
+    in a 32-bit word of B. Offsets are elements from a task's first tile of an operand to each tile
+    (those of C by row and column), strides elements from one row of a tile to the next.
     """
 
     rows: int

@@ -125,7 +125,7 @@ def measure_calibration(
         try:
             return worker.call(_measure, crashes, rounds, timeout, progress=on_step)
         except CrashError as error:
-            # A hypervisor may mask an instruction that the CPU reports: measure the others.
+            # An instruction that the CPU reports may still end the process: measure the others.
             activity = error.doing or ""
             crashed = [name for name in FEATURES if name in activity and name not in crashes]
             if not crashed:

@@ -114,7 +114,7 @@ class Series:
 def time_in_rounds(
     probes: Sequence[Probe], rounds: int, timeout: float, on_round: OnRound | None = None
 ) -> Mapping[str, Series]:
-    """Time all probes in rounds, then those that are not steady in further ones.
+    """Return the series of all probes, timed in rounds; more rounds for those that are not steady.
 
     Rounds interleave the probes, so that a disturbance hits a few samples of each and not all of
     one.
@@ -129,11 +129,6 @@ def time_in_rounds(
         Seconds after which no further round starts, unless results lack rounds.
     on_round : callable, optional
         Called after each round.
-
-    Returns
-    -------
-    mapping of str to Series
-        Series by the name of the probe.
     """
     enough = min(rounds, BEST)
     series_by_name = {probe.name: Series(probe, enough) for probe in probes}

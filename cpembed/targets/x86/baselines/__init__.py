@@ -21,20 +21,9 @@ Numbers = tuple[int, ...]
 class Convolution:
     """Convolution of an image with two or three axes; with one axis, the first has extent 1.
 
-    Parameters
-    ----------
-    workload : Computation
-        Layer as a loop nest.
-    batch, groups : int
-        Numbers of images and of groups.
-    channels, filters : int
-        Numbers in one group.
-    image, window, pad, stride, dilation : tuple of int
-        Sizes by axis, outermost first; padding on either side.
-    channels_last : bool
-        Layout of the workload.
-    blocks : tuple of two int
-        Channels in a block of the image and of the output; 1 without blocks.
+    ``channels`` and ``filters`` are the numbers in one group. Sizes by axis are outermost first,
+    ``pad`` is on either side. ``blocks`` are the channels in a block of the image and of the output
+    in the layout of ``workload``, 1 without blocks.
     """
 
     workload: Computation
