@@ -23,7 +23,7 @@ from cpembed.cli.interrupt import INTERRUPTED, end, interruptible
 from cpembed.cli.output import READER_LEFT, accept_any_text, discard_output, message
 from cpembed.errors import CpembedError, DamagedStore, InvariantError
 from cpembed.files import FOLDER_GONE, is_folder_gone
-from cpembed.targets.commands import TARGET_COMMANDS
+from cpembed.targets import TARGET_COMMANDS
 
 INTERNAL_ERROR, WRONG_INPUT, STOPPED = 1, 2, 4
 """Exit codes of errors that carry none: errors of the package do, and commands return theirs."""

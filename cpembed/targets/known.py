@@ -15,6 +15,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import close_match, one_of, spec_error
 from cpembed.plugins import plugin_names
 
+# Strings, since importing a target loads its code generator, and solving needs none.
 BUILT_IN = {
     "template": "cpembed.targets.TEMPLATE.target:TemplateTarget",
     "x86": "cpembed.targets.x86.target:X86Target",
@@ -30,6 +31,7 @@ GROUP: Literal["cpembed.targets"] = "cpembed.targets"
 
 def require_known(spec: HardwareSpec) -> HardwareSpec:
     """Return the specification if its ``backend`` and ``constraints`` exist, or are left out.
+
     Raises :class:`SpecError` otherwise.
     """
     if spec.constraints is not None:

@@ -125,14 +125,13 @@ def _operations_then_reuse(spec: HardwareSpec) -> tuple[int, int]:
 
 
 def all_targets() -> dict[str, type[Target[Any, Any, Any]]]:
-    """Return all target classes by name; a distribution's class that cannot be loaded is left
-    out.
-    """
+    """Return all target classes by name, except those of distributions that cannot be loaded."""
     targets: dict[str, type[Target[Any, Any, Any]]] = {}
     for name in (*BUILT_IN, *plugin_names(GROUP)):
         try:
             kind = target_class(name)
         except SpecError:
+            # One broken plug-in must not hide all other targets from listings.
             continue
         if kind is not None:
             targets[name] = kind
@@ -149,6 +148,7 @@ def stored_tunings(folder: Path | None = None) -> list[TrialFile[Any]]:
         :attr:`~cpembed.runtime.tuning.database.TrialFile.is_current` are used by ``run``.
     """
     trials = (tuner_class(target).trial for target in all_targets().values())
+    # Several targets store trials of one type.
     kinds = {trial.kind: trial for trial in trials}
     files = [
         file for kind in kinds.values() for file in trial_files(folder or tuning_folder(), kind)

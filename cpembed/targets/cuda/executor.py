@@ -20,8 +20,7 @@ import numpy as np
 
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.executor_source import FILE, PreparedText, prepare
-from cpembed.targets.executor.compiler import TextCompiler
-from cpembed.targets.executor.program import Arena, Array, LoadedText
+from cpembed.targets.executor.program import Arena, Array, LoadedText, TextCompiler
 
 NATIVE = Path(__file__).parent / "native"
 """Folder of the runtime and of the headers that texts are compiled with."""

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cpembed.errors import ExecutionFault, LoweringError
-from cpembed.targets.executor.compiler import TextCompiler
-from cpembed.targets.executor.program import ALIGNMENT, Arena, Array, LoadedText
+from cpembed.targets.executor.program import ALIGNMENT, Arena, Array, LoadedText, TextCompiler
 
 NATIVE = Path(__file__).parent / "native"
 HEADER = NATIVE / "scratchpad.h"

@@ -28,7 +28,7 @@ from cpembed.runtime.baselines import (
 from cpembed.runtime.measurement import interleaved
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cpu.target import build
-from cpembed.targets.x86.throttling import ThrottlingProbe
+from cpembed.targets.x86.calibrate import ThrottlingProbe
 from cpembed.workloads.einsum import gemm
 from tests.unit.codegen.handwritten import conv2d_program
 from tests.unit.runtime.baselines.fakes import FakeBaseline, FakeForm

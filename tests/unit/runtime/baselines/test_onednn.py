@@ -20,8 +20,8 @@ from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.capabilities import baselines
 from cpembed.targets.registry import open_target
 from cpembed.targets.x86.baselines import onednn
+from cpembed.targets.x86.baselines.onednn import Executed
 from cpembed.targets.x86.baselines.onednn_forms import Form
-from cpembed.targets.x86.baselines.onednn_log import Executed
 from cpembed.targets.x86.features import lacking
 from cpembed.workloads.suites import Layer
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.baselines import NotCovered, Subject
-from cpembed.targets.x86.baselines.problems import Convolution, Product, problem_of
+from cpembed.targets.x86.baselines import Convolution, Product, problem_of
 from cpembed.workloads.suites import Layer
 
 

@@ -184,9 +184,9 @@ def test_every_figure_has_its_probe(
     assert all(probe.short < probe.long for probe in probes)
     assemble(series(dict.fromkeys(names, 1.0)), has_tiles=microbenchmarks.has_tiles)
     alone = {"tile_line_ns:L3", "vector_line_ns:memory", "product_shared_ns:tdpbusd"} & names
-    again = {probe.name for probe in microbenchmarks.alone(alone)}
+    again = {probe.name for probe in microbenchmarks.single_thread(alone)}
     assert again == {name for name in alone if "line" in name}
-    assert microbenchmarks.alone([]) == []
+    assert microbenchmarks.single_thread([]) == []
 
 
 def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
