@@ -20,11 +20,12 @@ import pytest
 
 from cpembed.cli import main
 from cpembed.errors import CpembedError, InvariantError
-from cpembed.targets.vta.assembly import assemble, disassemble
+from cpembed.targets.vta.assembler import assemble
+from cpembed.targets.vta.assembly import disassemble
 from cpembed.targets.vta.checker import violations
-from cpembed.targets.vta.container import load_program, save_program
+from cpembed.targets.vta.encoding import columns_of
 from cpembed.targets.vta.isa import Finish, Load, Memory, VtaConfig
-from cpembed.targets.vta.program import VtaProgram, columns_of
+from cpembed.targets.vta.program import VtaProgram, load_program, save_program
 from cpembed.targets.vta.simulator import simulate, written
 from cpembed.targets.vta.timing import MemorySystem, executed, time_program
 from tests.fuzz.vta_damage import Contents, damaged_file, damaged_text

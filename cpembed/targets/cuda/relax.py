@@ -19,8 +19,7 @@ from cpembed.codegen import runtime
 from cpembed.codegen.script import storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.targets.cuda.artifact import flat_bits, unwritten
-from cpembed.targets.cuda.build import PASS_OPTIONS, parameter_names
+from cpembed.targets.cuda.build import PASS_OPTIONS, flat_bits, parameter_names, unwritten
 from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
 
 Array = NDArray[Any]

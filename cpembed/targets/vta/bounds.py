@@ -20,8 +20,16 @@ from cpembed.targets.vta.energy import Work
 from cpembed.targets.vta.estimate import BIAS_PASSES, beats_of, store_cycles
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.program import Numbers
-from cpembed.targets.vta.regions import Interval, Span, existing, span_of
-from cpembed.targets.vta.schedule import Schedule, largest_regions, loop_tiles, paired_loop
+from cpembed.targets.vta.schedule import (
+    Interval,
+    Schedule,
+    Span,
+    existing,
+    largest_regions,
+    loop_tiles,
+    paired_loop,
+    span_of,
+)
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import (
     TileNest,

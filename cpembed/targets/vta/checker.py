@@ -1,7 +1,5 @@
-"""Check of programs: would it run on the real machine, and always with the same result?
+"""Check that a program would run on the real machine, and always with the same result.
 
-Three stages, each only for programs that pass the one before: fields; ranges; then rules of
-implementations, tokens and accesses.
 ``docs/vta.md`` lists the rules. Sources: VTA's hardware repository (apache/tvm-vta), HLS and
 Chisel. Every rule names the rows that break it, for all instructions at once.
 """
@@ -15,19 +13,20 @@ from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
 from cpembed.targets.vta.accesses import Violation, content_violations
-from cpembed.targets.vta.assembly.disassembler import instruction_text
-from cpembed.targets.vta.encoding import PADS, Opcode, formats_of, misfit
-from cpembed.targets.vta.isa import TOKEN_FLAGS, AluOp, Memory
-from cpembed.targets.vta.program import (
+from cpembed.targets.vta.assembly import instruction_text
+from cpembed.targets.vta.encoding import Columns, columns_of, misfit, sram_extent
+from cpembed.targets.vta.isa import (
     MODULES,
+    PADS,
     QUEUES,
-    Columns,
-    VtaProgram,
-    columns_of,
-    dram_bounds,
+    TOKEN_FLAGS,
+    AluOp,
+    Memory,
+    Opcode,
+    formats_of,
     queue_of,
-    sram_extent,
 )
+from cpembed.targets.vta.program import VtaProgram, dram_bounds
 from cpembed.targets.vta.tokens import (
     QUEUED_INSTRUCTIONS,
     ExecutionOrder,
@@ -38,11 +37,12 @@ from cpembed.targets.vta.tokens import (
     queue_name,
 )
 
+# Implementations differ beyond the 32 bits of an accumulator.
 LARGEST_SHIFT = 31
-"""Maximum amount of SHR: implementations differ beyond the 32 bits of an accumulator."""
+"""Maximum amount of SHR."""
+
 Findings = Iterator[tuple[NDArray[np.bool_], Callable[[int], tuple[str, str]]]]
-"""Instructions that break a rule, as a mask, and a function from an instruction to problem and
-remedy."""
+"""Masks of the instructions that break a rule, each with a function to their problem and remedy."""
 
 
 def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
@@ -54,6 +54,7 @@ def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violatio
             numbers = columns[field.name]
             wrong = rows & ((numbers < lowest) | (numbers > highest))
             for row in np.flatnonzero(wrong).tolist():
+                # The text of a misfit is its problem and, after a semicolon, what is allowed.
                 problem = misfit(field, int(numbers[row])) or ""
                 yield Violation(row, *problem.split("; "))
     for flag in TOKEN_FLAGS:
@@ -107,6 +108,7 @@ def _memories(columns: Columns, program: VtaProgram) -> Findings:
 
 
 def _shapes(columns: Columns, program: VtaProgram) -> Findings:
+    # The RTL's counters run on below 0.
     yield (
         _data_transfers(columns) & (columns["y"] == 0),
         lambda _: ("y = 0 with x > 0", "use x = 0 for a transfer of tokens only"),
@@ -240,8 +242,9 @@ def _data_transfers(columns: Columns) -> NDArray[np.bool_]:
     return columns.is_a(Opcode.LOAD, Opcode.STORE) & (columns["x"] > 0)
 
 
+# The RTL counts tokens with 8 bits; the queues of HLS hold 1,024.
 QUEUED_TOKENS = 255
-"""Capacity of a token queue in the RTL, a counter of 8 bits; HLS queues hold 1,024."""
+"""Maximum number of tokens in a queue."""
 
 
 def check(program: VtaProgram) -> None:
@@ -256,6 +259,8 @@ def violations(program: VtaProgram, limit: int | None = None) -> tuple[Violation
     Raises :class:`ProgramError` for a field that is no integer.
     """
     columns = columns_of(program.instructions, program.config)
+    # Each stage takes for granted what the one before checked: accesses are computed from fields
+    # that fit, and an execution from instructions that some machine executes.
     for stage in (field_violations, range_violations, _execution_violations):
         # Violations of the program as a whole come last.
         problems = sorted(
@@ -267,12 +272,13 @@ def violations(program: VtaProgram, limit: int | None = None) -> tuple[Violation
 
 
 def _execution_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
-    """Yield violations of implementations' rules, deadlocks and, if there is none, violations of
-    tokens and accesses.
-    """
+    """Yield violations of implementations' rules, tokens and accesses."""
     yield from rule_violations(columns, program)
+    # Whether a program deadlocks does not depend on the order of the modules. Loads as early as
+    # tokens let them show what overwrites data that is still read.
     execution = interleave(columns, "load_first")
     if execution.waiting is not None:
+        # Without a complete execution nothing can be said of who is ordered before whom.
         remedy = "push every token that is popped, in an order without a cycle"
         yield Violation(None, _deadlock(execution, program), remedy)
         return
@@ -307,6 +313,7 @@ def _token_violations(columns: Columns, order: HappensBefore) -> Iterator[Violat
                 f"{len(pushed) - len(popped)}",
                 "pop it, or do not push it",
             )
+        # Push k finds room for certain only if pop k - 255 is ordered before it.
         for k in range(QUEUED_TOKENS, len(pushed)):
             freed = k - QUEUED_TOKENS
             before = order.before[pushed[k], consumer]

@@ -73,8 +73,8 @@ def asm(*, file: str, output: Path, as_json: bool) -> int:
     \b
     cpembed vta asm product.s -o product.zip
     """
-    from cpembed.targets.vta.assembly import assemble
-    from cpembed.targets.vta.container import save_program
+    from cpembed.targets.vta.assembler import assemble
+    from cpembed.targets.vta.program import save_program
 
     program = assemble(_read(file), "standard input" if file == "-" else file)
     save_program(program, output)
@@ -100,7 +100,7 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
     cpembed vta disasm product.zip --no-data
     """
     from cpembed.targets.vta.assembly import disassemble
-    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.program import load_program
 
     text = disassemble(load_program(path), data=not no_data)
     if output is None:
@@ -125,7 +125,7 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
     cpembed vta check product.zip --all
     """
     from cpembed.targets.vta.checker import violations
-    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.program import load_program
 
     program = load_program(path)
     problems = violations(program, limit=None if every else 1)
@@ -160,7 +160,7 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     \b
     cpembed vta run product.zip -o product.npz
     """
-    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.program import load_program
     from cpembed.targets.vta.simulator import simulate, written
 
     program = load_program(path)
@@ -196,7 +196,7 @@ def cycles(
     \b
     cpembed vta cycles product.zip --delay 40 --trace product.json
     """
-    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.program import load_program
     from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 
     program = load_program(path)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from cpembed.cost.machine.technology import Sram, Technology, Unit
 from cpembed.errors import SpecError
-from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
-from cpembed.targets.vta.isa import Memory, VtaConfig
-from cpembed.targets.vta.program import MODULES, VtaProgram, columns_of
+from cpembed.targets.vta.encoding import columns_of
+from cpembed.targets.vta.isa import INSTRUCTION_BYTES, MODULES, Memory, Opcode, VtaConfig
+from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.timing import executed
 from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 

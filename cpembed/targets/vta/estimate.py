@@ -159,7 +159,7 @@ def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -
     """Return the average cycles of a step without the products that multiply zero padding.
 
     A tile at the border of a padded dimension has a part for each value of all but the longest of
-    the dimension's loops (:func:`~cpembed.targets.vta.regions.trimmed_tiles`).
+    the dimension's loops (:func:`~cpembed.targets.vta.uop_loops.trimmed_tiles`).
     """
     nest, sizes = tilings.nest, tilings.sizes
     parts = np.ones(len(steps))

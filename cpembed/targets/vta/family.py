@@ -36,7 +36,6 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
 from cpembed.targets.vta.bounds import Floor, Floors
-from cpembed.targets.vta.encoding import formats_of
 from cpembed.targets.vta.energy import Silicon, counts, work_of
 from cpembed.targets.vta.estimate import (
     Tilings,
@@ -48,8 +47,7 @@ from cpembed.targets.vta.estimate import (
     tile_sizes,
     with_tiles,
 )
-from cpembed.targets.vta.isa import Memory, VtaConfig
-from cpembed.targets.vta.report import schedule_text
+from cpembed.targets.vta.isa import Memory, VtaConfig, formats_of
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import require_simulated
 from cpembed.targets.vta.specification import specification
@@ -393,7 +391,7 @@ class VtaFamily(Family):
     def _choice(self, analysis: VtaAnalysis, at: int) -> Choice:
         item = analysis.candidates[at]
         document = analysis.embeddings[item.embedding]
-        text = f"{Embedding.from_json(document).identifier()}: {schedule_text(item.schedule)}"
+        text = f"{Embedding.from_json(document).identifier()}: {item.schedule}"
         return Choice(str(at), text, Software(document, item.schedule))
 
 

@@ -1,4 +1,8 @@
-"""Lowering of a derived program to VTA: instructions once, then an image for each set of inputs.
+"""Lowering of a derived program to VTA: instructions, and an image for each set of inputs.
+
+Each step of a schedule loads the regions of INP and WGT that are not in SRAM yet, and multiplies;
+the last step of an output tile ends with the tail and the stores. SRAM is cut into slots
+(:class:`Ring`); what must wait for what goes to :class:`~cpembed.targets.vta.tokens.Dependences`.
 
 >>> from cpembed.driver.solve import solve
 >>> from cpembed.driver.named import workload
@@ -12,7 +16,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,24 +24,398 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cpembed.codegen import runtime
-from cpembed.codegen.packing import Direction, packed_before, packing_source
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.packing import packed_before
 from cpembed.codegen.runtime import aligned
-from cpembed.errors import WorkloadError
-from cpembed.provenance import Provenance
-from cpembed.runtime.measurement.runner import Timing, time_work
-from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.estimate import threads_worth
-from cpembed.targets.vta.emit import Addresses, emit
 from cpembed.targets.vta.encoding import pack_uops
 from cpembed.targets.vta.estimate import default_schedule
-from cpembed.targets.vta.isa import Instruction, Memory, VtaConfig
+from cpembed.targets.vta.isa import (
+    Alu,
+    AluOp,
+    Factors,
+    Finish,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Store,
+    VtaConfig,
+)
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
-from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.schedule import (
+    Region,
+    Schedule,
+    Step,
+    Tile,
+    check_schedule,
+    largest_regions,
+    region_of,
+    steps,
+)
 from cpembed.targets.vta.tail import Tail, check_tail, default_tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest, with_bias
+from cpembed.targets.vta.tokens import Dependences
+from cpembed.targets.vta.uop_loops import (
+    MAX_ITERATIONS,
+    Indices,
+    UopLoop,
+    bias_loops,
+    gemm_loops,
+    trimmed_tiles,
+)
 from cpembed.transform.program import DerivedProgram, PackedOperand, pack, source_elements
+
+
+@dataclass
+class Slot:
+    """Room for a region in SRAM: its content, the LOAD that completed it, and its last GEMM."""
+
+    base: int
+    holds: Region | None = None
+    loaded: int | None = None
+    used: int | None = None
+
+
+class Ring:
+    """Slots of a buffer, the least recently used first."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._slots = [Slot(k * size) for k in range(count)]
+
+    def find(self, region: Region) -> tuple[Slot, bool]:
+        """Return a region's slot and whether it holds the region already; if none does, it is the
+        least recently used slot.
+        """
+        resident = next((slot for slot in self._slots if slot.holds == region), None)
+        slot = resident or self._slots[0]
+        self._slots.remove(slot)
+        self._slots.append(slot)
+        return slot, resident is not None
+
+    def forget(self) -> None:
+        """Mark all slots as empty, so that the next region is loaded."""
+        for slot in self._slots:
+            slot.holds = None
+
+
+class MicroOps:
+    """Micro-ops in main memory and in SRAM, each list once.
+
+    SRAM is filled from its start; a list that does not fit in the rest starts there again. No token
+    is needed, because loads of micro-ops and the instructions that use them are in one module.
+    """
+
+    def __init__(self, program: Dependences, capacity: int, dram: int) -> None:
+        self._program = program
+        self._capacity = capacity
+        self._dram = dram
+        self._lists: list[Indices] = []
+        self._length = 0
+        self._stored: dict[bytes, int] = {}
+        self._resident: dict[bytes, int] = {}
+        self._free = 0
+
+    @property
+    def image(self) -> Indices:
+        """All lists as they lie in main memory, as rows of dst, src and wgt."""
+        return np.concatenate([np.empty((0, 3), np.int64), *self._lists])
+
+    def place(self, uops: Indices) -> int:
+        """Return the place of a list in SRAM, after loading it if necessary."""
+        key = uops.tobytes()
+        if key in self._resident:
+            return self._resident[key]
+        if key not in self._stored:
+            self._stored[key] = self._length
+            self._lists.append(uops)
+            self._length += len(uops)
+        count = len(uops)
+        if self._free + count > self._capacity:
+            self._resident.clear()
+            self._free = 0
+        at = self._resident[key] = self._free
+        self._free += count
+        dram = self._dram + self._stored[key]
+        self._program.append(Load(Memory.UOP, at, dram, y=1, x=count, x_stride=count))
+        return at
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Addresses in main memory, in elements of the memory that each tensor is loaded to: an output
+    for each STORE of the tail.
+    """
+
+    inp: int
+    wgt: int
+    outputs: tuple[int, ...]
+    uops: int
+    bias: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Emitted:
+    """Instructions, and the micro-ops that they load, as rows (dst, src, wgt)."""
+
+    instructions: tuple[Instruction, ...]
+    uops: Indices
+
+
+def emit(nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses) -> Emitted:
+    """Return the instructions of a nest.
+
+    Parameters
+    ----------
+    nest
+        Tile nest, with the bias of the tail.
+    schedule
+        Schedule of the nest.
+    tail
+        Operations on the sums before they are stored.
+    addresses
+        Places of the tensors in main memory.
+
+    Raises
+    ------
+    LoweringError
+        If the schedule does not belong to the nest or does not fit.
+    """
+    emitter = Emitter(nest, schedule, tail, addresses)
+    for step in steps(nest, schedule):
+        emitter.step(step)
+    return emitter.emitted()
+
+
+class Emitter:
+    """Program under construction, to which the operations of a tile nest append instructions."""
+
+    def __init__(
+        self, nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses
+    ) -> None:
+        check_schedule(nest, schedule)
+        self.program = Dependences()
+        config = nest.config
+        self._nest = nest
+        self._tail = tail
+        self._uop_limit = config.usable_uops
+        self.uops = MicroOps(self.program, self._uop_limit, addresses.uops)
+        self._dram = {
+            Memory.INP: addresses.inp,
+            Memory.WGT: addresses.wgt,
+            Memory.ACC: addresses.bias,
+        }
+        self._outputs = addresses.outputs
+        sizes = largest_regions(nest, schedule)
+        self._rings = {
+            tensor.memory: Ring(count, sizes[tensor.memory])
+            for tensor, count in zip(nest.factors, schedule.slots, strict=True)
+        }
+        self._reuse, self._trim = schedule.reuse, schedule.trim
+        size = sizes[Memory.ACC]
+        self._accumulators = [thread * size for thread in range(schedule.threads)]
+        """First accumulator of each thread."""
+        self._bias = Slot(schedule.threads * size)
+        self._written: list[int | None] = [None] * schedule.threads
+        """Last instruction of each thread that wrote its accumulators since their reset."""
+        self._untouched: list[set[int]] = [set() for _ in range(schedule.threads)]
+        """Accumulators of each thread that only their reset wrote."""
+        self._stored: list[int | None] = [None] * schedule.threads
+        """Last STORE of each thread."""
+        self._loops: dict[object, list[UopLoop]] = {}
+        """GEMM instructions of a tile, by everything that they depend on."""
+        tensors = (*nest.factors, nest.acc)
+        self._digits = tuple({name: None for tensor in tensors for name in tensor.digit_loops})
+        self._regions: dict[tuple[object, ...], Region] = {}
+
+    def emitted(self) -> Emitted:
+        """Return the program, which ends when its stores have arrived.
+
+        FINISH takes no tokens, so an empty LOAD in the same module waits in its place.
+        """
+        if any(stored is not None for stored in self._stored):
+            empty = Load(Memory.UOP, sram=0, dram=0, y=0, x=0, x_stride=0)
+            self.program.append(empty, *self._stored)
+        self.program.append(Finish())
+        return Emitted(self.program.instructions(), self.uops.image)
+
+    def step(self, step: Step) -> None:
+        """Append all instructions of a step."""
+        if step.begins:
+            self.reset(step.thread, step.tile)
+        for tensor in self._nest.factors:
+            self.load(tensor, step.tile)
+        self.multiply(step.thread, step.tile)
+        if step.ends:
+            self.finish(step.thread, step.tile)
+
+    def reset(self, thread: int, tile: Tile) -> None:
+        """Clear a thread's accumulators after the stores of their last content."""
+        stored, self._written[thread] = self._stored[thread], None
+        acc = self._region(self._nest.acc, tile)
+        if acc.is_empty:
+            return
+        for first, count in _runs(self._accumulators[thread], acc.tiles):
+            self._untouched[thread].update(range(first, first + count))
+            begin = self.uops.place(np.array([[first, 0, 0]]))
+            self.program.append(
+                Gemm(begin, begin + 1, 1, count, dst=Factors(0, int(count > 1)), reset=True), stored
+            )
+
+    def load(self, tensor: TileTensor, tile: Tile) -> None:
+        """Load a factor's region, unless it lies in SRAM or the step multiplies nothing."""
+        if not self._reuse:
+            self._rings[tensor.memory].forget()
+        if not self._is_idle(tile):
+            self._resident(self._region(tensor, tile))
+
+    def _is_idle(self, tile: Tile) -> bool:
+        """True if a step multiplies only zeros, or its whole result is discarded."""
+        tensors = (*self._nest.factors, self._nest.acc)
+        return any(self._region(tensor, tile).is_empty for tensor in tensors)
+
+    def multiply(self, thread: int, tile: Tile) -> None:
+        """Multiply a step, whose regions :meth:`load` loaded."""
+        if self._is_idle(tile):
+            return
+        acc = self._region(self._nest.acc, tile)
+        inp, wgt = (self._region(tensor, tile) for tensor in self._nest.factors)
+        slots = [self._resident(region) for region in (inp, wgt)]
+        bases = (self._accumulators[thread], slots[0].base, slots[1].base)
+        for loop in self._fastest_loops(tile, (acc, inp, wgt), bases):
+            begin = self.uops.place(loop.uops)
+            end = begin + len(loop.uops)
+            number = self.program.append(
+                Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, src=loop.src, wgt=loop.wgt),
+                *(slot.loaded for slot in slots),
+            )
+            self._written[thread] = number
+            if self._untouched[thread]:
+                self._untouched[thread] -= loop.accumulators
+            for slot in slots:
+                slot.used = number
+
+    def _region(self, tensor: TileTensor, tile: Tile) -> Region:
+        """Return a tensor's region for a tile; many steps share it, so it is cached."""
+        key = tensor.name, *(tile[name] for name in tensor.loops)
+        if key not in self._regions:
+            self._regions[key] = region_of(tensor, tile)
+        return self._regions[key]
+
+    def _resident(self, region: Region) -> Slot:
+        """Return the slot of a region, after loading it if necessary."""
+        slot, loaded = self._rings[region.tensor.memory].find(region)
+        if not loaded:
+            self._load(region, slot)
+        return slot
+
+    def _load(self, region: Region, slot: Slot) -> None:
+        memory = region.tensor.memory
+        for box in region.loads:
+            at, dram = slot.base + box.sram, self._dram[memory] + box.dram
+            load = Load(memory, at, dram, *box[2:])
+            slot.loaded = self.program.append(load, slot.used)
+        slot.holds, slot.used = region, None
+
+    def _fastest_loops(
+        self, tile: Tile, regions: tuple[Region, Region, Region], bases: tuple[int, int, int]
+    ) -> list[UopLoop]:
+        """Return the GEMM instructions of a whole tile or of its parts without padding, whichever
+        are faster.
+        """
+        parts = trimmed_tiles(self._nest.inp, tile) if self._trim else [tile]
+        # Tiles of equal sizes and parts have equal instructions, unless an access takes digits.
+        key = (
+            bases,
+            tuple(size for _, size in tile.values()),
+            tuple(tile[name][0] for name in self._digits),
+            tuple((at - tile[name][0], n) for part in parts for name, (at, n) in part.items()),
+        )
+        if key not in self._loops:
+            choices = [
+                [
+                    loop
+                    for part in cut
+                    for loop in gemm_loops(self._nest, part, regions, bases, self._uop_limit)
+                ]
+                for cut in ([[tile], parts] if parts != [tile] else [[tile]])
+            ]
+            self._loops[key] = min(choices, key=lambda loops: sum(loop.cycles for loop in loops))
+        return self._loops[key]
+
+    def _add(self, thread: int, acc: Region, bias: Region) -> None:
+        """Add the bias; no token is needed, because all of it is in the compute module."""
+        if self._bias.holds != bias:
+            self._load(bias, self._bias)
+        for loop in bias_loops(acc, bias, self._accumulators[thread], self._bias.base):
+            begin = self.uops.place(loop.uops)
+            end = begin + len(loop.uops)
+            self._written[thread] = self.program.append(
+                Alu(
+                    AluOp.ADD,
+                    uop_begin=begin,
+                    uop_end=end,
+                    outer=loop.outer,
+                    inner=loop.inner,
+                    dst=loop.dst,
+                    src=loop.src,
+                )
+            )
+        self._untouched[thread].clear()
+
+    def finish(self, thread: int, tile: Tile) -> None:
+        """Append the bias and each phase of the tail with its stores, which the next phase
+        awaits.
+        """
+        acc = self._region(self._nest.acc, tile)
+        if acc.is_empty:
+            return
+        if self._nest.bias is not None:
+            self._add(thread, acc, self._region(self._nest.bias, tile))
+        base = self._accumulators[thread]
+        stored: int | None = None
+        for phase, output in zip(self._tail.phases, self._outputs, strict=True):
+            for op, immediate in phase:
+                self._alu(thread, acc, op, immediate, stored)
+            if self._untouched[thread]:
+                # A reset does not reach what STORE reads, and some outputs see only padding.
+                self._alu(thread, acc, AluOp.ADD, 0, stored)
+            for box in acc.stores:
+                store = Store(Memory.OUT, base + box.sram, output + box.dram, *box[2:5])
+                stored = self.program.append(store, self._written[thread])
+        self._stored[thread] = stored
+
+    def _alu(
+        self, thread: int, acc: Region, op: AluOp, immediate: int, waits_for: int | None
+    ) -> None:
+        """Append an operation with an immediate on all accumulators of an output tile."""
+        self._untouched[thread].clear()
+        for first, count in _runs(self._accumulators[thread], acc.tiles):
+            begin = self.uops.place(np.array([[first, first, 0]]))
+            step = Factors(0, int(count > 1))
+            self._written[thread] = self.program.append(
+                Alu(
+                    op,
+                    uop_begin=begin,
+                    uop_end=begin + 1,
+                    outer=1,
+                    inner=count,
+                    dst=step,
+                    src=step,
+                    use_immediate=True,
+                    immediate=immediate,
+                ),
+                waits_for,
+            )
+
+
+def _runs(base: int, tiles: int) -> list[tuple[int, int]]:
+    """Cut consecutive accumulators into runs (first, count) that an instruction can iterate
+    over.
+    """
+    return [
+        (base + first, min(MAX_ITERATIONS, tiles - first))
+        for first in range(0, tiles, MAX_ITERATIONS)
+    ]
+
 
 Array = NDArray[Any]
 PAGE = 4096
@@ -199,151 +577,3 @@ def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Add
     bias = 0 if nest.bias is None else factor(nest.bias)
     uops = element(_uops_name(nest), Memory.UOP)
     return Addresses(factor(nest.inp), factor(nest.wgt), outputs, uops, bias=bias)
-
-
-@dataclass(frozen=True, eq=False)
-class LayoutCopy:
-    """Copy between layouts that can run any number of times and writes ``target``."""
-
-    run: Callable[[], None]
-    target: Array
-
-
-def copy_source(operand: PackedOperand, direction: Direction) -> str:
-    """Return TVMScript of a copy between layouts, on as many threads as it is worth."""
-    threads = threads_worth(operand, calibration(), runtime.thread_count())
-    return packing_source(operand, threads, direction)
-
-
-class HostPacking:
-    """Packing of a program's inputs and unpacking of its output, compiled on first use.
-
-    :mod:`cpembed.transform.program` does the same in numpy, slower.
-    """
-
-    def __init__(self, lowered: LoweredVta) -> None:
-        self._lowered = lowered
-        self._kernels: dict[str, runtime.Function] = {}
-
-    def input_copy(self, name: str, array: Array, target: Array | None = None) -> LayoutCopy:
-        """Return the copy that packs an input.
-
-        Parameters
-        ----------
-        name
-            Name of the input.
-        array
-            Input in its original layout.
-        target
-            Array to pack into, aligned as :func:`runtime.aligned` does; by default a new one.
-
-        Raises
-        ------
-        WorkloadError
-            If the array has another shape or element type than the operand.
-        """
-        operand = self._lowered.input(name)
-        if target is None:
-            target = runtime.aligned(operand.shape, operand.dtype)
-        return self._copy(operand, Direction.PACK, self._original(operand, array), target)
-
-    def output_copy(self, packed: Array) -> LayoutCopy:
-        """Return the copy that unpacks a result of :meth:`LoweredVta.combine`."""
-        operand = self._lowered.stored
-        source = runtime.aligned(operand.shape, operand.dtype)
-        source[...] = packed
-        target = runtime.aligned(operand.original_shape, operand.dtype)
-        return self._copy(operand, Direction.UNPACK, source, target)
-
-    def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
-        """Return the program with inputs in their original layouts, packed into its memory."""
-        program = self._lowered.empty_image()
-        for tensor in self._lowered.nest.inputs:
-            self.input_copy(tensor.name, inputs[tensor.name], program.tensor(tensor.name)).run()
-        return program
-
-    def unpack(self, packed: Array) -> Array:
-        """Return the output in its original layout."""
-        copy = self.output_copy(packed)
-        copy.run()
-        return copy.target
-
-    def time(
-        self,
-        program: VtaProgram,
-        memory: NDArray[np.uint8],
-        inputs: Mapping[str, NDArray[Any]],
-        *,
-        packed_ahead: Collection[str] | None = None,
-        rounds: int = 15,
-        round_ms: float = 10.0,
-    ) -> Timing:
-        """Time the packing of inputs and the unpacking of the output on this machine.
-
-        A layout that is the same memory as the original one costs nothing. Unpacking includes
-        combining bytes that were stored separately.
-
-        Parameters
-        ----------
-        program
-            Image of the program that ran, for the places of tensors.
-        memory
-            Main memory after the run.
-        inputs
-            Inputs by name, in their original layouts.
-        packed_ahead
-            Names of the inputs that are packed ahead, and not timed; by default the second input,
-            as in :func:`~cpembed.runtime.measurement.runner.measure`.
-        rounds
-            Number of rounds of each measurement.
-        round_ms
-            Milliseconds of a round.
-
-        Returns
-        -------
-        Timing
-            Times of packing and unpacking; the program's latency is left out.
-        """
-        lowered = self._lowered
-        if packed_ahead is None:
-            packed_ahead = packed_before(lowered.program.workload)
-        operands = [tensor.packed for tensor in lowered.nest.inputs]
-        ahead = tuple(operand.name for operand in operands if operand.name in packed_ahead)
-        timed = [
-            time_work(self.input_copy(operand.name, inputs[operand.name]).run, rounds, round_ms)
-            for operand in operands
-            if operand.name not in ahead and not operand.is_identity
-        ]
-        packing_us = sum(times.median for times in timed)
-        unpacking_us = 0.0
-        if len(lowered.tail.phases) > 1:
-            timed.append(time_work(lambda: lowered.combine(program, memory), rounds, round_ms))
-            unpacking_us += timed[-1].median
-        if not lowered.stored.is_identity:
-            packed = lowered.combine(program, memory)
-            timed.append(time_work(self.output_copy(packed).run, rounds, round_ms))
-            unpacking_us += timed[-1].median
-        noisy = any(times.is_noisy for times in timed)
-        macs = lowered.program.unfused.macs
-        return Timing(Provenance.SIMULATED, macs, None, packing_us, unpacking_us, ahead, noisy)
-
-    def _copy(
-        self, operand: PackedOperand, direction: Direction, source: Array, target: Array
-    ) -> LayoutCopy:
-        if operand.name not in self._kernels:
-            plan = KernelPlan("packing", copy_source(operand, direction))
-            self._kernels[operand.name] = runtime.compile_plan(plan)
-        kernel = self._kernels[operand.name]
-        buffers = runtime.shared(source.reshape(-1)), runtime.shared(target.reshape(-1))
-        return LayoutCopy(lambda: kernel(*buffers), target)
-
-    @staticmethod
-    def _original(operand: PackedOperand, array: Array) -> Array:
-        if array.shape != operand.original_shape or array.dtype != np.dtype(operand.dtype):
-            raise WorkloadError(
-                f"operand {operand.name} is {array.dtype} {array.shape}, "
-                f"the workload has {operand.dtype} {operand.original_shape}"
-            )
-        source = runtime.aligned(array.shape, operand.dtype)
-        source[...] = array
-        return source

@@ -19,18 +19,11 @@ from cpembed.codegen.runtime import Function, aligned, compile_plan, shared
 from cpembed.codegen.script import HEADER, Script, buffer
 from cpembed.errors import ProgramError, SpecError
 from cpembed.targets.vta.accesses import PARAMETERS, transferred
-from cpembed.targets.vta.assembly.disassembler import instruction_text
+from cpembed.targets.vta.assembly import instruction_text
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.encoding import Opcode, unpack_uops
-from cpembed.targets.vta.isa import AluOp, Memory, VtaConfig
-from cpembed.targets.vta.program import (
-    Columns,
-    Role,
-    VtaProgram,
-    columns_of,
-    dram_bounds,
-    sram_extent,
-)
+from cpembed.targets.vta.encoding import Columns, columns_of, sram_extent, unpack_uops
+from cpembed.targets.vta.isa import AluOp, Memory, Opcode, VtaConfig
+from cpembed.targets.vta.program import Role, VtaProgram, dram_bounds
 from cpembed.targets.vta.tokens import Policy, deadlock_text, interleave
 
 _LOG_WIDTHS = (3, 3, 5, 3)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,121 @@ from cpembed.runtime.measurement.runner import Quantiles, Timing
 from cpembed.runtime.measurement.verification import Expected, Verification, compare_integers
 from cpembed.runtime.tuning.space import Proposal
 from cpembed.steps import step
-from cpembed.targets.base import Array, ChoicePolicy, Execution, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Details, Execution, Row, Target
 from cpembed.targets.tuner import Tuner
-from cpembed.targets.vta import report
-from cpembed.targets.vta.bounds import bounds
+from cpembed.targets.vta.bounds import Bounds, bounds
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.container import save_program
-from cpembed.targets.vta.lower import HostPacking, LoweredVta
-from cpembed.targets.vta.program import VtaProgram
-from cpembed.targets.vta.report import VtaDetails
+from cpembed.targets.vta.host import HostPacking, emit_relax
+from cpembed.targets.vta.lower import LoweredVta
+from cpembed.targets.vta.program import VtaProgram, save_program
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.simulator import require_simulated, simulate
 from cpembed.targets.vta.specification import vta_config
-from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated, default_tail, tail_for
+from cpembed.targets.vta.tail import (
+    Exact,
+    Requantized,
+    Tail,
+    Truncated,
+    default_tail,
+    form_of,
+    tail_for,
+)
 from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 from cpembed.targets.vta.timing import Timing as SimulatedTiming
 from cpembed.targets.vta.tuning import Machine, Nest, VtaSpace, VtaTrial, key_of, result_form
 from cpembed.transform.program import DerivedProgram
+from cpembed.wording import data_size, duration
+
+
+@dataclass(frozen=True)
+class VtaDetails(Details):
+    """Program with the inputs in its memory, its simulated cycles and their lower bounds.
+
+    ``seconds`` is the wall time by phase.
+    """
+
+    lowered: LoweredVta
+    program: VtaProgram
+    timing: SimulatedTiming
+    bounds: Bounds
+    clock_mhz: float
+    seconds: dict[str, float]
+
+    @property
+    def microseconds(self) -> float:
+        """Simulated cycles at the target's clock."""
+        return self.timing.cycles / self.clock_mhz
+
+    @property
+    def gops(self) -> float:
+        """Operations per nanosecond of simulated time."""
+        # Two for each multiply-accumulate of the workload itself: padding does no useful work.
+        return 2 * self.lowered.program.unfused.macs / (self.microseconds * 1e3)
+
+    @property
+    def lower_bound_ratio(self) -> float:
+        """Cycles over the larger of GEMM and DMA cycles."""
+        return self.timing.cycles / self.bounds.gemm_or_dma
+
+    @property
+    def busiest_module_ratio(self) -> float:
+        """Cycles over those that the busiest module needs."""
+        return self.timing.cycles / self.bounds.busiest_module
+
+    def to_json(self) -> dict[str, Any]:
+        tail = self.lowered.tail
+        return {
+            "output": {"form": form_of(tail), "dtype": tail.dtype, **asdict(tail)},
+            **self._cycle_figures(),
+            "busiest_module_cycles": self.bounds.busiest_module,
+            "bounds": asdict(self.bounds),
+            "bytes": dict(self.timing.bytes),
+            "modules": {name: asdict(module) for name, module in self.timing.modules.items()},
+            "memory": asdict(self.timing.memory),
+            "instructions": len(self.program.instructions),
+            "micro_ops": len(self.lowered.uops),
+            "seconds": dict(self.seconds),
+        }
+
+    def bench_json(self) -> dict[str, Any]:
+        tail = self.lowered.tail
+        shift = {"shift": tail.shift} if isinstance(tail, Requantized) else {}
+        return {"output": form_of(tail), **shift, **self._cycle_figures()}
+
+    def _cycle_figures(self) -> dict[str, Any]:
+        return {
+            "simulated_cycles": self.timing.cycles,
+            "clock_mhz": self.clock_mhz,
+            "simulated_us": self.microseconds,
+            "simulated_gops": self.gops,
+            "gemm_utilisation": self.timing.gemm_utilisation,
+            "lower_bound_cycles": self.bounds.gemm_or_dma,
+            "lower_bound_ratio": self.lower_bound_ratio,
+            "busiest_module_ratio": self.busiest_module_ratio,
+        }
+
+    def rows(self) -> list[Row]:
+        timing, bounds = self.timing, self.bounds
+        time = f"{duration(self.microseconds)} at {self.clock_mhz:g} MHz"
+        size = f"{len(self.program.instructions):,} instructions"
+        parts = f"GEMM {bounds.gemm:,}, reading {bounds.read:,}, writing {bounds.write:,}"
+        least = f"{bounds.gemm_or_dma:,} cycles, the most of {parts}"
+        transferred = (f"{name} {data_size(size)}" for name, size in timing.bytes.items())
+        return [
+            ("output", str(self.lowered.tail)),
+            ("program", f"{size}, {len(self.lowered.uops):,} micro-ops"),
+            ("simulated", f"{timing.cycles:,} cycles, {time}, {self.gops:.1f} GOPS"),
+            ("", f"GEMM core busy {timing.gemm_utilisation:.1%} of them"),
+            ("at least", f"{least}; the program takes {self.lower_bound_ratio:.3f} times that"),
+            *([self._row_with_alu()] if bounds.busiest_module > bounds.gemm_or_dma else []),
+            ("moved", "  ".join(transferred)),
+        ]
+
+    def _row_with_alu(self) -> Row:
+        # Resets and the ALU execute in the compute module, one after the other with products.
+        least = f"{self.bounds.busiest_module:,} cycles with GEMM's resets and the ALU"
+        return "", f"{least}, which share a module; {self.busiest_module_ratio:.3f} times"
+
 
 SIMULATOR = "vta.simulator"
 """Name of the simulator that executes programs, in results."""
@@ -90,9 +188,8 @@ class VtaTuner(Tuner[Schedule]):
     def trial_call(
         self, proposal: Proposal[Schedule], epilogue: Any
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the call that simulates a schedule's cycles; tuning does not verify each
-        program.
-        """
+        """Return the call that simulates a schedule's cycles."""
+        # No results are compared: lowering does not depend on the data, and `run` verifies it.
         return _cycles, (proposal.design.lowered, proposal.schedule)
 
     def trial_of(self, proposal: Proposal[Schedule], figure: Any, error: str | None) -> VtaTrial:
@@ -105,6 +202,7 @@ class VtaTuner(Tuner[Schedule]):
             constraints=design.ranked.constraints,
             error=error,
             schedule=proposal.schedule,
+            # JSON has no infinity, which the model returns for a schedule that does not fit.
             estimate=estimate if estimate < float("inf") else None,
             cycles=figure,
             lower_bound=space.bounds.gemm_or_dma,
@@ -112,15 +210,20 @@ class VtaTuner(Tuner[Schedule]):
         )
 
     def rows(self, best: VtaTrial, untuned: VtaTrial) -> list[Row]:
-        return report.tuning_rows(best, untuned, self.target.clock_mhz)
+        speedup = (untuned.cycles or 0) / (best.cycles or 1)
+        microseconds = (best.cycles or 0) / self.target.clock_mhz
+        return [
+            ("untuned", _trial_text(untuned)),
+            ("tuned", f"{_trial_text(best)}; {speedup:.3f} times as fast"),
+            ("", f"{duration(microseconds)} at the target's clock"),
+        ]
 
     def trial_json(self, trial: VtaTrial) -> dict[str, Any]:
-        cycles = trial.cycles or 0
         return {
             **super().trial_json(trial),
-            "us": cycles / self.target.clock_mhz,
-            "lower_bound_ratio": cycles / trial.lower_bound,
-            "busiest_module_ratio": cycles / trial.busiest_module,
+            "us": (trial.cycles or 0) / self.target.clock_mhz,
+            "lower_bound_ratio": trial.lower_bound_ratio,
+            "busiest_module_ratio": trial.busiest_module_ratio,
         }
 
 
@@ -241,18 +344,17 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
     def emit_relax(
         self, builder: Any, artifact: VtaArtifact, arguments: Mapping[str, Any], result: Any
     ) -> Any:
-        from cpembed.targets.vta.relax import emit
 
-        return emit(builder, artifact.lowered, arguments, result)
+        return emit_relax(builder, artifact.lowered, arguments, result)
 
     def executed_by(self, artifact: VtaArtifact) -> str:
         return SIMULATOR
 
     def schedule_text(self, embedding: Embedding, schedule: Schedule) -> str:
-        return report.schedule_text(schedule)
+        return str(schedule)
 
     def schedule_json(self, schedule: Schedule) -> Any:
-        return report.schedule_json(schedule)
+        return schedule.to_json()
 
     def describe(self, artifact: VtaArtifact, timing: Timing) -> VtaDetails:
         assert artifact.program is not None
@@ -286,3 +388,12 @@ def _cycles(nest: Nest, schedule: Schedule) -> int:
     with step("simulating a schedule", nest.program.workload.macs):
         lowered = nest.lowered(schedule)
         return time_program(lowered.empty_image(), nest.machine.memory).cycles
+
+
+def _trial_text(trial: VtaTrial) -> str:
+    """Return a trial's cycles, and their ratios to the lower bounds of its embedding."""
+    text = f"{trial.cycles or 0:,} cycles, {trial.lower_bound_ratio:.3f} times what GEMM or DMA "
+    text += "alone takes"
+    if trial.busiest_module == trial.lower_bound:
+        return text
+    return f"{text}, {trial.busiest_module_ratio:.3f} times with resets and the ALU"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from cpembed.codegen.runtime import aligned, shared
 from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.machine import MemoryInterface
-from cpembed.targets.vta.assembly.disassembler import instruction_text
+from cpembed.targets.vta.assembly import instruction_text
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
+from cpembed.targets.vta.encoding import Columns, columns_of
 from cpembed.targets.vta.event_loop import (
     CLIENTS,
     EVENT,
@@ -30,17 +30,21 @@ from cpembed.targets.vta.event_loop import (
     event_loop,
 )
 from cpembed.targets.vta.isa import (
+    INSTRUCTION_BYTES,
+    MODULES,
+    QUEUES,
     Alu,
     Gemm,
     Instruction,
     Load,
     Memory,
     Module,
+    Opcode,
     Store,
     VtaConfig,
     module_of,
 )
-from cpembed.targets.vta.program import MODULES, QUEUES, Columns, Numbers, VtaProgram, columns_of
+from cpembed.targets.vta.program import Numbers, VtaProgram
 from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
 PIPELINE = 7

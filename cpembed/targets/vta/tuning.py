@@ -28,9 +28,9 @@ from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest, with_bias
 from cpembed.targets.vta.timing import MemorySystem
 from cpembed.transform.program import DerivedProgram
 
+# With one slot loads wait for products, which estimates do not count; ranking tries up to 4.
 MIN_SLOTS, MAX_SLOTS = 2, 8
-"""Minimum and maximum number of an operand's regions in SRAM at a time, with two threads. With one
-slot loads wait for products, which estimates do not count; enumerated schedules have up to 4."""
+"""Minimum and maximum number of an operand's regions in SRAM at a time, with two threads."""
 
 _RANKED = 512
 """Number of schedules to rank by default."""
@@ -44,9 +44,7 @@ _ANOTHER = 0.4
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine that a program runs on: configuration and memory system, and the tail of its
-    results.
-    """
+    """Machine that a program runs on, and the tail of its results."""
 
     config: VtaConfig
     memory: MemorySystem
@@ -102,9 +100,7 @@ class VtaSpace(Space[Schedule]):
         return Scored(self.estimated(schedule), schedule)
 
     def estimated(self, schedule: Schedule) -> float:
-        """Return a schedule's estimated cycles; infinite if the model judges that it does not
-        fit.
-        """
+        """Return a schedule's estimated cycles; infinite if it seems not to fit."""
         machine = self.machine
         return estimate_schedule(self.nest, schedule, machine.tail, machine.memory)
 
@@ -116,6 +112,7 @@ class VtaSpace(Space[Schedule]):
 
     def form(self) -> object:
         """Return a key that nests share if they differ in packing only, which takes no cycles."""
+        # Embeddings of equal loops and accesses have the same instructions: one is simulated.
         nest = self.nest
         tensors = (*nest.inputs, nest.acc)
         return (nest.loops, *((t.memory, t.shape, t.access, t.padded_x) for t in tensors))
@@ -129,6 +126,7 @@ def canonical(nest: TileNest, schedule: Schedule) -> Schedule:
     """
     trips = {name: -(-nest.extents[name] // schedule.tiles[name]) for name in schedule.order}
     kinds = {loop.name: loop.kind for loop in nest.loops}
+    # A loop of one trip has no effect wherever it stands.
     uncut = [loop.name for loop in nest.loops if trips[loop.name] == 1]
     order = tuple(
         name
@@ -187,8 +185,10 @@ def _changed(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
     if knob == "order":
         return replace(schedule, order=_swapped(nest, schedule.order, random))
     if knob == "slots":
+        # The lower limit depends on the threads, which a further change may alter: see neighbour.
         inp, wgt = (min(MAX_SLOTS, s + random.choice((-1, 0, 1))) for s in schedule.slots)
         return replace(schedule, slots=(inp, wgt))
+    # One thread is never tried: with two, loads and stores overlap products.
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     thread_loop = random.choice([None, *(n for n in spatial if nest.extents[n] > 1)])
     return replace(schedule, threads=2, thread_loop=thread_loop)
@@ -200,11 +200,12 @@ def _similar_size(extent: int, size: int, random: Random) -> int:
     sizes = {size // 2, 2 * size, size - 1, size + 1, -(-extent // (parts + 1))}
     if parts > 1:
         sizes.add(-(-extent // (parts - 1)))
+    # Sorted, because the order of a set would make a seeded search differ between processes.
     return random.choice(sorted({max(1, min(extent, s)) for s in sizes}))
 
 
 def _swapped(nest: TileNest, order: tuple[str, ...], random: Random) -> tuple[str, ...]:
-    """Return an order with two random loops of one kind exchanged."""
+    """Return an order with two random loops of one kind swapped."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
     kind = random.choice(list(AxisKind))
     places = [k for k, name in enumerate(order) if kinds[name] is kind]
@@ -255,10 +256,19 @@ class VtaTrial(Trial, frozen=True):
     def estimated(self) -> float | None:
         return self.estimate
 
+    @property
+    def lower_bound_ratio(self) -> float:
+        """Cycles over the larger of GEMM and DMA cycles; 0 without a program."""
+        return (self.cycles or 0) / self.lower_bound
+
+    @property
+    def busiest_module_ratio(self) -> float:
+        """Cycles over those that the busiest module needs; 0 without a program."""
+        return (self.cycles or 0) / self.busiest_module
+
     def standing(self, objective: str | None = None) -> str:
-        cycles = self.cycles or 0
-        ratio = cycles / self.lower_bound
-        return f"best {cycles:,} cycles, {ratio:.3f} times what GEMM or DMA alone takes"
+        ratio = f"{self.lower_bound_ratio:.3f} times what GEMM or DMA alone takes"
+        return f"best {self.cycles or 0:,} cycles, {ratio}"
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:
@@ -266,8 +276,9 @@ class VtaTrial(Trial, frozen=True):
 
 
 def result_form(tail: Tail) -> str:
-    """Return the parts of a tail that cycles depend on: operations of each phase, and dimensions of
-    the bias.
+    """Return the parts of a tail that cycles depend on, as text.
+
+    These are the operations of each phase, without their immediates, and the bias' dimensions.
 
     >>> from cpembed.targets.vta.tail import Exact, Requantized
     >>> result_form(Requantized(9)), result_form(Exact())

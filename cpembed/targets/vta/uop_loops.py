@@ -1,4 +1,4 @@
-"""Micro-ops under two loops: the variable part of the GEMM and ALU instructions of a step.
+"""Micro-ops under two loops: the GEMM and ALU instructions of a tile.
 
 A GEMM instruction runs a list of micro-ops under two affine loops. Of a tile's loops, the two that
 leave the fewest micro-ops become its iterations, the others are unrolled into micro-ops: reductions
@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr
 from cpembed.targets.vta.isa import Factors, Memory
-from cpembed.targets.vta.regions import Region, Tile
-from cpembed.targets.vta.tiles import TileNest
+from cpembed.targets.vta.schedule import Interval, Region, Tile
+from cpembed.targets.vta.tiles import TileNest, TileTensor
 from cpembed.targets.vta.timing import PIPELINE
 
 Indices = NDArray[np.int64]
@@ -254,3 +255,100 @@ def _bias_uops(walks: list[_Walk], base: int, bias_base: int) -> Indices:
     table = np.zeros((places.shape[1], 3), np.int64)
     table[:, 0], table[:, 1] = dst, src
     return table
+
+
+MAX_PARTS = 64
+"""Maximum number of parts of a tile; a tile that needs more is computed whole."""
+
+
+def trimmed_tiles(tensor: TileTensor, tile: Tile) -> list[Tile]:
+    """Cut a tile into parts without products that multiply zero padding.
+
+    Of a convolution's tile at the image's border, some output rows see only padding through some
+    filter rows. The parts are boxes of the loops, one for each filter row, or for several that see
+    the same output rows. A tile without padding is its only part.
+    """
+    cut_loops: set[str] = set()
+    choices: list[list[dict[str, Interval]]] = []
+    for index, size in zip(tensor.access, tensor.shape, strict=True):
+        names = set(index.iterators)
+        if not index.is_affine or cut_loops & names:
+            continue
+        parts = _parts(index, size, tile)
+        if parts is not None:
+            cut_loops |= names
+            choices.append(parts)
+    if math.prod(map(len, choices)) > MAX_PARTS:
+        return [tile]
+    trimmed: list[Tile] = []
+    for place in itertools.product(*choices):
+        part = dict(tile)
+        for intervals in place:
+            part |= intervals
+        trimmed.append(part)
+    return trimmed
+
+
+def _parts(index: IndexExpr, size: int, tile: Tile) -> list[dict[str, Interval]] | None:
+    """Return the parts of one dimension, as intervals of its loops; None if it stays whole.
+
+    The longest loop is cut, for each value of the other loops; consecutive values of the innermost
+    of these that leave the same interval become one part.
+    """
+    low, high = _bounds(index, tile)
+    if low >= 0 and high < size:
+        return None
+    names = sorted(index.iterators, key=lambda name: tile[name][1])
+    cut, fixed = names[-1], names[:-1]
+    step = index.coefficient(cut)
+    values = [range(first, first + count) for first, count in (tile[name] for name in fixed)]
+    parts: list[dict[str, Interval]] = []
+    for place in itertools.product(*values):
+        rest = index.constant + sum(
+            index.coefficient(name) * value for name, value in zip(fixed, place, strict=True)
+        )
+        inside = _inside(step, rest, size, tile[cut])
+        if inside is None:
+            continue
+        intervals = {name: (value, 1) for name, value in zip(fixed, place, strict=True)}
+        last = parts[-1] if parts else None
+        if last is not None and last[cut] == inside and _follows(last, intervals, fixed):
+            first, count = last[fixed[-1]]
+            last[fixed[-1]] = (first, count + 1)
+            continue
+        parts.append({**intervals, cut: inside})
+        if len(parts) > MAX_PARTS:
+            return None
+    return parts
+
+
+def _bounds(index: IndexExpr, tile: Tile) -> tuple[int, int]:
+    """Return the smallest and the largest value of an affine index in a tile."""
+    low = high = index.constant
+    for term in index.terms:
+        first, count = tile[term.iterator]
+        ends = term.coefficient * first, term.coefficient * (first + count - 1)
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def _inside(step: int, rest: int, size: int, interval: Interval) -> Interval | None:
+    """Return the values ``v`` of an interval with ``0 <= step * v + rest < size``; None if there
+    are none.
+    """
+    first, count = interval
+    if step > 0:
+        low, high = -(rest // step), (size - 1 - rest) // step
+    else:
+        low, high = -((size - 1 - rest) // -step), rest // -step
+    low, high = max(low, first), min(high, first + count - 1)
+    return (low, high - low + 1) if low <= high else None
+
+
+def _follows(last: dict[str, Interval], intervals: dict[str, Interval], names: list[str]) -> bool:
+    """True if intervals continue the last ones along the innermost loop."""
+    *outer, inner = names
+    first, count = last[inner]
+    return intervals[inner][0] == first + count and all(
+        last[name] == intervals[name] for name in outer
+    )

@@ -1,4 +1,4 @@
-"""Text to programs.
+"""Assembly text to programs.
 
 Lines are read one by one; tensors are placed and names in addresses resolved at the end, so that a
 name may be used before it is declared.
@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 
 from cpembed.errors import SpecError
 from cpembed.hw.schema import close_match, one_of
-from cpembed.targets.vta.assembly.disassembler import VERSION
-from cpembed.targets.vta.assembly.instructions import (
-    InstructionReader,
-    PendingInstruction,
-    Word,
-    Words,
+from cpembed.targets.vta.assembly import VERSION, InstructionReader, PendingInstruction, Word, Words
+from cpembed.targets.vta.encoding import pack_uops
+from cpembed.targets.vta.isa import UOP_BYTES, Memory, Opcode, VtaConfig, formats_of
+from cpembed.targets.vta.program import (
+    DTYPES,
+    MAX_IMAGE_BYTES,
+    TENSOR_NAME,
+    Role,
+    Tensor,
+    VtaProgram,
+    check_tensors,
 )
-from cpembed.targets.vta.container import DTYPES, MAX_IMAGE_BYTES, TENSOR_NAME, check_tensors
-from cpembed.targets.vta.encoding import UOP_BYTES, Opcode, formats_of, pack_uops
-from cpembed.targets.vta.isa import Memory, VtaConfig
-from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 
 _ADDRESS = re.compile(rf"({TENSOR_NAME.pattern})(?:\+(0x[0-9a-fA-F]+|[0-9]+))?")
 
