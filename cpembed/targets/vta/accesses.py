@@ -58,9 +58,9 @@ _DISTANCE = {Opcode.GEMM: 3, Opcode.ALU: 2}
 class Accesses:
     """Elements that an instruction accesses; ``problem``, with its remedy, if it is illegal."""
 
-    dst: Elements = _NOTHING
-    src: Elements = _NOTHING
-    wgt: Elements = _NOTHING
+    dst: Elements
+    src: Elements
+    wgt: Elements
     problem: tuple[str, str] | None = None
 
 
@@ -120,6 +120,10 @@ class AccessTable:
         return accesses
 
 
+def _illegal(problem: str, remedy: str) -> Accesses:
+    return Accesses(_NOTHING, _NOTHING, _NOTHING, (problem, remedy))
+
+
 def _accesses(
     opcode: Opcode, values: dict[str, int], uops: NDArray[np.uint32], config: VtaConfig
 ) -> Accesses:
@@ -127,7 +131,7 @@ def _accesses(
     try:
         dst, src, wgt = unpack_uops(uops, config)
     except ProgramError as error:
-        return Accesses(problem=(str(error), "load micro-ops there"))
+        return _illegal(str(error), "load micro-ops there")
     source = Memory.INP if opcode is Opcode.GEMM else Memory.ACC
     indices = {
         "dst": _Index(Memory.ACC, dst, values["dst.outer"], values["dst.inner"]),
@@ -141,13 +145,13 @@ def _accesses(
         at = int(np.flatnonzero(dst != src)[0])
         uop = f"micro-op {values['uop_begin'] + at} has dst {dst[at]} and src {src[at]}"
         text = f"{uop} with an immediate, and the RTL reads the accumulator at src"
-        return Accesses(problem=(text, "encode src = dst"))
+        return _illegal(text, "encode src = dst")
     loops = values["outer"], values["inner"]
     for name, index in indices.items():
         size, last = config.elements(index.memory), index.last(*loops)
         if name not in unread and last >= size:
             text = f"{name} reaches {index.memory.name} element {last}, of 0..{size - 1}"
-            return Accesses(problem=(text, "use smaller factors, counts or indices"))
+            return _illegal(text, "use smaller factors, counts or indices")
     elements = {
         name: _NOTHING if name in unread else index.elements(config.elements(index.memory), *loops)
         for name, index in indices.items()

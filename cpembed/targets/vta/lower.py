@@ -31,7 +31,6 @@ from cpembed.targets.vta.estimate import default_schedule
 from cpembed.targets.vta.isa import (
     Alu,
     AluOp,
-    Factors,
     Finish,
     Gemm,
     Instruction,
@@ -55,10 +54,11 @@ from cpembed.targets.vta.tail import Tail, check_tail, default_tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest, with_bias
 from cpembed.targets.vta.tokens import Dependences
 from cpembed.targets.vta.uop_loops import (
-    MAX_ITERATIONS,
     Indices,
+    MicroOps,
     UopLoop,
     bias_loops,
+    consecutive,
     gemm_loops,
     trimmed_tiles,
 )
@@ -70,7 +70,7 @@ class Slot:
     """Room for a region in SRAM: its content, the LOAD that completed it, and its last GEMM."""
 
     base: int
-    holds: Region | None = None
+    content: Region | None = None
     loaded: int | None = None
     used: int | None = None
 
@@ -82,10 +82,8 @@ class Ring:
         self._slots = [Slot(k * size) for k in range(count)]
 
     def find(self, region: Region) -> tuple[Slot, bool]:
-        """Return a region's slot and whether it holds the region already; if none does, it is the
-        least recently used slot.
-        """
-        resident = next((slot for slot in self._slots if slot.holds == region), None)
+        """Return a region's slot, by default the least recently used, and whether it holds it."""
+        resident = next((slot for slot in self._slots if slot.content == region), None)
         slot = resident or self._slots[0]
         self._slots.remove(slot)
         self._slots.append(slot)
@@ -94,55 +92,14 @@ class Ring:
     def forget(self) -> None:
         """Mark all slots as empty, so that the next region is loaded."""
         for slot in self._slots:
-            slot.holds = None
-
-
-class MicroOps:
-    """Micro-ops in main memory and in SRAM, each list once.
-
-    SRAM is filled from its start; a list that does not fit in the rest starts there again. No token
-    is needed, because loads of micro-ops and the instructions that use them are in one module.
-    """
-
-    def __init__(self, program: Dependences, capacity: int, dram: int) -> None:
-        self._program = program
-        self._capacity = capacity
-        self._dram = dram
-        self._lists: list[Indices] = []
-        self._length = 0
-        self._stored: dict[bytes, int] = {}
-        self._resident: dict[bytes, int] = {}
-        self._free = 0
-
-    @property
-    def image(self) -> Indices:
-        """All lists as they lie in main memory, as rows of dst, src and wgt."""
-        return np.concatenate([np.empty((0, 3), np.int64), *self._lists])
-
-    def place(self, uops: Indices) -> int:
-        """Return the place of a list in SRAM, after loading it if necessary."""
-        key = uops.tobytes()
-        if key in self._resident:
-            return self._resident[key]
-        if key not in self._stored:
-            self._stored[key] = self._length
-            self._lists.append(uops)
-            self._length += len(uops)
-        count = len(uops)
-        if self._free + count > self._capacity:
-            self._resident.clear()
-            self._free = 0
-        at = self._resident[key] = self._free
-        self._free += count
-        dram = self._dram + self._stored[key]
-        self._program.append(Load(Memory.UOP, at, dram, y=1, x=count, x_stride=count))
-        return at
+            slot.content = None
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Addresses in main memory, in elements of the memory that each tensor is loaded to: an output
-    for each STORE of the tail.
+    """Addresses in main memory, in elements of the memory that each tensor is loaded to.
+
+    ``outputs`` has an address for each STORE of the tail.
     """
 
     inp: int
@@ -193,10 +150,9 @@ class Emitter:
     ) -> None:
         check_schedule(nest, schedule)
         self.program = Dependences()
-        config = nest.config
         self._nest = nest
         self._tail = tail
-        self._uop_limit = config.usable_uops
+        self._uop_limit = nest.config.usable_uops
         self.uops = MicroOps(self.program, self._uop_limit, addresses.uops)
         self._dram = {
             Memory.INP: addresses.inp,
@@ -213,6 +169,7 @@ class Emitter:
         size = sizes[Memory.ACC]
         self._accumulators = [thread * size for thread in range(schedule.threads)]
         """First accumulator of each thread."""
+        # A bias is accumulators too, behind those of all threads.
         self._bias = Slot(schedule.threads * size)
         self._written: list[int | None] = [None] * schedule.threads
         """Last instruction of each thread that wrote its accumulators since their reset."""
@@ -227,10 +184,8 @@ class Emitter:
         self._regions: dict[tuple[object, ...], Region] = {}
 
     def emitted(self) -> Emitted:
-        """Return the program, which ends when its stores have arrived.
-
-        FINISH takes no tokens, so an empty LOAD in the same module waits in its place.
-        """
+        """Return the program, which ends when its stores have arrived."""
+        # FINISH takes no tokens, so an empty LOAD in the same module waits in its place.
         if any(stored is not None for stored in self._stored):
             empty = Load(Memory.UOP, sram=0, dram=0, y=0, x=0, x_stride=0)
             self.program.append(empty, *self._stored)
@@ -251,14 +206,15 @@ class Emitter:
         """Clear a thread's accumulators after the stores of their last content."""
         stored, self._written[thread] = self._stored[thread], None
         acc = self._region(self._nest.acc, tile)
+        # No one reads the accumulators of an output tile that is discarded whole.
         if acc.is_empty:
             return
-        for first, count in _runs(self._accumulators[thread], acc.tiles):
-            self._untouched[thread].update(range(first, first + count))
-            begin = self.uops.place(np.array([[first, 0, 0]]))
-            self.program.append(
-                Gemm(begin, begin + 1, 1, count, dst=Factors(0, int(count > 1)), reset=True), stored
-            )
+        base = self._accumulators[thread]
+        self._untouched[thread].update(range(base, base + acc.tiles))
+        for loop in consecutive(base, acc.tiles, reads=False):
+            begin, end = self.uops.place(loop.uops)
+            gemm = Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, reset=True)
+            self.program.append(gemm, stored)
 
     def load(self, tensor: TileTensor, tile: Tile) -> None:
         """Load a factor's region, unless it lies in SRAM or the step multiplies nothing."""
@@ -281,13 +237,13 @@ class Emitter:
         slots = [self._resident(region) for region in (inp, wgt)]
         bases = (self._accumulators[thread], slots[0].base, slots[1].base)
         for loop in self._fastest_loops(tile, (acc, inp, wgt), bases):
-            begin = self.uops.place(loop.uops)
-            end = begin + len(loop.uops)
+            begin, end = self.uops.place(loop.uops)
             number = self.program.append(
                 Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, src=loop.src, wgt=loop.wgt),
                 *(slot.loaded for slot in slots),
             )
             self._written[thread] = number
+            # Most steps touch what earlier steps touched: then no set has to be computed.
             if self._untouched[thread]:
                 self._untouched[thread] -= loop.accumulators
             for slot in slots:
@@ -312,15 +268,14 @@ class Emitter:
         for box in region.loads:
             at, dram = slot.base + box.sram, self._dram[memory] + box.dram
             load = Load(memory, at, dram, *box[2:])
+            # The last GEMM on the slot's old content must have read it.
             slot.loaded = self.program.append(load, slot.used)
-        slot.holds, slot.used = region, None
+        slot.content, slot.used = region, None
 
     def _fastest_loops(
         self, tile: Tile, regions: tuple[Region, Region, Region], bases: tuple[int, int, int]
     ) -> list[UopLoop]:
-        """Return the GEMM instructions of a whole tile or of its parts without padding, whichever
-        are faster.
-        """
+        """Return the GEMM instructions of a tile, or of its parts without padding if faster."""
         parts = trimmed_tiles(self._nest.inp, tile) if self._trim else [tile]
         # Tiles of equal sizes and parts have equal instructions, unless an access takes digits.
         key = (
@@ -330,6 +285,7 @@ class Emitter:
             tuple((at - tile[name][0], n) for part in parts for name, (at, n) in part.items()),
         )
         if key not in self._loops:
+            # Parts multiply less, and each costs an instruction, its pipeline and its fetch.
             choices = [
                 [
                     loop
@@ -341,85 +297,62 @@ class Emitter:
             self._loops[key] = min(choices, key=lambda loops: sum(loop.cycles for loop in loops))
         return self._loops[key]
 
-    def _add(self, thread: int, acc: Region, bias: Region) -> None:
-        """Add the bias; no token is needed, because all of it is in the compute module."""
-        if self._bias.holds != bias:
-            self._load(bias, self._bias)
-        for loop in bias_loops(acc, bias, self._accumulators[thread], self._bias.base):
-            begin = self.uops.place(loop.uops)
-            end = begin + len(loop.uops)
-            self._written[thread] = self.program.append(
-                Alu(
-                    AluOp.ADD,
-                    uop_begin=begin,
-                    uop_end=end,
-                    outer=loop.outer,
-                    inner=loop.inner,
-                    dst=loop.dst,
-                    src=loop.src,
-                )
-            )
-        self._untouched[thread].clear()
-
     def finish(self, thread: int, tile: Tile) -> None:
-        """Append the bias and each phase of the tail with its stores, which the next phase
-        awaits.
-        """
+        """Append the bias, and each phase of the tail with its stores."""
         acc = self._region(self._nest.acc, tile)
         if acc.is_empty:
             return
-        if self._nest.bias is not None:
-            self._add(thread, acc, self._region(self._nest.bias, tile))
         base = self._accumulators[thread]
+        if self._nest.bias is not None:
+            # No token is needed: the LOAD of ACC is in the compute module too.
+            bias = self._region(self._nest.bias, tile)
+            if self._bias.content != bias:
+                self._load(bias, self._bias)
+            self._alu(thread, AluOp.ADD, bias_loops(acc, bias, base, self._bias.base))
         stored: int | None = None
         for phase, output in zip(self._tail.phases, self._outputs, strict=True):
+            # A phase changes what the stores of the phase before still read.
             for op, immediate in phase:
-                self._alu(thread, acc, op, immediate, stored)
+                self._alu(thread, op, consecutive(base, acc.tiles), immediate, stored)
             if self._untouched[thread]:
                 # A reset does not reach what STORE reads, and some outputs see only padding.
-                self._alu(thread, acc, AluOp.ADD, 0, stored)
+                self._alu(thread, AluOp.ADD, consecutive(base, acc.tiles), 0, stored)
             for box in acc.stores:
                 store = Store(Memory.OUT, base + box.sram, output + box.dram, *box[2:5])
                 stored = self.program.append(store, self._written[thread])
         self._stored[thread] = stored
 
     def _alu(
-        self, thread: int, acc: Region, op: AluOp, immediate: int, waits_for: int | None
+        self,
+        thread: int,
+        op: AluOp,
+        loops: list[UopLoop],
+        immediate: int | None = None,
+        waits_for: int | None = None,
     ) -> None:
-        """Append an operation with an immediate on all accumulators of an output tile."""
+        """Append an operation on a thread's accumulators, with an immediate or a second operand."""
         self._untouched[thread].clear()
-        for first, count in _runs(self._accumulators[thread], acc.tiles):
-            begin = self.uops.place(np.array([[first, first, 0]]))
-            step = Factors(0, int(count > 1))
-            self._written[thread] = self.program.append(
-                Alu(
-                    op,
-                    uop_begin=begin,
-                    uop_end=begin + 1,
-                    outer=1,
-                    inner=count,
-                    dst=step,
-                    src=step,
-                    use_immediate=True,
-                    immediate=immediate,
-                ),
-                waits_for,
+        for loop in loops:
+            begin, end = self.uops.place(loop.uops)
+            alu = Alu(
+                op,
+                uop_begin=begin,
+                uop_end=end,
+                outer=loop.outer,
+                inner=loop.inner,
+                dst=loop.dst,
+                src=loop.src,
+                use_immediate=immediate is not None,
+                immediate=immediate or 0,
             )
-
-
-def _runs(base: int, tiles: int) -> list[tuple[int, int]]:
-    """Cut consecutive accumulators into runs (first, count) that an instruction can iterate
-    over.
-    """
-    return [
-        (base + first, min(MAX_ITERATIONS, tiles - first))
-        for first in range(0, tiles, MAX_ITERATIONS)
-    ]
+            self._written[thread] = self.program.append(alu, waits_for)
 
 
 Array = NDArray[Any]
+
+# A multiple of every element and burst, so that tensors begin with both.
 PAGE = 4096
-"""Alignment of tensors in main memory, in bytes: a multiple of every element and burst."""
+"""Alignment of tensors in main memory, in bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -508,11 +441,13 @@ def lower(
     LoweringError
         If the program's tiles are not the configuration's, or the schedule does not fit.
     """
+    # The workload before axes were fused: its output is the one that a tail describes.
     workload = program.unfused
     tail = tail or default_tail(workload)
     check_tail(workload, tail)
     nest = with_bias(tile_nest(program, config), tail.bias)
     schedule = schedule or default_schedule(nest, tail)
+    # Instructions hold addresses, so tensors are placed first; the number of micro-ops follows.
     tensors = _placed(nest, tail, packed_before(program.workload))
     emitted = emit(nest, schedule, tail, _addresses(nest, tail, tensors))
     uops = pack_uops(*emitted.uops.T, config=config)
@@ -544,9 +479,7 @@ def _uops_name(nest: TileNest) -> str:
 
 
 def _placed(nest: TileNest, tail: Tail, weights: Collection[str]) -> dict[str, Tensor]:
-    """Place inputs, outputs and micro-ops in main memory; ``weights`` names the inputs that are the
-    same in every run.
-    """
+    """Place tensors in main memory; ``weights`` are the inputs that are the same in every run."""
     tensors: dict[str, Tensor] = {}
     end = 0
 
@@ -570,10 +503,12 @@ def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Add
     def element(name: str, memory: Memory) -> int:
         return tensors[name].offset // nest.config.element_bytes(memory)
 
-    def factor(tensor: TileTensor) -> int:
-        return element(tensor.name, tensor.memory)
-
+    inputs = {tensor.memory: element(tensor.name, tensor.memory) for tensor in nest.inputs}
     outputs = tuple(element(name, Memory.OUT) for name in _output_names(nest, tail))
-    bias = 0 if nest.bias is None else factor(nest.bias)
-    uops = element(_uops_name(nest), Memory.UOP)
-    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, uops, bias=bias)
+    return Addresses(
+        inputs[Memory.INP],
+        inputs[Memory.WGT],
+        outputs,
+        element(_uops_name(nest), Memory.UOP),
+        bias=inputs.get(Memory.ACC, 0),
+    )
