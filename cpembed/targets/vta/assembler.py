@@ -71,6 +71,7 @@ class Image:
 
     def place(self, config: VtaConfig) -> None:
         """Give every tensor an offset: one without ``at=`` follows those before it."""
+        # Any memory may be loaded from a tensor: the largest element's alignment serves all.
         align = max(config.element_bytes(memory) for memory in Memory)
         for name, uops in self.uops.items():
             if name not in self.declared:
@@ -194,6 +195,7 @@ class _Assembler:
         self._reader: InstructionReader | None = None
         self._code: list[PendingInstruction] = []
         self._once: set[str] = set()
+        # Lines without a directive belong to the section that the last one began.
         self._section: Callable[[list[Word]], None] = self._instruction
         self._directives: dict[str, Callable[[list[Word]], None]] = {
             ".vta": self._version,
@@ -337,6 +339,7 @@ class _Assembler:
         self._image.data.append((line[0], name, self._words.number(line[0], match[1]), content))
 
     def _instruction(self, line: list[Word]) -> None:
+        # Made with the first instruction: only then the configuration is final (_ONCE).
         if self._reader is None:
             self._reader = InstructionReader(self._words, self._config)
         self._code.append(self._reader.read(line))

@@ -51,8 +51,9 @@ TOKENS = {flag.replace("_", "."): flag for flag in TOKEN_FLAGS}
 
 
 class Mnemonic(NamedTuple):
-    """Syntax of an instruction: ``kind`` has the choices of the word after the mnemonic, and
-    ``optional`` fields are 0 if left out.
+    """Syntax of an instruction.
+
+    ``kind`` has the choices of the word after the mnemonic; ``optional`` fields are 0 if left out.
     """
 
     opcode: Opcode
@@ -74,8 +75,9 @@ MNEMONICS = {
 
 NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]+|[0-9]+)")
 _COMMENT = ";"
+# Converting more digits would only take time: no field has as many.
 _MAX_DIGITS = 40
-"""Maximum length of a number: converting more digits would only take time."""
+"""Maximum length of a number."""
 
 
 class Word(NamedTuple):
@@ -269,6 +271,7 @@ class InstructionReader:
         tokens: Tokens,
     ) -> PendingInstruction:
         make = Load if opcode is Opcode.LOAD else Store
+        # Names are resolved at the end, numbers need not wait.
         if address is None:
             instruction = make(memory, **values, tokens=tokens)
             return lambda _: instruction
@@ -408,6 +411,7 @@ class _AddressNames:
         if place < 0:
             return str(transfer.dram)
         offset, name, tensor = self._tensors[place]
+        # A name stands for a whole element, so a tensor elsewhere cannot be named.
         if byte >= offset + tensor.size_bytes or (base + offset) % size:
             return str(transfer.dram)
         elements = (byte - offset) // size
@@ -428,6 +432,7 @@ def _words(instruction: Instruction, names: _AddressNames) -> Iterator[str]:
         else:
             yield f"{name}={attrgetter(name)(instruction)}"
     for name in syntax.optional:
+        # Written below: whether it is used decides its name.
         if name.endswith("immediate"):
             continue
         value = attrgetter(name)(instruction)

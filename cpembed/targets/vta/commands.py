@@ -29,8 +29,9 @@ _PATH = click.Path(path_type=Path)
 _program = click.argument("path", metavar="PROGRAM", type=_PATH)
 
 
+# FILE may be a device, which never ends.
 _MAX_TEXT_BYTES = 1 << 29
-"""Maximum size of an assembly text in bytes, 512 MiB: FILE may be a device, which never ends."""
+"""Maximum size of an assembly text in bytes, 512 MiB."""
 
 
 def _output_option(text: str) -> Callable[[F], F]:

@@ -58,16 +58,17 @@ def work_of(program: VtaProgram) -> Work:
 
 
 def counts(work: Work, config: VtaConfig) -> dict[str, float]:
-    """Return the counts that energy is made of: multiply-accumulates, operations of the ALU on an
-    accumulator, and bytes by memory and direction.
+    """Return the counts that energy is made of.
 
-    A product reads a micro-op, an element of INP, one of WGT and an accumulator, and writes the
-    accumulator and OUT, which STORE reads; a reset writes an accumulator; an operation reads one
-    and writes it and OUT. A LOAD writes its memory, a STORE reads OUT.
+    These are multiply-accumulates, operations of the ALU on an accumulator, and bytes by memory and
+    direction. A product reads a micro-op, an element of INP, one of WGT and an accumulator, and
+    writes the accumulator and OUT, which STORE reads; a reset writes an accumulator; an operation
+    reads one and writes it and OUT. A LOAD writes its memory.
     """
     size = {memory: config.element_bytes(memory) for memory in Memory}
     transferred = {memory: size[memory] * work.moved.get(memory, 0) for memory in Memory}
     lanes = config.batch * config.block
+    # What is read from ACC and written to OUT as well; a reset is only written, to ACC.
     sums = work.products + work.operations
     return {
         "macs": float(work.products * lanes * config.block),
@@ -159,6 +160,7 @@ class Silicon:
 
     @property
     def area_um2(self) -> float:
+        # Each module has a queue of instructions; those of tokens are counters.
         memories = sum(buffer.area_um2 for buffer in self.buffers.values())
         units = self.macs * self.mac.area_um2 + self.lanes * self.lane.area_um2
         return memories + len(MODULES) * self.queue.area_um2 + units

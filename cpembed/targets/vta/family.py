@@ -1,10 +1,10 @@
-"""VTA's configurations as a family of machines: sizes of the GEMM core and of the buffers, and the
-memory path.
+"""VTA's configurations as a family of machines.
 
-The group of a point has what its programs and their cycles depend on: all but the sizes of INP, WGT
-and ACC, the clock, and micro-op buffers beyond what a program uses. A program does not depend on
-the sizes of buffers, it fits them or not: a layer's embeddings and schedules are examined once a
-group, and each choice is simulated once for all of its points.
+Parameters are the sizes of the GEMM core and of the buffers, and the memory path. The group of a
+point has what its programs and their cycles depend on: all but the sizes of INP, WGT and ACC, the
+clock, and micro-op buffers beyond what a program uses. A program does not depend on the sizes of
+buffers, it fits them or not: a layer's embeddings and schedules are examined once a group, and each
+choice is simulated once for all of its points.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ SIZED = (Memory.INP, Memory.WGT, Memory.ACC)
 MAX_LOG_ELEMENTS = 16
 """Maximum binary logarithm of a buffer's elements, which the instructions' fields address."""
 
+# Fewer than for a single machine: here schedules are ranked for hundreds of buffer sizes.
 COMBINATIONS = 1 << 13
-"""Maximum number of combinations of tile sizes: fewer than for a single machine, because here they
-are ranked for hundreds of buffer sizes."""
+"""Maximum number of combinations of tile sizes."""
 
 SMALLEST = {Memory.INP: 1 << 10, Memory.WGT: 1 << 12, Memory.ACC: 1 << 12}
 """Size in bytes of the smallest buffers of the family."""
@@ -102,8 +102,10 @@ class _Row:
 
 @dataclass(eq=False)
 class _Best:
-    """Least estimates for each size of the three buffers, ``[rank, inp, wgt, acc]``, and the row of
-    each (``which``); sizes are binary logarithms.
+    """Schedules of least estimates for each size of the three buffers.
+
+    ``estimates`` and their rows (``which``) are arrays ``[rank, inp, wgt, acc]``, of which the
+    sizes of buffers are binary logarithms.
     """
 
     keep: int
@@ -127,6 +129,8 @@ class _Best:
         """
         first = len(self.rows)
         self.rows += rows
+        # The first row at its own needs; the running minimum along each axis spreads it to all
+        # larger sizes, so that each size gets the first row that fits it.
         rank = np.full(self.worst.shape, len(rows))
         rank[tuple(places[::-1].T)] = np.arange(len(rows))[::-1]
         for axis in range(rank.ndim):
@@ -184,9 +188,9 @@ def schedule_candidates(
 
 
 def _forms(nest: TileNest, least: float, best: _Best) -> Iterator[Schedule]:
-    """Yield the forms of a nest that could be among the best: not those whose smallest schedule
-    needs sizes for which faster ones than the nest's lower bound are known.
-    """
+    """Yield the forms of a nest that could be among the best."""
+    # Not those whose smallest schedule needs sizes for which faster ones than the nest's lower
+    # bound are known.
     single = Tilings(nest, {name: np.ones(1, np.int64) for name in nest.extents})
     for form in forms(nest):
         smallest = np.minimum(_logs(single, form)[0], MAX_LOG_ELEMENTS)
@@ -203,6 +207,7 @@ def _screen(number: int, tilings: Tilings, form: Schedule, machine: Machine, bes
     at = np.flatnonzero(possible)
     if not len(at):
         return
+    # A slower schedule of the same needs is never taken.
     order = at[np.argsort(cycles[at], kind="stable")]
     _, first = np.unique(logs[order], axis=0, return_index=True)
     fastest = order[np.sort(first)]
@@ -214,9 +219,7 @@ def _screen(number: int, tilings: Tilings, form: Schedule, machine: Machine, bes
 
 
 def _logs(tilings: Tilings, form: Schedule) -> NDArray[np.int64]:
-    """Return the needs of schedules for each buffer, rounded up to the next size that it can
-    have.
-    """
+    """Return the needs of schedules for each buffer, rounded up to the next size of the family."""
     needed = needs(tilings, form)
     columns = [
         np.maximum(smallest_log(tilings.nest.config, memory), np.ceil(np.log2(needed[memory])))
@@ -226,9 +229,8 @@ def _logs(tilings: Tilings, form: Schedule) -> NDArray[np.int64]:
 
 
 def smallest_log(config: VtaConfig, memory: Memory) -> int:
-    """Return the binary logarithm of the elements of the smallest buffer, which has at least
-    two.
-    """
+    """Return the binary logarithm of the elements of the smallest buffer."""
+    # At least two elements: an index has at least one bit.
     return max(1, (SMALLEST[memory] // config.element_bytes(memory)).bit_length() - 1)
 
 
@@ -260,9 +262,7 @@ class Configuration:
 
 
 class VtaAnalysis(msgspec.Struct, frozen=True, dict=True):
-    """Software of a layer for the machines of a group: embeddings as JSON, and schedules by
-    ascending estimates.
-    """
+    """Software of a layer for a group's machines: embeddings, and schedules by their estimates."""
 
     embeddings: tuple[dict[str, Any], ...]
     candidates: tuple[ScheduleCandidate, ...] = msgspec.field(name="contenders")
@@ -329,6 +329,7 @@ class VtaFamily(Family):
     def group(self, point: Point) -> Hashable:
         read = _configuration(_key(point))
         memory = read.memory
+        # What programs and their cycles depend on; buffers only decide which programs fit.
         return (
             *(read.config.log_batch, read.config.log_block, read.config.usable_uops),
             *(memory.bus_bits, memory.burst_beats, memory.dram_delay_cycles),
@@ -369,6 +370,7 @@ class VtaFamily(Family):
         target = target_of(self.specification(point))
         embedding = Embedding.from_json(software.embedding)
         candidate = derive_candidate(workload, target.spec.instruction, embedding)
+        # Embeddings come from a store: each is proven again before its cycles count.
         require(candidate.program)
         lowered = Nest.from_program(candidate.program, target.machine(workload)).lowered(
             software.schedule
@@ -473,6 +475,7 @@ def _bounded(numbers: dict[str, int], name: str, limit: int) -> int:
 @lru_cache
 def target_of(text: str) -> VtaTarget:
     """Return the target of a specification that :meth:`VtaFamily.specification` wrote."""
+    # Specifications are read from files only, whose names stand in messages.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vta.toml"
         write_whole(path, text)

@@ -33,8 +33,9 @@ Tile = Mapping[str, Interval]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions ``low + step * i`` for ``0 <= i < count`` of one dimension; positions outside the
-    tensor hold zeros.
+    """Positions ``low + step * i`` of one dimension, for ``0 <= i < count``.
+
+    Positions outside the tensor hold zeros.
     """
 
     low: int
@@ -80,9 +81,7 @@ class Region:
         return tuple(_transfers(self, keep_zeros=False))
 
     def offsets(self, values: Mapping[str, NDArray[np.int64] | int]) -> NDArray[np.int64] | int:
-        """Return the SRAM position, from the region's first tile, that the program accesses at some
-        values of the loops.
-        """
+        """Return the SRAM position, from the region's first tile, accessed at some loop values."""
         total: NDArray[np.int64] | int = 0
         for index, span, stride in zip(self.tensor.access, self.spans, self.strides, strict=True):
             if span.count > 1:
@@ -116,8 +115,9 @@ class Box2D(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """Dimension of a transfer: ``count`` rows in DRAM between rows of zeros, and the distances of
-    two rows in DRAM and in SRAM.
+    """Dimension of a transfer: ``count`` rows between ``before`` and ``after`` rows of zeros.
+
+    ``dram`` and ``sram`` are the distances of two rows in each memory.
     """
 
     count: int
@@ -132,9 +132,7 @@ class _Run:
 
 
 def region_of(tensor: TileTensor, tile: Tile) -> Region:
-    """Return the smallest box of a tensor that is accessed while each loop runs over its
-    interval.
-    """
+    """Return the smallest box of a tensor that holds all accesses of a tile."""
     return Region(tensor, tuple(span_of(tensor, k, tile) for k in range(tensor.rank)))
 
 
@@ -171,12 +169,15 @@ def _span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
                 low += coefficient * (size - 1)
             step = math.gcd(step, coefficient)
             reach += abs(coefficient) * (size - 1)
+    # All values are multiples of the greatest common divisor apart, but not all of these occur:
+    # the box has room for them.
     step = step or 1
     return low, step, reach // step + 1
 
 
 def _enumerated_span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
     """Return the span of an index with digits, by its values at all points of the tile."""
+    # Digits are not monotonous in the loops, so no bounds of the values follow from the ends.
     tiles = [tile[name] for name in index.iterators]
     grids = np.ix_(*(np.arange(f, f + n, dtype=np.int64) for f, n in tiles))
     values = np.unique(index.evaluate(dict(zip(index.iterators, grids, strict=True))))
@@ -203,10 +204,12 @@ def _transfers(region: Region, *, keep_zeros: bool) -> Iterator[Box2D]:
         if not keep_zeros:
             sram += before * region.strides[k]
             before = after = 0
+        # A dimension of one position adds to the addresses only.
         stride = tensor.strides[k] * span.step
         if count > 1 or before or after:
             runs.append(_Run(count, stride, region.strides[k], before=before, after=after))
     x, y, *outer = _plane(_merged(runs))
+    # Tile nests drop zeros in the two innermost dimensions only (tiles._cropped_input).
     if any(run.padded for run in outer):
         raise InvariantError(f"{tensor.name}: zeros beyond the two dimensions of a LOAD: {region}")
     for place in itertools.product(*(range(run.count) for run in reversed(outer))):
@@ -306,8 +309,10 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Part of an output tile's reduction: each loop's interval, the part of the accumulators
-    (``thread``), and whether it begins and ends the reduction.
+    """Part of an output tile's reduction.
+
+    ``tile`` has each loop's interval, ``thread`` is the part of the accumulators that it adds to;
+    ``begins`` and ``ends`` tell whether it is the first and the last of the reduction.
     """
 
     tile: Tile
@@ -355,10 +360,9 @@ def _mismatch(nest: TileNest, schedule: Schedule) -> str | None:
 
 
 def occupancy(nest: TileNest, schedule: Schedule) -> dict[Memory, tuple[int, int]]:
-    """Return the elements of each buffer that a schedule occupies, and those that the buffer
-    has.
-    """
+    """Return the elements of each buffer that a schedule occupies, and those that it has."""
     largest = largest_regions(nest, schedule)
+    # Slots are equal, so each has room for the largest region; a bias has one slot in ACC.
     acc = schedule.threads * largest[Memory.ACC]
     if nest.bias is not None:
         acc += _largest(nest, nest.bias, schedule)
@@ -400,6 +404,7 @@ def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
         dict(zip(reduction, part, strict=True))
         for part in itertools.product(*(cuts[name] for name in reduction))
     ]
+    # Threads alternate: a group of a pair takes both, of which the second is idle at an odd end.
     number = 0
     paired = paired_loop(nest, schedule)
     for group in _groups(spatial, cuts, paired):
@@ -413,9 +418,8 @@ def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
 
 
 def paired_loop(nest: TileNest, schedule: Schedule) -> str | None:
-    """Return the thread loop if it has several tiles; a single tile has no neighbour, and threads
-    take turns as without a thread loop.
-    """
+    """Return the thread loop if it has several tiles."""
+    # A single tile has no neighbour: threads then take turns as without a thread loop.
     name = schedule.thread_loop
     single = name is not None and schedule.tiles[name] >= nest.extents[name]
     return None if single else name
@@ -429,9 +433,7 @@ def loop_tiles(extent: int, size: int) -> list[Interval]:
 def _groups(
     spatial: list[str], cuts: Mapping[str, list[Interval]], thread_loop: str | None
 ) -> Iterator[list[dict[str, Interval]]]:
-    """Yield the groups of output tiles with interleaved reductions: single tiles, or pairs along
-    the thread loop.
-    """
+    """Yield groups of output tiles whose reductions are interleaved: pairs along a thread loop."""
     choices: list[list[tuple[Interval, ...]]] = []
     for name in spatial:
         size = 2 if name == thread_loop else 1

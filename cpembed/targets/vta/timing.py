@@ -47,6 +47,7 @@ from cpembed.targets.vta.isa import (
 from cpembed.targets.vta.program import Numbers, VtaProgram
 from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
+# Sources and measurements of all durations: docs/vta.md, Cycles.
 PIPELINE = 7
 """Cycles of a GEMM or ALU instruction in addition to one (or two) for each micro-op."""
 
@@ -59,8 +60,9 @@ _NO_TRANSFER, _FINISH = 2, 1
 
 @dataclass(frozen=True)
 class MemorySystem:
-    """Path between the accelerator and DRAM, as in a target's ``[machine]``, and the number of
-    bursts in flight (``outstanding``). The defaults are the RTL's.
+    """Path between the accelerator and DRAM, as in a target's ``[machine]``.
+
+    ``outstanding`` is the number of bursts in flight. The defaults are the RTL's.
     """
 
     dram_delay_cycles: int = 16
@@ -106,9 +108,7 @@ class MemorySystem:
 
 @dataclass(frozen=True)
 class ModuleCycles:
-    """Cycles of a module: ``busy`` executing, ``stalled`` waiting for tokens, ``idle`` without an
-    instruction.
-    """
+    """Cycles of a module: executing, waiting for tokens (``stalled``), without an instruction."""
 
     busy: int
     stalled: int
@@ -208,6 +208,7 @@ def time_program(
         check(program)
     columns = columns_of(program.instructions, program.config)
     totals, events, batches = _run(columns, program.config, memory)
+    # FINISH is last: a STORE that nothing waits for may still run then, and is not counted.
     cycles = int(events[-1, EVENT.index("done")]) if len(events) else 0
     if cycles < 0:
         raise InvariantError("the timed simulator stopped before FINISH")
@@ -220,6 +221,7 @@ def _run(
     """Run the event loop; return :data:`TOTALS` by name, the events, and the batches."""
     count = len(columns)
     table = _instructions(columns, config, memory)
+    # The loop sees the instructions of a module in a row, in their order: a stable sort.
     starts = np.searchsorted(np.sort(columns.module), np.arange(4))
     settings = {
         "count": count,
@@ -234,6 +236,7 @@ def _run(
     events = _filled(np.full((count, len(EVENT)), -1))
     batches = _filled(np.zeros((count, 2)))
     state = _filled(np.zeros(len(STATE)))
+    # The first command of the fetch, in cycle 2 after the launch.
     state[STATE.index("fetch_state")] = 1 if count else 0
     state[STATE.index("fetch_time")] = 2
     arrays = (
@@ -284,12 +287,14 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
         "rows": y,
         "stride": columns["x_stride"] * element,
         "lead": top,
+        # A tile wider than the bus is assembled before it is written to SRAM.
         "latency": np.where(element <= memory.beat_bytes, 1, 2),
         "pads_before": np.where(passed, top * width, pads),
         "skipped": np.where(passed, y, 0),
         "pads_after": np.where(passed, bottom * width, 0),
     }
     for action in ("pop", "push"):
+        # An instruction pops from two neighbours at most; -1 stands for no queue.
         pairs = [(*queues, -1, -1)[:2] for queues in columns.queues(action)]
         table = np.array(pairs, np.int64).reshape(-1, 2)
         rows |= {f"{action}_a": table[:, 0], f"{action}_b": table[:, 1]}
@@ -319,6 +324,7 @@ def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: Memory
     """Return the cycles of STOREs, whose rows are split into bursts of whole beats."""
     element = config.element_bytes(Memory.OUT)
     count = columns["y"][writes]
+    # One entry for each row of each STORE: rows are aligned differently to bursts.
     owner = np.repeat(np.arange(len(writes)), count)
     row = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     start = (columns["dram"][writes][owner] + row * columns["x_stride"][writes][owner]) * element
@@ -351,6 +357,7 @@ def write_cycles(
     element = config.element_bytes(Memory.OUT)
     if element <= memory.beat_bytes:
         return (WRITE_COMMAND + 1) * bursts + beats
+    # Reading SRAM takes a cycle for each row of a tile, in which no beat is sent.
     beats_per_row = max(1, element // config.batch // memory.beat_bytes)
     return WRITE_COMMAND * bursts + beats + beats // beats_per_row
 
@@ -443,6 +450,7 @@ def _instruction_spans(program: VtaProgram, timing: Timing) -> Iterator[dict[str
         yield _span(_MODULES, MODULES.index(module), name, begin, end, arguments)
         if not isinstance(instruction, Load | Store) or not instruction.x:
             continue
+        # A LOAD occupies its channel from its first beat on; it is issued long before.
         channel = _CHANNELS.index(instruction.memory.name)
         if module is not Module.STORE:
             begin, end = event["first_beat"], event["last_beat"] + 1
