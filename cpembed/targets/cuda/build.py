@@ -89,9 +89,7 @@ class CudaText:
 
 
 def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:
-    """Return the kernels of a plan by name, in the order in which they run: packing of factors, the
-    product, and the addition of parts if its reduction is split.
-    """
+    """Return the kernels of a plan by name, in the order in which they run."""
     product, kernels = plan.product, dict[str, tuple[Writer, Launch]]()
 
     def add(name: str, writer: Writer, grid: tuple[int, int, int], threads: int) -> None:
@@ -129,6 +127,7 @@ def cuda_text(plan: Plan, architecture: str) -> CudaText:
             except (RuntimeError, ValueError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise LoweringError(f"TVM makes no CUDA of the kernel: {reason}") from error
+    # The host module holds the launches; its only import is the CUDA source.
     (device,) = module.imports
     source = device.inspect_source()
     return CudaText(
@@ -149,11 +148,11 @@ def _parameters(source: str, kernel: str, prim_func: Any) -> tuple[Parameter, ..
 
 
 def parameter_names(source: str, kernel: str) -> list[str]:
-    """Return a kernel's parameters in the order of a generated text, which is not that of the TVM
-    function.
+    """Return a kernel's parameters in the order of a generated text.
 
     Raises :class:`LoweringError` if the text has no such kernel.
     """
+    # TVM passes buffers in an order of its own, not in that of the function's parameters.
     match = re.search(rf"\b{kernel}\(([^)]*)\)", source)
     if match is None:
         raise LoweringError(f"the generated text has no kernel {kernel}")
@@ -162,13 +161,11 @@ def parameter_names(source: str, kernel: str) -> list[str]:
 
 def _prim_func(writer: Writer) -> Any:
     tvm = runtime.tvm()
-    from tvm.script import from_source
-    from tvm.script import tirx as T
 
     # TVM concatenates the sources, and a preprocessor directive needs a line of its own.
     sources = {name: f"\n{function(name).strip()}\n" for name in sorted(writer.device_functions)}
     script = writer.script.text().replace(*_FUSED_MULTIPLY_ADD)
-    return from_source(script, {"T": T, "tvm": tvm, "DEVICE": sources})
+    return tvm.script.from_source(script, {"T": tvm.script.tirx, "tvm": tvm, "DEVICE": sources})
 
 
 def cuda_target(architecture: str) -> Any:
@@ -196,6 +193,7 @@ def function_calls(plan: Plan, constants: Mapping[str, Array]) -> FunctionCalls:
     calls: dict[bool, list[FunctionCall]] = {True: [], False: []}
     for name, (writer, _) in functions(plan).items():
         factor = memory.get(name.removeprefix("pack_"))
+        # A constant is packed now, so its packing kernel is none of the calls.
         if factor is None or factor.contents is None:
             calls[name in prepared].append(_call(name, writer, memory))
     return FunctionCalls(tuple(calls[True]), tuple(calls[False]), arguments)
@@ -204,9 +202,7 @@ def function_calls(plan: Plan, constants: Mapping[str, Array]) -> FunctionCalls:
 def _memory(
     plan: Plan, constants: Mapping[str, Array]
 ) -> tuple[dict[str, Memory], dict[str, Memory], set[str]]:
-    """Return buffers by parameter, those of arguments by operand, and the functions that pack
-    weights.
-    """
+    """Return buffers by parameter and by operand, and the functions that pack weights."""
     product = plan.product
     workload, epilogue = product.program.workload, product.epilogue
     memory: dict[str, Memory] = {}
@@ -337,12 +333,14 @@ def flat_bits(array: Array) -> Array:
 
 def unwritten(elements: int, dtype: str) -> Array:
     """Return memory whose contents no result may depend on."""
+    # No zeros, which would hide a sum that was never initialised.
     return np.full(elements * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
 
 
 def save(artifact: CudaKernels, folder: Path) -> None:
-    """Write ``kernel.cu``, ``kernel.json``, ``example.cu`` and ``load.py``, and a cubin for each
-    architecture if nvcc is installed.
+    """Write the kernels, how they are launched, and programs that run them.
+
+    A cubin for each architecture is written too if nvcc is installed.
     """
     make_folder(folder)
     write_whole(folder / "kernel.cu", artifact.text.source)
@@ -393,9 +391,7 @@ _C_TYPES = {
 
 
 def _example(artifact: CudaKernels) -> str:
-    """Return a host program that launches the kernels on zeros, and times all but the packing of
-    weights.
-    """
+    """Return a host program that times the kernels on zeros."""
     kernels = artifact.text.kernels
     buffers = {p.name: p for kernel in kernels for p in kernel.parameters}
     setup: list[str] = []

@@ -98,11 +98,13 @@ class _ProductBody:
         self._allocate()
         self._locate_thread()
         stages, steps = self.schedule.stages, self.plan.steps
+        # All stages but one are filled before the loop: the last is refilled while it computes.
         for number in range(stages - 1):
             with self.script.nested(f"if {number} < {steps}:"):
                 self._load_stage(str(number), str(number))
             self.writer.call("cpembed_cp_async_commit")
         with self.script.nested(f"for step in T.serial({steps}):"):
+            # The stage that is multiplied next has arrived; those after it may be in flight.
             self.writer.call(f"cpembed_cp_async_wait_{stages - 2}")
             self.writer.barrier()
             later = f"step + {stages - 1}"
@@ -111,6 +113,7 @@ class _ProductBody:
             # Committed in the last steps too, so that the number of groups to wait for is constant.
             self.writer.call("cpembed_cp_async_commit")
             self._multiply(f"(step % {stages})")
+        # Results are staged in the same memory, so every copy and every reader has to be done.
         self.writer.call("cpembed_cp_async_wait_0")
         self.writer.barrier()
         write_results(self.writer, self.plan)
@@ -124,15 +127,16 @@ class _ProductBody:
         for name, registers in (("first", rows * count[0]), ("second", columns * count[1])):
             self.script.line(f'{name} = T.alloc_buffer(({registers},), "uint32", scope="local")')
         sums = rows * columns * count[2]
+        # Two sums of float16 share a register of 32 bits.
         dtype = "uint32" if self.product.sums == "float16" else self.product.sums
         self.script.line(f'sums = T.alloc_buffer(({sums},), "{dtype}", scope="local")')
         with self.script.nested(f"for i in T.unroll({sums}):"):
             self.script.line(f"sums[i] = T.{dtype}(0)")
 
     def _locate_thread(self) -> None:
-        """Write the lane, the warp's place in the block, and the first row and column of tiles of
-        the block.
-        """
+        """Write the lane, the warp's place in the block, and the block's first row and column."""
+        # Blocks that run at the same time are numbered one after the other: numbering goes down a
+        # group of rows before it goes on to the next column, so they share columns in L2.
         columns, group = self.plan.blocks[1], self.plan.group
         inside, above = f"block % {group * columns}", f"block // {group * columns} * {group}"
         self.script.lines(
@@ -205,6 +209,7 @@ class _ProductBody:
                 f"cpembed_cp_async_{tile.width}", shared_pointer(target), pointer, "valid"
             )
             return
+        # Shorter than cp.async takes: through registers, without overlap.
         dtype = storage_dtype(operand.layout.dtype)
         shape = f"({operand.length},)"
         self.script.line(f'{name}_one = T.alloc_buffer({shape}, "{dtype}", scope="local")')
@@ -233,9 +238,7 @@ class _ProductBody:
                 )
 
     def _load_by_ldmatrix(self, bases: tuple[str, str]) -> None:
-        """Write loads of four matrices of 8 rows of 16 bytes each: the first factor of one
-        instruction, or the second factor of two.
-        """
+        """Write loads of four matrices of 8 rows of 16 bytes each."""
         (rows, columns), (m, n) = self.schedule.tile, (self.instruction.m, self.instruction.n)
 
         def load(count: int, name: str, register: str, number: int, place: tuple[str, str]) -> None:
@@ -244,6 +247,7 @@ class _ProductBody:
                 f"cpembed_ldmatrix_x{count}", register_pointer(name, register), pointer
             )
 
+        # Four matrices are the first factor of one instruction, or the second factor of two.
         with self.script.nested(f"for i in T.unroll({rows}):"):
             row = f"(warp_row * {rows} + i) * {m} + lane % 16"
             load(4, "first", "i * 4", 0, (row, "inner * 2 + lane // 16"))
@@ -280,6 +284,8 @@ def write_results(writer: Writer, plan: Plan) -> None:
     script.line(f"stage = thread // {LANES} * {staging.bytes}")
     with script.nested(f"for strip in T.unroll({rows}):"):
         _stage_sums(writer, plan)
+        # Lanes read what others staged, and stage the next strip in its place: a warp is enough, as
+        # no part of the staging is shared with other warps.
         writer.warp_barrier()
         _store_strip(writer, plan)
         writer.warp_barrier()
@@ -349,9 +355,7 @@ def _store_strip(writer: Writer, plan: Plan) -> None:
 
 
 def _iterator_values(writer: Writer, plan: Plan) -> dict[str, str]:
-    """Write the tile of ``result_row`` and ``result_column``, and return the values of loops and
-    axes there.
-    """
+    """Write the tile of ``result_row`` and ``result_column``; return all iterators there."""
     product, (rows, columns) = plan.product, plan.schedule.tile
     n = product.instruction.n
     writer.script.lines(

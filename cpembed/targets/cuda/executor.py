@@ -1,14 +1,15 @@
-"""Execution of CUDA text on this machine's processor, with counters and checks of what CUDA leaves
-undefined.
+"""Execution of CUDA text on this machine's processor, with counters.
 
-The threads of a block are fibers; the lanes of a warp meet in collective functions, which are
-executed once for all of them. Results are :attr:`~cpembed.provenance.Provenance.EMULATED`: numbers
-and counts are right, and nothing is timed. ``native/`` holds the runtime, in C++.
+What CUDA leaves undefined is a fault. The threads of a block are fibers; the lanes of a warp meet
+in collective functions, which are executed once for all of them. Results are
+:attr:`~cpembed.provenance.Provenance.EMULATED`: numbers and counts are right, and nothing is timed.
+``native/`` holds the runtime, in C++.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -42,6 +43,7 @@ COMPILER = TextCompiler(
     header="executor.h",
 )
 
+# Limits of a launch (CUDA C++ Programming Guide, Compute Capabilities).
 MAX_THREADS = 1024
 MAX_SHARED_BYTES = 227 * 1024
 """Maximum dynamic shared memory of a block, on the largest machine (compute capability 9.0)."""
@@ -57,10 +59,6 @@ _SCALARS = {
 }  # fmt: skip
 
 
-def _no_calls() -> dict[str, int]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Counters:
     """Counts of one launch, or of several added up.
@@ -70,7 +68,7 @@ class Counters:
     bank conflicts, and with the bytes of a warp's access contiguous and aligned.
     """
 
-    instructions: Mapping[str, int] = field(default_factory=_no_calls)
+    instructions: Mapping[str, int] = field(default_factory=dict[str, int])
     """Calls of device functions, collective functions and barriers by name; one per warp."""
     shared_load_wavefronts: int = 0
     """Includes ``ldmatrix`` and loads of WMMA fragments."""
@@ -106,12 +104,10 @@ class Counters:
         """Number of ``ldmatrix`` instructions, of any number of matrices."""
         return sum(n for name, n in self.instructions.items() if "_ldmatrix_" in name)
 
-    def __add__(self, other: Counters) -> Counters:
+    def __add__(self, counters: Counters) -> Counters:
         names = [f.name for f in fields(self) if f.name != "instructions"]
-        calls = dict(self.instructions)
-        for name, count in other.instructions.items():
-            calls[name] = calls.get(name, 0) + count
-        return Counters(calls, **{n: getattr(self, n) + getattr(other, n) for n in names})
+        calls = dict(Counter(self.instructions) + Counter(counters.instructions))
+        return Counters(calls, **{n: getattr(self, n) + getattr(counters, n) for n in names})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -214,6 +210,7 @@ class Program(LoadedText):
             arguments=ctypes.addressof(pointers),
             buffers=ctypes.addressof(buffers),
             buffer_count=len(arena.buffers),
+            # The runtime's codes: 0 forward, 1 reverse, 2 random by the seed.
             order=order.value if isinstance(order, Order) else 2,
             seed=0 if isinstance(order, Order) else order % 2**64,
             grid=(ctypes.c_uint32 * 3)(*launch.grid),
@@ -233,6 +230,7 @@ class Program(LoadedText):
             raise ExecutionFault(
                 f"there is no kernel {name} in the text; it has {', '.join(self.kernels)}"
             )
+        # A bound by __launch_bounds__ is a promise to the compiler, which a GPU enforces.
         limit = min(self._text.kernels[name] or MAX_THREADS, MAX_THREADS)
         if not 1 <= threads <= limit or min(launch.block) < 1:
             raise ExecutionFault(

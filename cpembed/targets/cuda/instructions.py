@@ -1,8 +1,8 @@
-"""Tensor Core instructions that kernels are generated for, each executed by one warp, and the lanes
-that hold the elements of their matrices.
+"""Tensor Core instructions that kernels are generated for, and the lanes that hold their matrices.
 
-The PTX ISA documents the registers of ``mma.sync``, and ``fragments.toml`` holds these maps. It
-does not document those of WMMA, whose fragments are accessed by WMMA's own loads and stores.
+An instruction is executed by one warp. The PTX ISA documents the registers of ``mma.sync``, and
+``fragments.toml`` holds these maps. It does not document those of WMMA, whose fragments are
+accessed by WMMA's own loads and stores.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ class TensorCoreInstruction:
 
     @property
     def load_functions(self) -> tuple[str, str]:
-        """Names of WMMA's device functions ``(registers, shared, leading dimension in elements)``
-        that load rows of A and columns of B.
+        """Names of WMMA's device functions that load rows of A and columns of B.
+
+        Their arguments are ``(registers, shared, leading dimension in elements)``.
         """
         self._require_wmma("loads")
         return (
@@ -111,8 +112,9 @@ class TensorCoreInstruction:
 
     @property
     def store_function(self) -> str:
-        """Name of WMMA's device function ``(shared, registers, leading dimension in elements)``
-        that stores rows of C.
+        """Name of WMMA's device function that stores rows of C.
+
+        Its arguments are ``(shared, registers, leading dimension in elements)``.
         """
         self._require_wmma("stores")
         return f"cpembed_wmma_store_{self.shape}_{SHORT[self.c]}"
@@ -141,6 +143,7 @@ _BYTES = tuple((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uin
 
 _FORMS: tuple[tuple[Kind, tuple[int, int, int], tuple[tuple[str, str, str], ...]], ...] = (
     ("mma", (16, 8, 16), _FLOATS),
+    # Bytes are twice as deep, with any mixture of signs; WMMA takes equal types only.
     ("mma", (16, 8, 32), _BYTES),
     ("wmma", (16, 16, 16), (*_FLOATS, *_SAME_BYTES)),
     ("wmma", (32, 8, 16), (*_FLOATS, *_SAME_BYTES)),
@@ -184,6 +187,7 @@ def instruction_of(
             f"{spec.name}: a Tensor Core multiplies two operands, not {len(inputs)}"
         )
     names = [operand.name for operand in (*inputs, instruction.computation.output)]
+    # Without types of a workload, those that the specification lists first.
     choice = instruction.dtype_choices[0]
     if dtypes is not None:
         choice = {name: dtypes[(roles or {}).get(name, name)] for name in choice}
@@ -231,8 +235,10 @@ class FragmentsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Fragment:
-    """A matrix distributed over a warp, ``elements`` to a lane in the order of registers and of the
-    bytes in them; ``row`` and ``column`` are the digits of its coordinates, outermost first.
+    """A matrix distributed over a warp.
+
+    A lane holds ``elements`` of it, in the order of registers and of the bytes in them; ``row`` and
+    ``column`` are the digits of its coordinates, outermost first.
     """
 
     name: str
@@ -288,8 +294,9 @@ def position(name: str, lane: int, element: int) -> tuple[int, int]:
 
 
 def matrix_row(lane: int) -> tuple[int, int]:
-    """Return the matrix and its row whose address a lane passes to ``ldmatrix``; with fewer than
-    four matrices the addresses of later lanes are not used.
+    """Return the matrix and its row whose address a lane passes to ``ldmatrix``.
+
+    With fewer than four matrices the addresses of later lanes are not used.
     """
     return lane // MATRIX_ROWS, lane % MATRIX_ROWS
 

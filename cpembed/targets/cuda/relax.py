@@ -53,6 +53,7 @@ class Emulation:
             **self.functions,
         }
         symbols = {name: f.with_attr("global_symbol", name) for name, f in self._functions.items()}
+        # All functions in one text: it is compiled once, whichever of them main calls.
         with self.target, tvm.transform.PassContext(config=PASS_OPTIONS):
             built = tvm.tirx.build(tvm.IRModule(symbols), target=self.target)
         self.source = built.imports[0].inspect_source()
@@ -130,8 +131,9 @@ def _unwritten(tensor: Any) -> Array:
 
 
 def _collect_nests(statement: Any, memory: dict[str, Array], nests: list[Any]) -> None:
-    """Append the loop nests of a function, each of which is a kernel, and add memory for the
-    buffers that it allocates; another view of a tensor is the same memory.
+    """Append the loop nests of a function, each of which is a kernel.
+
+    Memory is added for the buffers that it allocates; another view of a tensor is the same memory.
     """
     if hasattr(statement, "seq"):
         for inner in statement.seq:

@@ -49,6 +49,7 @@ class CudaSpace(Space[KernelSchedule]):
 
     @cached_property
     def _ranked(self) -> tuple[Scored[KernelSchedule], ...]:
+        # Groups and splits multiply the number of schedules by 24, so only the best are refined.
         schedules = sorted(self._plain(), key=_rank)
         if not schedules:
             raise LoweringError(f"no schedule fits a multiprocessor of {self.gpu.name}")
@@ -161,6 +162,7 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
 
     def __init__(self, spec: HardwareSpec) -> None:
         super().__init__(spec)
+        # Nothing of the host decides: the GPU that is estimated is a described one.
         self.machine = MACHINE
 
     @cached_property
@@ -194,6 +196,7 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         return Execution(outputs, self.provenance)
 
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
+        # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
 
     def save(self, artifact: CudaKernels, path: Path) -> None:

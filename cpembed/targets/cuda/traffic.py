@@ -31,12 +31,13 @@ Addresses = NDArray[np.int64]
 
 
 def wavefronts(addresses: Addresses, width: int) -> int:
-    """Count the wavefronts of accesses of ``width`` bytes; a row of addresses is one access of a
-    warp.
+    """Count the wavefronts of accesses of ``width`` bytes.
 
-    Accesses of 16 bytes are served in quarters of a warp, of 8 bytes in halves; a word that several
-    lanes read is read once. (CUDA C++ Best Practices Guide, shared memory and memory banks.)
+    A row of addresses is one access of a warp.
     """
+    # Accesses of 16 bytes are served in quarters of a warp, of 8 bytes in halves; a word that
+    # several lanes read is read once (CUDA C++ Best Practices Guide, shared memory and memory
+    # banks).
     lanes = min(LANES, WAVEFRONT_BYTES // width)
     total = 0
     for group in addresses.reshape(-1, lanes):
@@ -51,8 +52,10 @@ def _max_bank_words(words: Addresses) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTraffic:
-    """Counts of a stage: ``products`` and ``fragment_wavefronts`` of each warp; ``copy_wavefronts``
-    and ``copies``, the number of vectors that are copied, of all warps of a block.
+    """Counts of a stage.
+
+    ``products`` and ``fragment_wavefronts`` are those of each warp; ``copy_wavefronts`` and
+    ``copies``, the number of vectors that are copied, those of all warps of a block.
     """
 
     products: int
@@ -71,8 +74,10 @@ class ResultTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTraffic:
-    """Counts of a product kernel: those of a block in each of ``steps`` stages and at its end, and
-    bytes of global memory inside the operands.
+    """Counts of a product kernel.
+
+    ``stage`` and ``result`` are those of a block in each of ``steps`` stages and at its end; bytes
+    are those of global memory inside the operands.
     """
 
     blocks: int
@@ -261,10 +266,10 @@ def _points_inside(operand: GlobalOperand, extents: tuple[tuple[str, int], ...])
     return total * int(np.count_nonzero(np.broadcast_to(inside, shape)))
 
 
+# Counted in the loops over stages that nvcc 13 generates for sm_80: 12 to 16 for matrix products,
+# 23 for convolutions with padding. They compute two addresses, and whether the vector is inside.
 COPY_INSTRUCTIONS = 18
-"""Number of instructions for a vector that is copied: its address in the operand and in shared
-memory, whether it is inside. Counted in the loops over stages that nvcc 13 generates for sm_80: 12
-to 16 for matrix products, 23 for convolutions with padding."""
+"""Number of instructions for a vector that is copied."""
 
 RESULT_INSTRUCTIONS = 20
 """Number of instructions for a vector of results, counted likewise."""
@@ -293,9 +298,8 @@ def work_of(plan: Plan, gpu: Gpu) -> KernelWork:
 
 
 def _fetch(counts: KernelTraffic, gpu: Gpu) -> Phase:
-    """Return the copies of a stage: a warp issues them one after the other, and all are in flight
-    at a time.
-    """
+    """Return the copies of a stage."""
+    # A warp issues its copies one after the other, and all are in flight at a time.
     accesses = counts.stage.copies / LANES
     issue = accesses * COPY_INSTRUCTIONS / gpu.unit.schedulers
     issue_of_warp = accesses / counts.warps * COPY_INSTRUCTIONS * gpu.unit.integer_cycles
@@ -348,6 +352,7 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
     resident = max(1, gpu.resident(counts.warps, plan.shared_bytes, plan.registers))
     blocks = min(counts.blocks, resident * gpu.multiprocessors)
     group = plan.group
+    # The blocks that run together are whole groups of rows, or a part of one group's columns.
     wave_rows = min(rows, group * max(1, blocks // (group * columns)))
     wave_columns = min(columns, -(-blocks // group))
     wave = wave_rows * _bytes(plan.first) / rows + wave_columns * _bytes(plan.second) / columns

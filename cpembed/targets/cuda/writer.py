@@ -104,6 +104,7 @@ def _term(term: IndexTerm, values: Mapping[str, str], extents: Mapping[str, int]
         value = index_script(term.inner, values, extents)
         negative = term.inner.bounds(extents)[0] < 0
     if negative:
+        # Python's operators round down, as indices of padding need.
         value = value if term.divisor == 1 else f"({value}) // {term.divisor}"
         value = value if term.modulus is None else f"({value}) % {term.modulus}"
     else:
@@ -113,8 +114,9 @@ def _term(term: IndexTerm, values: Mapping[str, str], extents: Mapping[str, int]
 
 
 def digits(number: str, loops: Sequence[Loop]) -> dict[str, str]:
-    """Return the values of loops, outermost first, at a number that counts them all; the outermost
-    loop exceeds its extent if the number exceeds their product.
+    """Return the values of loops, outermost first, at a number that counts them all.
+
+    The outermost loop exceeds its extent if the number exceeds their product.
     """
     values: dict[str, str] = {}
     inner = 1
@@ -162,8 +164,10 @@ def inside_conditions(
 
 
 def guarded_place(conditions: list[str], value: str) -> tuple[str, str]:
-    """Return lines that set ``valid`` to whether all conditions hold, and ``place`` to ``value``,
-    or to 0 if they do not, which is a valid address.
+    """Return lines that set ``valid`` and ``place``.
+
+    ``valid`` is 1 where all conditions hold; ``place`` is ``value`` there, and elsewhere 0, which
+    is a valid address.
     """
     condition = " and ".join(conditions) or "True"
     # A product, because a selection would become a branch.
@@ -212,6 +216,7 @@ PACKING_THREADS = 256
 
 
 def packing_blocks(operand: GlobalOperand) -> int:
+    """Return the number of blocks that pack an operand, with a thread for each element."""
     return -(-operand.layout.elements // PACKING_THREADS)
 
 
@@ -264,6 +269,7 @@ def _write_packed_element(writer: Writer, operand: GlobalOperand, name: str) -> 
     register = register_pointer("one", "0")
     source = f"T.address_of({name}_original[place])"
     writer.call(f"cpembed_load_{size}", register, source, "valid")
+    # Elements without an original are stored as well: the load made them zero.
     script.line(f"exists = T.Select(number < {layout.elements}, 1, 0)")
     script.line("target = T.Select(exists == 1, number, 0)")
     writer.call(f"cpembed_store_{size}", f"T.address_of({name}[target])", register, "exists")
