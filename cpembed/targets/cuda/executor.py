@@ -138,11 +138,7 @@ class Launch:
 
 
 class _Buffer(ctypes.Structure):
-    _fields_ = (
-        ("base", ctypes.c_void_p),
-        ("bytes", ctypes.c_uint64),
-        ("argument", ctypes.c_int32),
-    )
+    _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("argument", ctypes.c_int32))
 
 
 class _Launch(ctypes.Structure):
@@ -249,6 +245,7 @@ class Program(LoadedText):
 
     def _parameters(self, kernel: str) -> list[tuple[str, int]]:
         """Return kind and size in bytes of each parameter, as in ``native/kernel_entry.h``."""
+        # The compiler's own view of the signature: the text may use types that are defined in it.
         kinds = getattr(self._functions, f"executor_kinds_{kernel}")
         sizes = getattr(self._functions, f"executor_sizes_{kernel}")
         kinds.restype, sizes.restype = ctypes.c_char_p, ctypes.POINTER(ctypes.c_int)
@@ -261,6 +258,7 @@ class Program(LoadedText):
     def _counts(self, function: str) -> dict[str, int]:
         next_name, value = getattr(self._functions, function), ctypes.c_uint64()
         counts = dict[str, int]()
+        # The runtime numbers its counters; beyond the last there is no name.
         while name := next_name(len(counts), ctypes.byref(value)):
             counts[name.decode()] = value.value
         return counts
@@ -281,6 +279,7 @@ def _placed(
                 raise ExecutionFault(f"{kernel} takes an array as argument {number}")
             # An array that is passed twice is one buffer.
             arrays.setdefault(id(value), (number, value))
+    # Copies with guarded gaps, so that an access outside of an array is noticed.
     arena = Arena.with_copies(kernel, list(arrays.values()))
     addresses = {id(b.array): b.address for b in arena.buffers}
     values = [
@@ -294,6 +293,7 @@ def _placed(
 
 def _scalar(kernel: str, number: int, kind: str, size: int, value: Argument) -> Any:
     scalar: Any = _SCALARS.get((kind, size))
+    # A Python number takes the parameter's type, as in a call of C++.
     if scalar is not None and np.ndim(value) == 0:
         return scalar(float(value)) if kind == "f" else scalar(int(value))
     if isinstance(value, np.generic) and value.nbytes == size:  # float16, for one.

@@ -134,6 +134,7 @@ def _call(inside: str) -> str:
             match = _OPERAND.match(operand)
             operands.append(f"({match[2]})" if match else operand)
     for pattern, make in _FORMS:
+        # Whole statements only: a part that is not understood would change what is executed.
         match = pattern.fullmatch(template)
         if match:
             return make(match, operands)

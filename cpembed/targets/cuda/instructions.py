@@ -82,6 +82,7 @@ class TensorCoreInstruction:
     def registers(self) -> tuple[int, int, int]:
         """Number of 32-bit registers of a lane for A, B and C."""
         extents = (self.m * self.k, self.n * self.k, self.m * self.n)
+        # Registers of 32 bits: several short elements share one.
         first, second, sums = (
             count * size_bytes(dtype) // 4 // LANES
             for count, dtype in zip(extents, (self.a, self.b, self.c), strict=True)
@@ -155,8 +156,7 @@ INSTRUCTIONS = tuple(
     for kind, (m, n, k), types in _FORMS
     for a, b, c in types
 )
-"""Instructions of sm_80 and later: PTX ISA, tables of shapes and types of ``mma.sync`` and
-``wmma``."""
+"""Instructions of sm_80 and later (PTX ISA, shapes and types of ``mma.sync`` and ``wmma``)."""
 
 
 def instruction_of(
@@ -212,6 +212,7 @@ def _matrix_shape(instruction: Instruction) -> tuple[int, int, int] | None:
         {name for index in computation.access(operand.name).index for name in index.iterators}
         for operand in (*computation.inputs, computation.output)
     )
+    # The rows are indexed by the first factor and the result, and so on: names do not matter.
     axes = (first & output, second & output, first & second)
     if any(len(names) != 1 for names in axes) or len(instruction.axes) != 3:
         return None
@@ -321,5 +322,6 @@ def _fragment(path: Path, name: str, table: FragmentTable) -> Fragment:
     axes = {axis: InstructionAxis(axis, n, n) for axis, n in _extents(table.elements).items()}
     error = partial(spec_error, str(path), ("fragments", name))
     digits = read_tile([*table.row, *table.column], tuple(axes), axes, error)
+    # Read together: each element's digits have to be used exactly once, in rows or in columns.
     rows = len(table.row)
     return Fragment(name, table.elements, digits[:rows], digits[rows:])

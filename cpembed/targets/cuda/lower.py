@@ -252,8 +252,7 @@ def _factor_layouts(
     """
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
     max_length = min(ACCESS_BYTES // size_bytes(operand.dtype), extents[along])
-    # Packed ahead, a tile is contiguous: packing costs nothing at run time and every vector is
-    # long.
+    # In tiles the depth of an instruction is contiguous, whatever the original layout is.
     tiles = _global_operand(_in_tiles(operand, along), program, along, max_length)
     if ahead:
         return (tiles,)

@@ -206,8 +206,7 @@ class KernelWork:
     steps: int = 1
     """Number of times that a block fetches and computes."""
     stages: int = 1
-    """Number of stages of shared memory, one less than the steps that are fetched ahead; with
-    one stage nothing overlaps."""
+    """Number of stages of shared memory, all but one of them fetched ahead of the products."""
     fetch: Phase = Phase()
     """Fetches of a step."""
     compute: Phase = Phase()
@@ -225,6 +224,7 @@ class KernelWork:
     def block(self) -> Phase:
         """All work of a block, with the cycles of a block that is alone."""
         busy = (self.fetch + self.compute).times(self.steps) + self.result.times(self.results)
+        # With one stage nothing overlaps: a block fetches, then computes.
         if self.stages == 1:
             return busy
         # Fetches of all stages but the one that computes are in flight together.
@@ -241,8 +241,7 @@ class GpuEstimate:
     us: float
     """Microseconds, including all launches."""
     parts: Mapping[str, float]
-    """Microseconds that each unit of the busiest multiprocessor is busy, and that blocks would
-    wait that are alone (``latency_us``)."""
+    """Microseconds that each unit is busy, and that blocks would take alone (``latency_us``)."""
     occupancy: int
     """Number of blocks that are resident on a multiprocessor."""
     waves: int

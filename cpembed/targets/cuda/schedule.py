@@ -38,8 +38,7 @@ class KernelSchedule:
     stages: int = 3
     """Number of stages of shared memory."""
     group: int = 1
-    """Number of blocks of rows that are adjacent in the order of blocks, so that they find the
-    second factor in L2."""
+    """Number of adjacent blocks of rows that share columns of the second factor in L2."""
     splits: int = 1
     """Number of blocks that share the reduction of a result."""
     layouts: tuple[int, int] = (0, 0)
@@ -77,8 +76,7 @@ class SharedTile:
     width: int
     """Bytes of a vector that is copied."""
     swizzled: bool
-    """True if the chunks of a row are permuted so that those of eight rows are in different
-    banks."""
+    """True if chunks are permuted so that those of eight rows are in different banks."""
 
     @property
     def row_vectors(self) -> int:

@@ -17,13 +17,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
 from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
-from cpembed.targets.cuda.schedule import (
-    CHUNK,
-    WAVEFRONT_BYTES,
-    Plan,
-    SharedTile,
-    Staging,
-)
+from cpembed.targets.cuda.schedule import CHUNK, WAVEFRONT_BYTES, Plan, SharedTile, Staging
 from cpembed.targets.cuda.writer import PACKING_THREADS
 
 BANK_BYTES = 4
@@ -274,7 +268,7 @@ COPY_INSTRUCTIONS = 18
 RESULT_INSTRUCTIONS = 20
 """Number of instructions for a vector of results, counted likewise."""
 
-_MOVE_REGISTERS = 24
+_ELEMENT_REGISTERS = 24
 """Number of registers of a thread that only moves an element."""
 
 
@@ -366,22 +360,22 @@ def _auxiliary(plan: Plan, gpu: Gpu) -> tuple[KernelWork, ...]:
     for operand in (plan.first, plan.second):
         if operand.needs_packing and operand.layout.name != weights:
             elements = operand.layout.elements
-            moved = _bytes(operand) + elements * size_bytes(operand.layout.dtype)
-            kernels.append(_element_kernel("packing", elements, moved, gpu))
+            transferred = _bytes(operand) + elements * size_bytes(operand.layout.dtype)
+            kernels.append(_element_kernel("packing", elements, transferred, gpu))
     if plan.schedule.splits > 1:
         elements = product.output.layout.elements
-        moved = elements * plan.schedule.splits * size_bytes(product.sums)
-        moved += elements * size_bytes(product.output_dtype)
-        kernels.append(_element_kernel("reduction", elements, moved, gpu))
+        transferred = elements * plan.schedule.splits * size_bytes(product.sums)
+        transferred += elements * size_bytes(product.output_dtype)
+        kernels.append(_element_kernel("reduction", elements, transferred, gpu))
     return tuple(kernels)
 
 
-def _element_kernel(name: str, elements: int, moved: int, gpu: Gpu) -> KernelWork:
+def _element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> KernelWork:
     """Return the work of a kernel with a thread for each element, which moves bytes in all."""
     warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
     issue = warps * COPY_INSTRUCTIONS / gpu.unit.schedulers
     cycles = gpu.l2_cycles + COPY_INSTRUCTIONS * gpu.unit.integer_cycles
-    phase = Phase(cycles, 0.0, 2 * warps, issue, bytes=moved / blocks)
+    phase = Phase(cycles, 0.0, 2 * warps, issue, bytes=transferred / blocks)
     return KernelWork(
-        name, blocks, warps, 0, registers=_MOVE_REGISTERS, compute=phase, dram_bytes=moved
+        name, blocks, warps, 0, registers=_ELEMENT_REGISTERS, compute=phase, dram_bytes=transferred
     )

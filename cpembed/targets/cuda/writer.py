@@ -189,6 +189,7 @@ def _result_expression(
     epilogue, sums = product.epilogue, product.sums
     if epilogue is None:
         return value
+    # Epilogues are computed in float32, as on other targets: float16 would round at each step.
     if sums == "float16":
         value, sums = f'T.cast({value}, "float32")', "float32"
     at_channel = channel(number) if epilogue.vectors else ""
@@ -259,12 +260,14 @@ def _write_packed_element(writer: Writer, operand: GlobalOperand, name: str) -> 
     }
     extents = {d.name: d.extent for d in layout.dimensions}
     conditions, address, stride = [f"number < {layout.elements}"], "0", 1
+    # Row-major in the original: the last dimension has stride 1.
     for index, extent in reversed(list(zip(layout.source, layout.original_shape, strict=True))):
         coordinate = index_script(index, values, extents)
         conditions += [f"0 <= {coordinate}", f"{coordinate} < {extent}"]
         address = f"{address} + ({coordinate}) * {stride}"
         stride *= extent
     script.lines(guarded_place(conditions, address))
+    # Through a register, as device functions take pointers to registers.
     script.line(f'one = T.alloc_buffer((1,), "{storage_dtype(layout.dtype)}", scope="local")')
     register = register_pointer("one", "0")
     source = f"T.address_of({name}_original[place])"
@@ -339,6 +342,7 @@ def flat_channel(product: TiledProduct, place: str) -> str:
     shape = output.output.shape
     terms: list[str] = []
     stride = 1
+    # Channels may be cut into blocks, as in NCHW16c: digits of the place, innermost first.
     for axis in reversed(channel_axes(output)):
         dimension = dimensions.index(axis)
         inner = math.prod(shape[dimension + 1 :])

@@ -73,6 +73,7 @@ class Image:
         """Give every tensor an offset: one without ``at=`` follows those before it."""
         # Any memory may be loaded from a tensor: the largest element's alignment serves all.
         align = max(config.element_bytes(memory) for memory in Memory)
+        # A section of micro-ops declares its tensor, unless a directive did.
         for name, uops in self.uops.items():
             if name not in self.declared:
                 self.declared[name] = Declared(uops.word, "uint32", None, Role.UOPS)
@@ -86,10 +87,8 @@ class Image:
             offset = after if declared.offset is None else declared.offset
             tensor = Tensor(offset, shape, declared.dtype, declared.role)
             end = max(end, offset + tensor.size_bytes)
-            if end > MAX_IMAGE_BYTES:
-                raise self.words.error(
-                    declared.word, f"{name} ends at byte {end}; allowed: {MAX_IMAGE_BYTES} at most"
-                )
+            problem = f"{name} ends at byte {end}; allowed: {MAX_IMAGE_BYTES} at most"
+            self.words.require(end <= MAX_IMAGE_BYTES, declared.word, problem)
             self.tensors[name] = tensor
         if self.size is None:
             self.size = end
@@ -111,13 +110,10 @@ class Image:
                 dram[tensor.offset : tensor.offset + words.nbytes] = words.view(np.uint8)
         for word, name, offset, content in self.data:
             start, room = self._region(name)
-            if offset + len(content) > room:
-                place = "DRAM" if name is None else name.text
-                raise self.words.error(
-                    word,
-                    f"these bytes end at {offset + len(content):#x}, {place} has {room:#x} bytes",
-                )
-            dram[start + offset : start + offset + len(content)] = np.frombuffer(content, np.uint8)
+            end, place = offset + len(content), "DRAM" if name is None else name.text
+            problem = f"these bytes end at {end:#x}, {place} has {room:#x} bytes"
+            self.words.require(end <= room, word, problem)
+            dram[start + offset : start + end] = np.frombuffer(content, np.uint8)
         return dram
 
     def address(self, address: Word, memory: Memory, config: VtaConfig) -> int:
@@ -145,12 +141,9 @@ class Image:
         tensor = self._named(match[1], address)
         size = config.element_bytes(memory)
         start = self.base + tensor.offset
-        if start % size:
-            raise self.words.error(
-                address,
-                f"{match[1]} lies at physical address {start:#x}, not at a multiple of "
-                f"{memory.name}'s element of {size} bytes: move it with at=",
-            )
+        problem = f"{match[1]} lies at physical address {start:#x}, not at a multiple of "
+        problem += f"{memory.name}'s element of {size} bytes: move it with at="
+        self.words.require(start % size == 0, address, problem)
         value = start // size + self.words.number(address, match[2] or "0")
         self.words.check(address, formats_of(config).field(Opcode.LOAD, "dram"), value)
         return value
@@ -208,6 +201,7 @@ class _Assembler:
         }
 
     def program(self, text: str) -> VtaProgram:
+        # Not splitlines(), which also splits at characters that editors do not count as line ends.
         for number, line in enumerate(text.split("\n"), start=1):
             words = self._words.split(line, number)
             if words and words[0].text.startswith("."):
@@ -230,26 +224,25 @@ class _Assembler:
             allowed = f"{one_of(self._directives)}{close_match(first.text, self._directives)}"
             raise self._words.error(first, f"unknown directive {first.text}; allowed: {allowed}")
         if first.text in _ONCE:
-            if first.text in self._once:
-                raise self._words.error(first, f"{first.text} is given more than once: keep one")
-            if self._image.declared or self._image.uops or self._code:
-                problem = f"{first.text} comes before tensors, micro-ops and instructions"
-                raise self._words.error(first, problem)
+            problem = f"{first.text} is given more than once: keep one"
+            self._words.require(first.text not in self._once, first, problem)
+            # All else depends on them: sizes of elements, the place of the image.
+            is_late = self._image.declared or self._image.uops or self._code
+            problem = f"{first.text} comes before tensors, micro-ops and instructions"
+            self._words.require(not is_late, first, problem)
             self._once.add(first.text)
         self._directives[first.text](line)
 
     def _version(self, line: list[Word]) -> None:
         self._words.at_most(line, 2)
-        if len(line) < 2 or line[1].text != str(VERSION):
-            problem = f"unknown version; this release reads `.vta {VERSION}`"
-            raise self._words.error(line[-1], problem)
+        problem = f"unknown version; this release reads `.vta {VERSION}`"
+        self._words.require(line[-1].text == str(VERSION), line[-1], problem)
 
     def _configure(self, line: list[Word]) -> None:
         values = self._words.numbers(line[1:], [field.name for field in fields(VtaConfig)])
         for name, (word, value) in values.items():
-            if not 0 <= value <= 40:
-                problem = f"{name} = {value}; allowed: 0..40 (log2 of a size)"
-                raise self._words.error(word, problem)
+            problem = f"{name} = {value}; allowed: 0..40 (log2 of a size)"
+            self._words.require(0 <= value <= 40, word, problem)
         self._config = VtaConfig(**{name: value for name, (_, value) in values.items()})
         try:
             formats_of(self._config)
@@ -259,8 +252,8 @@ class _Assembler:
     def _dram(self, line: list[Word]) -> None:
         for name, (word, value) in self._words.numbers(line[1:], ("base", "size")).items():
             limit = MAX_IMAGE_BYTES if name == "size" else (1 << 40) - 1
-            if not 0 <= value <= limit:
-                raise self._words.error(word, f"{name} = {value}; allowed: 0..{limit}")
+            problem = f"{name} = {value}; allowed: 0..{limit}"
+            self._words.require(0 <= value <= limit, word, problem)
             if name == "base":
                 self._image.base = value
             else:
@@ -268,42 +261,36 @@ class _Assembler:
 
     def _tensor(self, line: list[Word]) -> None:
         name = self._words.new_name(line, ".tensor NAME dtype=int8 shape=4x16")
-        if name.text in self._image.declared:
-            problem = f"{name.text} is declared already: give another name"
-            raise self._words.error(name, problem)
+        problem = f"{name.text} is declared already: give another name"
+        self._words.require(name.text not in self._image.declared, name, problem)
         settings = self._words.settings(line[2:], ("role", "dtype", "shape", "at"))
         for key in ("dtype", "shape"):
-            if key not in settings:
-                raise self._words.error(line[0], f".tensor lacks {key}=")
+            self._words.require(key in settings, line[0], f".tensor lacks {key}=")
         role = self._words.choice(*settings["role"], [*Role]) if "role" in settings else None
         offset = self._words.number(*settings["at"]) if "at" in settings else None
-        if offset is not None and not 0 <= offset <= MAX_IMAGE_BYTES:
-            raise self._words.error(
-                settings["at"][0], f"at = {offset}; allowed: 0..{MAX_IMAGE_BYTES}"
-            )
-        self._image.declared[name.text] = Declared(
-            name,
+        if offset is not None:
+            problem = f"at = {offset}; allowed: 0..{MAX_IMAGE_BYTES}"
+            self._words.require(0 <= offset <= MAX_IMAGE_BYTES, settings["at"][0], problem)
+        dtype, shape = (
             self._words.choice(*settings["dtype"], DTYPES),
             self._shape(*settings["shape"]),
-            None if role is None else Role(role),
-            offset,
         )
+        role = None if role is None else Role(role)
+        self._image.declared[name.text] = Declared(name, dtype, shape, role, offset=offset)
 
     def _shape(self, word: Word, text: str) -> tuple[int, ...]:
-        if not _SHAPE.fullmatch(text):
-            raise self._words.error(word, f"shape {text!r} cannot be read; write 4x16, or scalar")
+        problem = f"shape {text!r} cannot be read; write 4x16, or scalar"
+        self._words.require(_SHAPE.fullmatch(text) is not None, word, problem)
         shape = () if text == "scalar" else tuple(int(size) for size in text.split("x"))
-        if not 0 < math.prod(shape) <= MAX_IMAGE_BYTES:
-            problem = f"shape {text}; allowed: sizes of at least 1, {MAX_IMAGE_BYTES} elements"
-            raise self._words.error(word, problem)
+        problem = f"shape {text}; allowed: sizes of at least 1, {MAX_IMAGE_BYTES} elements"
+        self._words.require(0 < math.prod(shape) <= MAX_IMAGE_BYTES, word, problem)
         return shape
 
     def _begin_uops(self, line: list[Word]) -> None:
         self._words.at_most(line, 2)
         name = self._words.new_name(line, ".uop kernel")
-        if name.text in self._image.uops:
-            problem = f"{name.text} has micro-ops already: join the sections"
-            raise self._words.error(name, problem)
+        problem = f"{name.text} has micro-ops already: join the sections"
+        self._words.require(name.text not in self._image.uops, name, problem)
         uops = self._image.uops[name.text] = Uops(name)
         self._section = lambda words: self._uop(words, uops)
 
@@ -318,8 +305,7 @@ class _Assembler:
 
     def _uop(self, line: list[Word], uops: Uops) -> None:
         values = self._words.numbers(line, ("dst", "src", "wgt"))
-        if "dst" not in values:
-            raise self._words.error(line[0], "a micro-op lacks dst=")
+        self._words.require("dst" in values, line[0], "a micro-op lacks dst=")
         for index in formats_of(self._config).uop:
             if index.name in values:
                 self._words.check(values[index.name][0], index, values[index.name][1])
@@ -332,9 +318,8 @@ class _Assembler:
             problem = "a line of data starts with its offset, as in `0x20: 01 ff`"
             raise self._words.error(line[0], problem)
         for word in line[1:]:
-            if not _BYTE.fullmatch(word.text):
-                problem = f"{word.text!r} is not a byte; write two hexadecimal digits"
-                raise self._words.error(word, problem)
+            problem = f"{word.text!r} is not a byte; write two hexadecimal digits"
+            self._words.require(_BYTE.fullmatch(word.text) is not None, word, problem)
         content = bytes.fromhex("".join(word.text for word in line[1:]))
         self._image.data.append((line[0], name, self._words.number(line[0], match[1]), content))
 

@@ -24,10 +24,10 @@ from cpembed.targets.vta.encoding import misfit, unpack_uops
 from cpembed.targets.vta.isa import (
     FACTORS,
     LOOPS,
-    MOVED,
     NO_TOKENS,
     PADS,
     TOKEN_FLAGS,
+    TRANSFER,
     Alu,
     AluOp,
     Factors,
@@ -63,15 +63,15 @@ class Mnemonic(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
+# ``immediate`` sets ``use_immediate`` too; the ALU does not read an ``unused_immediate``.
 MNEMONICS = {
-    "load": Mnemonic(Opcode.LOAD, Memory, MOVED, PADS),
-    "store": Mnemonic(Opcode.STORE, Memory, MOVED, PADS),
+    "load": Mnemonic(Opcode.LOAD, Memory, TRANSFER, PADS),
+    "store": Mnemonic(Opcode.STORE, Memory, TRANSFER, PADS),
     "gemm": Mnemonic(Opcode.GEMM, None, LOOPS, FACTORS, ("reset",)),
     "alu": Mnemonic(Opcode.ALU, AluOp, LOOPS, (*FACTORS[:4], "immediate", "unused_immediate")),
     "finish": Mnemonic(Opcode.FINISH, None, (), ()),
 }
-"""Syntax by mnemonic. ``immediate`` sets ``use_immediate``; the ALU does not read an
-``unused_immediate``."""
+"""Syntax by mnemonic."""
 
 NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]+|[0-9]+)")
 _COMMENT = ";"
@@ -98,6 +98,7 @@ class Words:
     def split(line: str, number: int) -> list[Word]:
         """Return the words of a line before its comment."""
         code = line.partition(_COMMENT)[0]
+        # Columns from 1, as editors count them.
         return [Word(m[0], number, m.start() + 1) for m in re.finditer(r"\S+", code)]
 
     def place(self, word: Word) -> str:
@@ -108,13 +109,17 @@ class Words:
         """Return an error about a word, to be raised."""
         return ProgramError(f"{self.place(word)}: {problem}")
 
+    def require(self, condition: bool, word: Word, problem: str) -> None:
+        """Raise an error about a word unless a condition holds."""
+        if not condition:
+            raise self.error(word, problem)
+
     def new_name(self, words: list[Word], example: str) -> Word:
         """Return the tensor's name after a directive."""
-        if len(words) < 2:
-            raise self.error(words[0], f"{words[0].text} needs a name, as in `{example}`")
+        self.require(len(words) > 1, words[0], f"{words[0].text} needs a name, as in `{example}`")
         name = words[1]
-        if not TENSOR_NAME.fullmatch(name.text):
-            raise self.error(name, f"{name.text!r} is not a name; allowed: {NAME_RULE}")
+        problem = f"{name.text!r} is not a name; allowed: {NAME_RULE}"
+        self.require(TENSOR_NAME.fullmatch(name.text) is not None, name, problem)
         return name
 
     def settings(
@@ -149,8 +154,7 @@ class Words:
                     f"{problem}; allowed: {one_of(choices) or 'nothing'}"
                     + close_match(name, [*allowed, *flags]),
                 )
-            if name in settings:
-                raise self.error(word, f"{name} is given more than once: keep one")
+            self.require(name not in settings, word, f"{name} is given more than once: keep one")
             settings[name] = word, value
         return settings
 
@@ -175,13 +179,12 @@ class Words:
     def check(self, word: Word, field: Field, value: int) -> None:
         """Require that the value of a word fits its field."""
         problem = misfit(field, value)
-        if problem is not None:
-            raise self.error(word, problem)
+        self.require(problem is None, word, problem or "")
 
     def at_most(self, words: list[Word], count: int) -> None:
         """Require that a line has at most ``count`` words."""
-        if len(words) > count:
-            raise self.error(words[count], f"{words[count].text!r} is too much: leave it out")
+        for word in words[count:]:
+            raise self.error(word, f"{word.text!r} is too much: leave it out")
 
 
 AddressResolver = Callable[[Word, Memory], int]
@@ -213,14 +216,13 @@ class InstructionReader:
         kind = ""
         if syntax.kind is not None:
             names = [member.name.lower() for member in syntax.kind]
-            if not rest:
-                raise self._words.error(
-                    first, f"{first.text} needs one of {one_of(names)} after it"
-                )
+            problem = f"{first.text} needs one of {one_of(names)} after it"
+            self._words.require(bool(rest), first, problem)
             kind = self._words.choice(rest[0], rest[0].text, names).upper()
             rest = rest[1:]
         flags = self._flags(rest, syntax)
         values, address = self._values(first, [w for w in rest if w.text not in flags], syntax)
+        # Most instructions have none: they share one object.
         tokens = NO_TOKENS
         if any(word in flags for word in TOKENS):
             tokens = Tokens(*(word in flags for word in TOKENS))
@@ -234,8 +236,8 @@ class InstructionReader:
         flags: set[str] = set()
         for word in line:
             if word.text in TOKENS or word.text in syntax.flags:
-                if word.text in flags:
-                    raise self._words.error(word, f"{word.text} is given more than once: keep one")
+                problem = f"{word.text} is given more than once: keep one"
+                self._words.require(word.text not in flags, word, problem)
                 flags.add(word.text)
         return flags
 
@@ -246,20 +248,20 @@ class InstructionReader:
         flags = (*syntax.flags, *TOKENS)
         settings = self._words.settings(line, (*syntax.required, *syntax.optional), flags)
         missing = [name for name in syntax.required if name not in settings]
-        if missing:
-            raise self._words.error(first, f"{first.text} lacks {one_of(missing)}")
+        self._words.require(not missing, first, f"{first.text} lacks {one_of(missing)}")
         values: dict[str, int] = {}
         address: Word | None = None
         for name, (word, text) in settings.items():
+            # A name may be declared further down; a number is checked at once.
             if name == "dram" and not NUMBER.fullmatch(text):
                 address = Word(text, word.line, word.column)
                 continue
             values[name] = self._words.number(word, text)
             field = self._fields[syntax.opcode][name.removeprefix("unused_")]
             self._words.check(word, field, values[name])
-        if "immediate" in values and "unused_immediate" in values:
-            problem = "immediate and unused_immediate exclude each other: keep one"
-            raise self._words.error(first, problem)
+        both = {"immediate", "unused_immediate"} <= values.keys()
+        problem = "immediate and unused_immediate exclude each other: keep one"
+        self._words.require(not both, first, problem)
         return values, address
 
     def _transfer(
@@ -328,6 +330,7 @@ def _header(program: VtaProgram) -> Iterator[str]:
     changed = [f"{name}={value}" for name, value, standard in sizes if value != standard]
     if changed:
         yield f".config {' '.join(changed)}"
+    # What assembling would do by itself is left out: base 0, and a size up to the last tensor.
     end = max((t.offset + t.size_bytes for t in program.tensors.values()), default=0)
     if program.base or len(program.dram) != end:
         yield f".dram base={program.base:#x} size={len(program.dram):#x}"
@@ -341,6 +344,7 @@ def _contents(program: VtaProgram, *, data: bool) -> Iterator[str]:
     """Yield the lines of DRAM's initial content; lines of zeros are left out."""
     for name, tensor in program.tensors.items():
         content = program.dram[tensor.offset : tensor.offset + tensor.size_bytes]
+        # Micro-ops are written even without data: without them instructions say nothing.
         uops = _uops(tensor, content, program.config)
         if uops is not None:
             yield from ("", f".uop {name}", *uops)
@@ -407,6 +411,7 @@ class _AddressNames:
         size = self._program.config.element_bytes(transfer.memory)
         base = self._program.base
         byte = transfer.dram * size - base
+        # The last tensor that begins at the address or before it: tensors do not overlap.
         place = bisect_right(self._starts, byte) - 1
         if place < 0:
             return str(transfer.dram)
@@ -439,9 +444,9 @@ def _words(instruction: Instruction, names: _AddressNames) -> Iterator[str]:
         if value:
             yield f"{name}={value}"
     if isinstance(instruction, Alu) and (instruction.use_immediate or instruction.immediate):
-        yield (
-            "" if instruction.use_immediate else "unused_"
-        ) + f"immediate={instruction.immediate}"
+        # Bits that the ALU ignores are kept, so that assembling gives the same program again.
+        prefix = "" if instruction.use_immediate else "unused_"
+        yield f"{prefix}immediate={instruction.immediate}"
     if isinstance(instruction, Gemm) and instruction.reset:
         yield "reset"
     yield from (word for word, flag in TOKENS.items() if getattr(instruction.tokens, flag))

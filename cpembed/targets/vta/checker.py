@@ -6,7 +6,8 @@ Chisel. Every rule names the rows that break it, for all instructions at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from cpembed.errors import ProgramError
 from cpembed.targets.vta.accesses import Violation, content_violations
 from cpembed.targets.vta.assembly import instruction_text
-from cpembed.targets.vta.encoding import Columns, columns_of, misfit, sram_extent
+from cpembed.targets.vta.encoding import Columns, Numbers, columns_of, misfit, sram_extent
 from cpembed.targets.vta.isa import (
     MODULES,
     PADS,
@@ -41,8 +42,11 @@ from cpembed.targets.vta.tokens import (
 LARGEST_SHIFT = 31
 """Maximum amount of SHR."""
 
-Findings = Iterator[tuple[NDArray[np.bool_], Callable[[int], tuple[str, str]]]]
-"""Masks of the instructions that break a rule, each with a function to their problem and remedy."""
+Rules = Iterator[tuple[NDArray[np.bool_], str, str]]
+"""Masks of the instructions that break a rule, with problem and remedy.
+
+In a problem ``{0[x]}`` stands for the instruction's field x.
+"""
 
 
 def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
@@ -73,137 +77,90 @@ def range_violations(columns: Columns, program: VtaProgram) -> Iterator[Violatio
 
     The program must have no :func:`field_violations`.
     """
-    for rule in (_memories, _shapes, _pads, _buffers, _image, _loops):
-        yield from _listed(rule(columns, program))
+    first, end = dram_bounds(columns, program)
+    tiles = sram_extent(columns, "y") * sram_extent(columns, "x")
+    derived = {
+        "first_byte": first,
+        "last_byte": end - 1,
+        "last_sram": columns["sram"] + tiles - 1,
+        "last_uop": columns["uop_end"] - 1,
+    }
+    for rules in (_transfer_rules, _place_rules, _loop_rules):
+        yield from _listed(rules(columns, program, derived), columns.fields | derived)
 
 
 def rule_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
     """Yield operations that some implementation lacks or executes differently."""
-    for rule in (_alu_operations, _immediates, _finish):
-        yield from _listed(rule(columns, program))
+    yield from _listed(_operation_rules(columns), columns.fields)
     if not len(columns) or columns.opcode[-1] != Opcode.FINISH:
         last = len(columns) - 1 if len(columns) else None
         yield Violation(last, "the program does not end with FINISH", "append FINISH")
 
 
-def _listed(findings: Findings) -> Iterator[Violation]:
-    for mask, describe in findings:
+def _listed(rules: Rules, fields: Mapping[str, Numbers]) -> Iterator[Violation]:
+    for mask, problem, remedy in rules:
         for row in np.flatnonzero(mask).tolist():
-            yield Violation(row, *describe(row))
+            values: dict[str, Any] = {name: int(column[row]) for name, column in fields.items()}
+            values["memory"] = Memory(values["memory"]).name
+            yield Violation(row, problem.format(values), remedy)
 
 
-def _memories(columns: Columns, program: VtaProgram) -> Findings:
+def _transfer_rules(columns: Columns, program: VtaProgram, derived: Mapping[str, Numbers]) -> Rules:
+    loads, stores = columns.is_a(Opcode.LOAD), columns.is_a(Opcode.STORE)
     out = columns["memory"] == Memory.OUT
-    yield (
-        columns.is_a(Opcode.LOAD) & out,
-        lambda _: ("LOAD into OUT", "load into UOP, WGT, INP or ACC; only STORE takes OUT"),
-    )
-    yield (
-        columns.is_a(Opcode.STORE) & ~out,
-        lambda row: (
-            f"STORE from {Memory(columns['memory'][row]).name}",
-            "store from OUT, which mirrors the accumulators' low bits",
-        ),
-    )
-
-
-def _shapes(columns: Columns, program: VtaProgram) -> Findings:
+    remedy = "load into UOP, WGT, INP or ACC; only STORE takes OUT"
+    yield loads & out, "LOAD into OUT", remedy
+    remedy = "store from OUT, which mirrors the accumulators' low bits"
+    yield stores & ~out, "STORE from {0[memory]}", remedy
     # The RTL's counters run on below 0.
-    yield (
-        _data_transfers(columns) & (columns["y"] == 0),
-        lambda _: ("y = 0 with x > 0", "use x = 0 for a transfer of tokens only"),
-    )
-
-
-def _buffers(columns: Columns, program: VtaProgram) -> Findings:
-    transfers = _data_transfers(columns)
-    end = columns["sram"] + sram_extent(columns, "y") * sram_extent(columns, "x")
-    for memory in Memory:
-        size = (
-            program.config.usable_uops if memory is Memory.UOP else program.config.elements(memory)
-        )
-
-        def describe(row: int, memory: Memory = memory, size: int = size) -> tuple[str, str]:
-            span = f"{columns['sram'][row]}..{end[row] - 1}"
-            return (
-                f"touches {memory.name} elements {span}, of 0..{size - 1}",
-                f"end at {size - 1}: move sram or take fewer elements",
-            )
-
-        yield transfers & columns.transfers(memory) & (end > size), describe
-
-
-def _image(columns: Columns, program: VtaProgram) -> Findings:
-    first, last = dram_bounds(columns, program)
-    size = len(program.dram)
-
-    def describe(row: int) -> tuple[str, str]:
-        name = Memory(columns["memory"][row]).name
-        problem = (
-            f"touches bytes {first[row]:,}..{last[row] - 1:,} of a DRAM image of {size:,} bytes "
-            f"at {program.base:#x} (dram counts {name} elements of "
-            f"{program.config.element_bytes(Memory[name])} bytes from address 0)"
-        )
-        return problem, "move dram, or enlarge the image"
-
-    yield _data_transfers(columns) & (columns["y"] > 0) & ((first < 0) | (last > size)), describe
-
-
-def _loops(columns: Columns, program: VtaProgram) -> Findings:
-    computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
-    begin, end = columns["uop_begin"], columns["uop_end"]
-    usable = program.config.usable_uops
-    empty = (begin >= end) | (columns["outer"] == 0) | (columns["inner"] == 0)
-
-    def describe(row: int) -> tuple[str, str]:
-        counts = f"[{begin[row]}, {end[row]}) x {columns['outer'][row]} x {columns['inner'][row]}"
-        remedy = "every count is at least 1; to pass tokens use a LOAD with x = 0"
-        return f"executes no micro-op: {counts}", remedy
-
-    yield computes & empty, describe
-    yield (
-        computes & ~empty & (end > usable),
-        lambda row: (
-            f"reads micro-ops up to {end[row] - 1}, of 0..{usable - 1}",
-            f"keep micro-ops below {usable}",
-        ),
-    )
-
-
-def _pads(columns: Columns, program: VtaProgram) -> Findings:
+    empty = _data_transfers(columns) & (columns["y"] == 0)
+    yield empty, "y = 0 with x > 0", "use x = 0 for a transfer of tokens only"
     padded = np.any([columns[name] != 0 for name in PADS], axis=0)
-    yield (
-        columns.is_a(Opcode.LOAD) & padded & columns.transfers(Memory.UOP, Memory.WGT),
-        lambda row: (
-            f"pads on a LOAD of {Memory(columns['memory'][row]).name}",
-            "only INP and ACC are padded: load zeros from DRAM instead",
-        ),
-    )
-    yield (
-        columns.is_a(Opcode.STORE) & padded,
-        lambda _: ("pads on a STORE", "a STORE writes no pads: clear them"),
-    )
+    dense = columns.transfers(Memory.UOP, Memory.WGT)
+    remedy = "only INP and ACC are padded: load zeros from DRAM instead"
+    yield loads & padded & dense, "pads on a LOAD of {0[memory]}", remedy
+    yield stores & padded, "pads on a STORE", "a STORE writes no pads: clear them"
 
 
-def _alu_operations(columns: Columns, program: VtaProgram) -> Findings:
-    alu, op = columns.is_a(Opcode.ALU), columns["op"]
-    yield (
-        alu & (op == AluOp.MUL),
-        lambda _: ("MUL, which HLS lacks and the RTL never completes", "use MIN, MAX, ADD or SHR"),
-    )
-    amount = columns["immediate"]
-    shifts = alu & (op == AluOp.SHR) & (columns["use_immediate"] != 0)
-    yield (
-        shifts & ((amount < 0) | (amount > LARGEST_SHIFT)),
-        lambda row: (
-            f"SHR by {amount[row]}",
-            f"shift by 0..{LARGEST_SHIFT}; implementations differ elsewhere",
-        ),
-    )
+def _place_rules(columns: Columns, program: VtaProgram, derived: Mapping[str, Numbers]) -> Rules:
+    config, transfers = program.config, _data_transfers(columns)
+    for memory in Memory:
+        size = config.usable_uops if memory is Memory.UOP else config.elements(memory)
+        problem = f"touches {memory.name} elements {{0[sram]}}..{{0[last_sram]}}, of 0..{size - 1}"
+        beyond = transfers & columns.transfers(memory) & (derived["last_sram"] >= size)
+        yield beyond, problem, f"end at {size - 1}: move sram or take fewer elements"
+    for memory in Memory:
+        problem = (
+            f"touches bytes {{0[first_byte]:,}}..{{0[last_byte]:,}} of a DRAM image of "
+            f"{len(program.dram):,} bytes at {program.base:#x} (dram counts {memory.name} elements "
+            f"of {config.element_bytes(memory)} bytes from address 0)"
+        )
+        outside = (derived["first_byte"] < 0) | (derived["last_byte"] >= len(program.dram))
+        moved = transfers & columns.transfers(memory) & (columns["y"] > 0)
+        yield moved & outside, problem, "move dram, or enlarge the image"
 
 
-def _immediates(columns: Columns, program: VtaProgram) -> Findings:
-    immediate = columns.is_a(Opcode.ALU) & (columns["use_immediate"] != 0)
+def _loop_rules(columns: Columns, program: VtaProgram, derived: Mapping[str, Numbers]) -> Rules:
+    computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
+    usable = program.config.usable_uops
+    empty = columns["uop_begin"] >= columns["uop_end"]
+    empty |= (columns["outer"] == 0) | (columns["inner"] == 0)
+    counts = "[{0[uop_begin]}, {0[uop_end]}) x {0[outer]} x {0[inner]}"
+    remedy = "every count is at least 1; to pass tokens use a LOAD with x = 0"
+    yield computes & empty, f"executes no micro-op: {counts}", remedy
+    beyond = computes & ~empty & (derived["last_uop"] >= usable)
+    problem = f"reads micro-ops up to {{0[last_uop]}}, of 0..{usable - 1}"
+    yield beyond, problem, f"keep micro-ops below {usable}"
+
+
+def _operation_rules(columns: Columns) -> Rules:
+    alu, op, amount = columns.is_a(Opcode.ALU), columns["op"], columns["immediate"]
+    problem = "MUL, which HLS lacks and the RTL never completes"
+    yield alu & (op == AluOp.MUL), problem, "use MIN, MAX, ADD or SHR"
+    immediate = alu & (columns["use_immediate"] != 0)
+    shifts = immediate & (op == AluOp.SHR) & ((amount < 0) | (amount > LARGEST_SHIFT))
+    remedy = f"shift by 0..{LARGEST_SHIFT}; implementations differ elsewhere"
+    yield shifts, "SHR by {0[immediate]}", remedy
     # A loop of one iteration never adds its factor.
     differs = np.any(
         [
@@ -212,29 +169,17 @@ def _immediates(columns: Columns, program: VtaProgram) -> Findings:
         ],
         axis=0,
     )
-
-    def describe(row: int) -> tuple[str, str]:
-        problem = (
-            "src advances otherwise than dst with an immediate "
-            f"(dst {columns['dst.outer'][row]}, {columns['dst.inner'][row]}; "
-            f"src {columns['src.outer'][row]}, {columns['src.inner'][row]}), "
-            "and the RTL reads the accumulator at src"
-        )
-        return problem, "give src the factors of dst"
-
-    yield immediate & differs, describe
-
-
-def _finish(columns: Columns, program: VtaProgram) -> Findings:
+    problem = (
+        "src advances otherwise than dst with an immediate (dst {0[dst.outer]}, {0[dst.inner]}; "
+        "src {0[src.outer]}, {0[src.inner]}), and the RTL reads the accumulator at src"
+    )
+    yield immediate & differs, problem, "give src the factors of dst"
     finish = columns.is_a(Opcode.FINISH)
     early = finish.copy()
     early[-1:] = False
-    yield early, lambda _: ("FINISH before the last instruction", "keep only the last one")
+    yield early, "FINISH before the last instruction", "keep only the last one"
     flags = np.any([columns[f"tokens.{flag}"] != 0 for flag in TOKEN_FLAGS], axis=0)
-    yield (
-        finish & flags,
-        lambda _: ("FINISH with tokens", "clear them: it neither pops nor pushes"),
-    )
+    yield finish & flags, "FINISH with tokens", "clear them: it neither pops nor pushes"
 
 
 def _data_transfers(columns: Columns) -> NDArray[np.bool_]:

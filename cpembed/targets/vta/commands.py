@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import zlib
@@ -15,16 +16,17 @@ import click
 from cpembed.cli.options import Subcommand, file_option, json_option, seed_option
 from cpembed.cli.output import message, print_json, print_text, write
 from cpembed.errors import ProgramError
+from cpembed.files import write_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cpembed.blocks import Block
-    from cpembed.targets.vta.program import VtaProgram
     from cpembed.targets.vta.timing import Timing
     from cpembed.targets.vta.tokens import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
+# Modules of the target are imported inside of the commands: they take numpy and TVM with them.
 _PATH = click.Path(path_type=Path)
 _program = click.argument("path", metavar="PROGRAM", type=_PATH)
 
@@ -79,14 +81,13 @@ def asm(*, file: str, output: Path, as_json: bool) -> int:
 
     program = assemble(_read(file), "standard input" if file == "-" else file)
     save_program(program, output)
+    count, size, tensors = len(program.instructions), len(program.dram), list(program.tensors)
     if as_json:
-        print_json({"program": str(output), **_summary(program)})
+        counts = {"instructions": count, "dram_bytes": size, "tensors": tensors}
+        print_json({"program": str(output), **counts})
     else:
-        summary = _summary(program)
-        write(
-            f"{output}: {summary['instructions']:,} instructions, {summary['dram_bytes']:,} bytes "
-            f"of DRAM, tensors {', '.join(summary['tensors']) or 'none'}\n"
-        )
+        contents = f"{count:,} instructions, {size:,} bytes of DRAM"
+        write(f"{output}: {contents}, tensors {', '.join(tensors) or 'none'}\n")
     return 0
 
 
@@ -106,10 +107,8 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
     text = disassemble(load_program(path), data=not no_data)
     if output is None:
         write(text)
-        return 0
-    from cpembed.files import write_whole
-
-    write_whole(output, text)
+    else:
+        write_whole(output, text)
     return 0
 
 
@@ -165,6 +164,7 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     from cpembed.targets.vta.simulator import simulate, written
 
     program = load_program(path)
+    # Before the simulation: a wrong name should not cost its time.
     names = written(program)
     _check_output(output, names)
     dram = simulate(program, policy=order, seed=seed)
@@ -203,8 +203,6 @@ def cycles(
     program = load_program(path)
     timing = time_program(program, MemorySystem(delay, bus_bits, burst))
     if trace is not None:
-        from cpembed.files import write_whole
-
         write_whole(trace, json.dumps(timeline(program, timing), separators=(",", ":")))
     if as_json:
         print_json(timing.to_json())
@@ -224,11 +222,7 @@ def _check_output(output: Path | None, names: Sequence[str]) -> None:
 
 
 def _save(output: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
-    import io
-
     import numpy as np
-
-    from cpembed.files import write_whole
 
     file = io.BytesIO()
     if output.suffix == ".npz":
@@ -251,14 +245,6 @@ def _read(file: str) -> str:
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = getattr(error, "strerror", None) or error
         raise ProgramError(f"{file}: cannot be read: {reason}") from None
-
-
-def _summary(program: VtaProgram) -> dict[str, Any]:
-    return {
-        "instructions": len(program.instructions),
-        "dram_bytes": len(program.dram),
-        "tensors": list(program.tensors),
-    }
 
 
 def _outputs_report(outputs: Mapping[str, NDArray[Any]]) -> Iterator[Block]:

@@ -109,6 +109,7 @@ class Buffer:
         Raises :class:`SpecError` if the technology has no macro of the size.
         """
         bits = 8 * element_bytes
+        # Side by side: the capacity and the width of an element are divided alike.
         macros = max(1, math.ceil(bits / MACRO_BITS))
         return cls(technology.sram(capacity / macros, bits / macros), macros)
 
@@ -147,6 +148,7 @@ class Silicon:
             except SpecError as error:
                 raise SpecError(f"{memory.name}: {error}; change the buffer's size") from None
         lanes = config.batch * config.block
+        # A queue of instructions is a memory too.
         queue_bytes = QUEUED_INSTRUCTIONS * INSTRUCTION_BYTES
         return cls(
             technology=technology,

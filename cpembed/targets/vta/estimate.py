@@ -66,97 +66,90 @@ class Tilings:
         """Number of products of a step."""
         return _product(list(self.sizes.values()))
 
+    def schedule(self, form: Schedule, at: int) -> Schedule:
+        """Return the schedule of a form at one choice of sizes."""
+        return replace(form, tiles={name: int(size[at]) for name, size in self.sizes.items()})
 
-def estimate(
-    tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
-) -> NDArray[np.float64]:
-    """Estimate schedules that differ in their tiles only.
+    def has_pairs(self, form: Schedule) -> NDArray[np.bool_]:
+        """Return a mask of the schedules with neighbours along the form's thread loop."""
+        # With a single tile along it, a schedule is also one of the form without a thread loop.
+        if form.thread_loop is None:
+            return np.ones(len(self.volume), bool)
+        return self.sizes[form.thread_loop] < self.nest.extents[form.thread_loop]
 
-    Parameters
-    ----------
-    tilings
-        Nest and tile sizes.
-    form
-        Schedule whose tiles are replaced by each choice of sizes.
-    tail
-        Operations on the sums before they are stored.
-    memory
-        Memory system.
+    def needs(self, form: Schedule) -> dict[Memory, Counts]:
+        """Return the maximum elements of each buffer that schedules occupy."""
+        nest, tiles = self.nest, self.tiles
+        acc = form.threads * tiles[Memory.ACC]
+        # The bias of an output tile lies in ACC too, once for all threads.
+        if nest.bias is not None:
+            acc = acc + region_tiles(nest.bias, self.sizes)
+        slots = {t.memory: count for t, count in zip(nest.factors, form.slots, strict=True)}
+        return {
+            Memory.ACC: acc,
+            **{memory: count * tiles[memory] for memory, count in slots.items()},
+        }
 
-    Returns
-    -------
-    ndarray
-        Cycles of each choice of sizes; infinite if it does not fit the buffers.
-    """
-    return np.where(fits(tilings, form), estimated_cycles(tilings, form, tail, memory), np.inf)
+    def fits(self, form: Schedule) -> NDArray[np.bool_]:
+        """Return a mask of the schedules that fit their buffers."""
+        # Regions of accesses with digits may be smaller than counted: some that fit are left out.
+        fitting = self.has_pairs(form)
+        for memory, needed in self.needs(form).items():
+            fitting = fitting & (needed <= self.nest.config.elements(memory))
+        return fitting
 
+    def cycles(self, form: Schedule, tail: Tail, memory: MemorySystem) -> NDArray[np.float64]:
+        """Estimate the cycles of schedules that differ in their tiles, even if they do not fit.
 
-def estimated_cycles(
-    tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
-) -> NDArray[np.float64]:
-    """Estimate schedules as :func:`estimate` does, whether or not they fit.
+        With two slots, loads run ahead by a step, so a step takes the longer of its products and
+        the loads of the next step; with more slots only the sums count.
 
-    With two slots, loads run ahead by a step, so a step takes the longer of its products and the
-    loads of the next step; with more slots only the sums count.
-
-    Parameters
-    ----------
-    tilings, form, tail, memory
-        As for :func:`estimate`.
-    """
-    nest, sizes = tilings.nest, tilings.sizes
-    config = nest.config
-    trips = _trips(nest, form, sizes)
-    kinds = {loop.name: loop.kind for loop in nest.loops}
-    steps = _product([count for _, count in trips])
-    outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
-    acc = tilings.tiles[Memory.ACC]
-    loads: list[tuple[Counts, Counts]] = []
-    for tensor, slots in zip(nest.factors, form.slots, strict=True):
-        beats = beats_of(tilings.tiles[tensor.memory], tensor.memory, config, memory)
-        overhead = memory.dram_delay_cycles + LOAD_OVERHEAD
-        load_cycles = beats + overhead * tilings.transfers[tensor.memory]
-        loads.append((_loads(tensor, trips, slots), load_cycles))
-    # A step is trimmed only where that is faster, as when it is lowered.
-    compute = np.minimum(tilings.volume + PIPELINE, _trimmed(tilings, trips, steps))
-    # A pass over the accumulators for the reset, and one for each operation of the ALU.
-    passes = 1 + sum(map(len, tail.phases))
-    ending = passes * (PIPELINE + acc)
-    store = len(tail.phases) * store_cycles(acc, config, memory)
-    if nest.bias is not None:
-        ending = ending + BIAS_PASSES * acc
-    if len(tail.phases) > 1:
-        # Each further phase of the ALU waits for the stores before it.
-        ending = ending + store
-    load = sum(count * load_cycles for count, load_cycles in loads)
-    # Instructions are fetched on the channel of the loads, one or more for each step.
-    fetch = FETCH_CYCLES * steps
-    if form.threads == 1:
-        cycles = load + steps * compute + outputs * (ending + store)
-    else:
-        overlapped = steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
-        cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
-        # The first loads and the last end have nothing to overlap with.
-        cycles = cycles + sum(load_cycles for _, load_cycles in loads) + ending
-    return (cycles + fetch).astype(np.float64)
-
-
-def estimate_schedule(
-    nest: TileNest, schedule: Schedule, tail: Tail, memory: MemorySystem
-) -> float:
-    """Return the estimated cycles of one schedule; infinite if it does not fit.
-
-    Parameters
-    ----------
-    nest, schedule
-        Tile nest and its schedule.
-    tail
-        Operations on the sums before they are stored.
-    memory
-        Memory system.
-    """
-    sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
-    return float(estimate(Tilings(nest, sizes), schedule, tail, memory)[0])
+        Parameters
+        ----------
+        form
+            Schedule whose tiles are replaced by each choice of sizes.
+        tail
+            Operations on the sums before they are stored.
+        memory
+            Memory system.
+        """
+        nest, sizes = self.nest, self.sizes
+        config = nest.config
+        trips = _trips(nest, form, sizes)
+        kinds = {loop.name: loop.kind for loop in nest.loops}
+        steps = _product([count for _, count in trips])
+        outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
+        acc = self.tiles[Memory.ACC]
+        loads: list[tuple[Counts, Counts]] = []
+        for tensor, slots in zip(nest.factors, form.slots, strict=True):
+            beats = beats_of(self.tiles[tensor.memory], tensor.memory, config, memory)
+            overhead = memory.dram_delay_cycles + LOAD_OVERHEAD
+            load_cycles = beats + overhead * self.transfers[tensor.memory]
+            loads.append((_loads(tensor, trips, slots), load_cycles))
+        # A step is trimmed only where that is faster, as when it is lowered.
+        compute = np.minimum(self.volume + PIPELINE, _trimmed(self, trips, steps))
+        # A pass over the accumulators for the reset, and one for each operation of the ALU.
+        passes = 1 + sum(map(len, tail.phases))
+        ending = passes * (PIPELINE + acc)
+        store = len(tail.phases) * store_cycles(acc, config, memory)
+        if nest.bias is not None:
+            ending = ending + BIAS_PASSES * acc
+        if len(tail.phases) > 1:
+            # Each further phase of the ALU waits for the stores before it.
+            ending = ending + store
+        load = sum(count * load_cycles for count, load_cycles in loads)
+        # Instructions are fetched on the channel of the loads, one or more for each step.
+        fetch = FETCH_CYCLES * steps
+        if form.threads == 1:
+            cycles = load + steps * compute + outputs * (ending + store)
+        else:
+            overlapped = (
+                steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
+            )
+            cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
+            # The first loads and the last end have nothing to overlap with.
+            cycles = cycles + sum(load_cycles for _, load_cycles in loads) + ending
+        return (cycles + fetch).astype(np.float64)
 
 
 def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -> Counts:
@@ -179,34 +172,6 @@ def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -
     # On average: steps at a border multiply less than others, and each part is an instruction.
     products = -(-tilings.executions // steps)
     return products + PIPELINE + np.ceil((parts - 1) * (PIPELINE + FETCH_CYCLES)).astype(np.int64)
-
-
-def fits(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
-    """Return a mask of the schedules that fit their buffers."""
-    # Regions of accesses with digits may be smaller than counted: some schedules are left out.
-    config, fitting = tilings.nest.config, has_pairs(tilings, form)
-    for memory, needed in needs(tilings, form).items():
-        fitting = fitting & (needed <= config.elements(memory))
-    return fitting
-
-
-def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
-    """Return the maximum elements of each buffer that schedules occupy."""
-    nest, tiles = tilings.nest, tilings.tiles
-    acc = form.threads * tiles[Memory.ACC]
-    # The bias of an output tile lies in ACC too, once for all threads.
-    if nest.bias is not None:
-        acc = acc + region_tiles(nest.bias, tilings.sizes)
-    slots = {t.memory: count for t, count in zip(nest.factors, form.slots, strict=True)}
-    return {Memory.ACC: acc, **{memory: count * tiles[memory] for memory, count in slots.items()}}
-
-
-def has_pairs(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
-    """Return a mask of the schedules with neighbours along the form's thread loop."""
-    # With a single tile along it, a schedule is also one of the form without a thread loop.
-    if form.thread_loop is None:
-        return np.ones(len(tilings.volume), bool)
-    return tilings.sizes[form.thread_loop] < tilings.nest.extents[form.thread_loop]
 
 
 def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:
@@ -383,12 +348,10 @@ def ranked_schedules(
     LoweringError
         If not even single tiles fit the buffers.
     """
-    choices = tile_sizes(nest)
-    sizes = combinations(choices)
     ranking: list[tuple[float, int, Schedule]] = []
-    tilings = Tilings(nest, sizes)
+    tilings = Tilings(nest, combinations(tile_sizes(nest)))
     for form in forms(nest):
-        cycles = estimate(tilings, form, tail, memory)
+        cycles = np.where(tilings.fits(form), tilings.cycles(form, tail, memory), np.inf)
         best = np.argsort(cycles, kind="stable")[:limit]
         ranking += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
     if not ranking:
@@ -396,7 +359,7 @@ def ranked_schedules(
     ranking.sort(key=lambda item: item[0])
     distinct: dict[object, tuple[float, Schedule]] = {}
     for cycles, at, form in ranking:
-        schedule = with_tiles(form, sizes, at)
+        schedule = tilings.schedule(form, at)
         distinct.setdefault(_program(nest, schedule), (cycles, schedule))
     return list(distinct.values())[:limit]
 
@@ -444,18 +407,3 @@ def combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
     """Return all combinations of a size for each loop, as arrays by loop."""
     grids = np.meshgrid(*(np.array(c, np.int64) for c in choices.values()), indexing="ij")
     return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
-
-
-def with_tiles(form: Schedule, sizes: dict[str, Counts], at: int) -> Schedule:
-    """Return the schedule of a form with one combination of sizes.
-
-    Parameters
-    ----------
-    form
-        Schedule whose tiles are replaced.
-    sizes
-        Sizes by loop, from :func:`combinations`.
-    at
-        Position of the combination.
-    """
-    return replace(form, tiles={name: int(size[at]) for name, size in sizes.items()})

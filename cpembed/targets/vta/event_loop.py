@@ -35,12 +35,18 @@ one a cycle; between them ``skipped`` rows pass, one a cycle whether data arrive
 """
 
 EVENT = ("available", "issued", "done", "ready", "first_beat", "last_beat")
-"""Times of an instruction: dispatched, issued, complete (the next one can issue), its module ready;
-first and last beat of its data, -1 if there is none."""
+"""Times of an instruction in cycles; -1 stands for a time that it does not have.
+
+It is ``available`` when it is dispatched, and ``done`` when the next one can issue; ``ready`` is
+when its module became free.
+"""
 
 SETTING = ("count", "delay", "beat_bytes", "burst", "outstanding", "queued", "batch", "drain")
-"""Parameters of the loop. ``batch``: instructions fetched at once; ``drain``: cycles from the last
-beat of a batch to its first instruction's dispatch."""
+"""Parameters of the loop.
+
+``batch``: instructions fetched at once; ``drain``: cycles from the last beat of a batch to its
+first instruction's dispatch.
+"""
 
 CLIENTS = ("fetch", "uop", "inp", "wgt", "acc")
 """Clients that read DRAM, the highest priority first."""
@@ -85,9 +91,12 @@ _ARRAYS = {
     "next_event": (f"E[{_NEXT}, {{}}]", EVENT),
     "waited": (f"E[{_LAST} - settings[{SETTING.index('queued')}]], {{}}]", EVENT),
 }
-"""Expressions of elements by name: of the state ``S``, of the settings ``C``, of module m (``M``)
-and its next instruction (``I``, ``E``), of the instruction to be dispatched ``next`` and its
-module, of the instruction ``queued`` places before that."""
+"""Expressions of elements by the prefix of a name, with the fields that they have.
+
+``S`` is the state, ``C`` the settings, ``M`` module m, ``I`` and ``E`` its next instruction,
+``next`` and ``next_event`` the module and the times of the instruction to be dispatched, ``waited``
+the times of the one ``queued`` places before that.
+"""
 
 _PARTS = {
     # Until nothing can proceed. A command is accepted only when no module can issue and nothing is

@@ -37,16 +37,7 @@ from cpembed.runtime.tuning.records import WIDEST
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
 from cpembed.targets.vta.bounds import Floor, Floors
 from cpembed.targets.vta.energy import Silicon, counts, work_of
-from cpembed.targets.vta.estimate import (
-    Tilings,
-    combinations,
-    estimated_cycles,
-    forms,
-    has_pairs,
-    needs,
-    tile_sizes,
-    with_tiles,
-)
+from cpembed.targets.vta.estimate import Tilings, combinations, forms, tile_sizes
 from cpembed.targets.vta.isa import Memory, VtaConfig, formats_of
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import require_simulated
@@ -201,8 +192,8 @@ def _forms(nest: TileNest, least: float, best: _Best) -> Iterator[Schedule]:
 def _screen(number: int, tilings: Tilings, form: Schedule, machine: Machine, best: _Best) -> None:
     """Add a form's schedules to the best, only that of the least estimate of each need."""
     logs = _logs(tilings, form)
-    possible = has_pairs(tilings, form) & (logs <= MAX_LOG_ELEMENTS).all(axis=1)
-    cycles = estimated_cycles(tilings, form, machine.tail, machine.memory)
+    possible = tilings.has_pairs(form) & (logs <= MAX_LOG_ELEMENTS).all(axis=1)
+    cycles = tilings.cycles(form, machine.tail, machine.memory)
     possible &= cycles < best.worst[tuple(np.minimum(logs, MAX_LOG_ELEMENTS).T)]
     at = np.flatnonzero(possible)
     if not len(at):
@@ -220,7 +211,7 @@ def _screen(number: int, tilings: Tilings, form: Schedule, machine: Machine, bes
 
 def _logs(tilings: Tilings, form: Schedule) -> NDArray[np.int64]:
     """Return the needs of schedules for each buffer, rounded up to the next size of the family."""
-    needed = needs(tilings, form)
+    needed = tilings.needs(form)
     columns = [
         np.maximum(smallest_log(tilings.nest.config, memory), np.ceil(np.log2(needed[memory])))
         for memory in SIZED
@@ -235,8 +226,9 @@ def smallest_log(config: VtaConfig, memory: Memory) -> int:
 
 
 def _candidate(row: _Row, floors: Floors) -> ScheduleCandidate:
-    schedule = with_tiles(row.form, row.tilings.sizes, row.at)
+    schedule = row.tilings.schedule(row.form, row.at)
     occupied = occupancy(floors.nest, schedule)
+    # Exactly, as lowering counts: estimates count more for accesses with digits.
     inp, wgt, acc = (max(1, (occupied[memory][0] - 1).bit_length()) for memory in SIZED)
     return ScheduleCandidate(
         embedding=row.number,
@@ -387,6 +379,7 @@ class VtaFamily(Family):
         """Return the places of the candidates of least estimates that fit a point's buffers."""
         config = _configuration(_key(point)).config
         sizes = np.array([config.log_elements(memory) for memory in SIZED])
+        # Candidates are sorted by their estimates, so the first that fit are the best that fit.
         fits = np.flatnonzero((analysis.needs <= sizes).all(axis=1))
         return fits[: int(point["schedules"])].tolist()
 
@@ -415,6 +408,8 @@ def _nests(workload: Computation, target: VtaTarget, machine: Machine, count: in
             nest = Nest.from_program(ranked.candidate.program, machine)
         except (LoweringError, TransformError):
             continue
+        # Embeddings that differ in packing only have the same cycles: the best-ranked stands for
+        # all.
         nests.setdefault(VtaSpace(nest).form(), nest)
     if not nests:
         raise LoweringError(f"{workload.name} has no embedding on {target.spec.name}")

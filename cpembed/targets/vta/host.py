@@ -166,6 +166,7 @@ class HostPacking:
     def _copy(
         self, operand: PackedOperand, direction: Direction, source: Array, target: Array
     ) -> LayoutCopy:
+        # An operand is packed or unpacked, never both: its name tells the kernels apart.
         if operand.name not in self._kernels:
             plan = KernelPlan("packing", _copy_source(operand, direction))
             self._kernels[operand.name] = runtime.compile_plan(plan)
@@ -259,6 +260,7 @@ def emit_relax(builder: Any, lowered: LoweredVta, arguments: Mapping[str, Any], 
     varying: dict[str, Any] = {}
     for tensor in lowered.nest.inputs:
         argument = arguments[tensor.name]
+        # Weights: packed once, here, into the image that the module carries.
         if isinstance(argument, np.ndarray):
             array: Array = argument.reshape(tensor.packed.original_shape)
             program.tensor(tensor.name)[...] = lowered.pack(tensor.name, array)
@@ -278,6 +280,7 @@ def _copied(builder: Any, operand: PackedOperand, direction: Direction, value: A
     tvm = runtime.tvm()
     original = int(np.prod(operand.original_shape))
     packs = direction is Direction.PACK
+    # Generated copies take flat buffers on both sides.
     flat = builder.emit(tvm.relax.op.reshape(value, (original,))) if packs else value
     source = tvm.script.from_source(_copy_source(operand, direction))
     # Already scheduled: TVM's own passes must neither fuse nor reschedule the copy.

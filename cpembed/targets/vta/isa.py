@@ -55,6 +55,7 @@ class Tokens:
     push_next: bool = False
 
 
+# One object for the many instructions without tokens.
 NO_TOKENS = Tokens()
 TOKEN_FLAGS = tuple(flag.name for flag in fields(Tokens))
 
@@ -249,6 +250,7 @@ def queue_of(module: int, flag: str) -> int | None:
     """
     action, side = flag.split("_")
     neighbour = module + (1 if side == "next" else -1)
+    # The outermost modules have one neighbour: the pair is then none of the queues.
     ends = (module, neighbour) if action == "push" else (neighbour, module)
     return QUEUES.index(ends) if ends in QUEUES else None
 
@@ -286,6 +288,7 @@ class Field:
     @property
     def range(self) -> tuple[int, int]:
         """Smallest and largest value."""
+        # Codes are numbered without gaps, so a range describes them.
         if self.choices is not None:
             return min(self.choices), max(self.choices)
         if self.signed:
@@ -314,12 +317,13 @@ _Width = tuple[str, int] | tuple[str, int, type[IntEnum]]
 """Name of a field, its bits, and its codes where not all values are allowed."""
 
 _TOKEN_WIDTHS: tuple[_Width, ...] = tuple((f"tokens.{name}", 1) for name in TOKEN_FLAGS)
-MOVED, PADS = ("sram", "dram", "y", "x", "x_stride"), ("y_before", "y_after", "x_before", "x_after")
+TRANSFER = ("sram", "dram", "y", "x", "x_stride")
+PADS = ("y_before", "y_after", "x_before", "x_after")
 LOOPS = ("uop_begin", "uop_end", "outer", "inner")
 FACTORS = tuple(f"{name}.{loop}" for name in ("dst", "src", "wgt") for loop in ("outer", "inner"))
-_TRANSFER: tuple[_Width, ...] = (
+_TRANSFER_WIDTHS: tuple[_Width, ...] = (
     ("memory", 3, Memory),
-    *((name, 32 if name == "dram" else 16) for name in MOVED),
+    *((name, 32 if name == "dram" else 16) for name in TRANSFER),
     *((name, 4) for name in PADS),
 )
 
@@ -362,8 +366,8 @@ def formats_of(config: VtaConfig) -> Formats:
     uop_widths = (("dst", acc), ("src", max(acc, inp)), ("wgt", wgt))
     return Formats(
         {
-            Opcode.LOAD: _placed("LOAD", _TRANSFER),
-            Opcode.STORE: _placed("STORE", _TRANSFER),
+            Opcode.LOAD: _placed("LOAD", _TRANSFER_WIDTHS),
+            Opcode.STORE: _placed("STORE", _TRANSFER_WIDTHS),
             Opcode.GEMM: _placed("GEMM", (*gemm, *_factors("wgt", wgt))),
             Opcode.FINISH: _placed("FINISH", ()),
             Opcode.ALU: _placed("ALU", (*alu, *operation)),

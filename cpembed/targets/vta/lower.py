@@ -2,7 +2,8 @@
 
 Each step of a schedule loads the regions of INP and WGT that are not in SRAM yet, and multiplies;
 the last step of an output tile ends with the tail and the stores. SRAM is cut into slots
-(:class:`Ring`); what must wait for what goes to :class:`~cpembed.targets.vta.tokens.Dependences`.
+(:class:`~cpembed.targets.vta.schedule.Ring`); what must wait for what goes to
+:class:`~cpembed.targets.vta.tokens.Dependences`.
 
 >>> from cpembed.driver.solve import solve
 >>> from cpembed.driver.named import workload
@@ -42,7 +43,9 @@ from cpembed.targets.vta.isa import (
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 from cpembed.targets.vta.schedule import (
     Region,
+    Ring,
     Schedule,
+    Slot,
     Step,
     Tile,
     check_schedule,
@@ -63,36 +66,6 @@ from cpembed.targets.vta.uop_loops import (
     trimmed_tiles,
 )
 from cpembed.transform.program import DerivedProgram, PackedOperand, pack, source_elements
-
-
-@dataclass
-class Slot:
-    """Room for a region in SRAM: its content, the LOAD that completed it, and its last GEMM."""
-
-    base: int
-    content: Region | None = None
-    loaded: int | None = None
-    used: int | None = None
-
-
-class Ring:
-    """Slots of a buffer, the least recently used first."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self._slots = [Slot(k * size) for k in range(count)]
-
-    def find(self, region: Region) -> tuple[Slot, bool]:
-        """Return a region's slot, by default the least recently used, and whether it holds it."""
-        resident = next((slot for slot in self._slots if slot.content == region), None)
-        slot = resident or self._slots[0]
-        self._slots.remove(slot)
-        self._slots.append(slot)
-        return slot, resident is not None
-
-    def forget(self) -> None:
-        """Mark all slots as empty, so that the next region is loaded."""
-        for slot in self._slots:
-            slot.content = None
 
 
 @dataclass(frozen=True)

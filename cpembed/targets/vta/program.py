@@ -27,13 +27,7 @@ from numpy.typing import NDArray
 from cpembed.errors import ProgramError, SpecError
 from cpembed.files import make_folder, write_whole
 from cpembed.targets.vta.encoding import Columns, Numbers, decode, encode
-from cpembed.targets.vta.isa import (
-    INSTRUCTION_BYTES,
-    Instruction,
-    Memory,
-    VtaConfig,
-    formats_of,
-)
+from cpembed.targets.vta.isa import INSTRUCTION_BYTES, Instruction, Memory, VtaConfig, formats_of
 
 
 class Role(StrEnum):

@@ -148,14 +148,14 @@ def span_of(tensor: TileTensor, k: int, tile: Tile) -> Span:
     tile
         Interval of each loop.
     """
-    low, step, count = _span(tensor.access[k], tile)
+    low, step, count = index_span(tensor.access[k], tile)
     # Padded dimensions must be x and y of one transfer, so x is dense.
     if step > 1 and (k == tensor.padded_x or tensor.strides[k] * step > MAX_STRIDE):
         step, count = 1, (count - 1) * step + 1
     return Span(low, step, count)
 
 
-def _span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
+def index_span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
     """Return the smallest value, the common step and the number of values of an index in a tile."""
     if not index.is_affine:
         return _enumerated_span(index, tile)
@@ -257,6 +257,36 @@ def _plane(runs: list[_Run]) -> list[_Run]:
     if len(runs) == 1 or runs[1].sram != width or runs[1].dram > MAX_STRIDE:
         runs = [x, _Run(1, width, width), *runs[1:]]
     return runs
+
+
+@dataclass
+class Slot:
+    """Room for a region in SRAM: its content, the LOAD that completed it, and its last GEMM."""
+
+    base: int
+    content: Region | None = None
+    loaded: int | None = None
+    used: int | None = None
+
+
+class Ring:
+    """Slots of a buffer, the least recently used first."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._slots = [Slot(k * size) for k in range(count)]
+
+    def find(self, region: Region) -> tuple[Slot, bool]:
+        """Return a region's slot, by default the least recently used, and whether it holds it."""
+        resident = next((slot for slot in self._slots if slot.content == region), None)
+        slot = resident or self._slots[0]
+        self._slots.remove(slot)
+        self._slots.append(slot)
+        return slot, resident is not None
+
+    def forget(self) -> None:
+        """Mark all slots as empty, so that the next region is loaded."""
+        for slot in self._slots:
+            slot.content = None
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class _Machine:
             [columns["sram"], *(sram_extent(columns, name) for name in "yx")], axis=1
         ).tolist()
         self._dram_rows = columns.table("dram", "y", "x", "x_stride")
-        self._move: list[list[int]] = self._dram_rows.tolist()
+        self._transfer: list[list[int]] = self._dram_rows.tolist()
         self._pads: list[list[int]] = columns.table("y_before", "x_before").tolist()
         self._sizes = {int(memory): config.element_bytes(memory) for memory in Memory}
         self._allocate(columns)
@@ -163,9 +163,9 @@ class _Machine:
             self._run_gemm(*self._gemm, number)
         elif opcode == Opcode.ALU:
             self._run_alu(*self._alu, number)
-        elif self._move[number][2] and opcode == Opcode.LOAD:
+        elif self._transfer[number][2] and opcode == Opcode.LOAD:
             self._load(number)
-        elif self._move[number][2] and opcode == Opcode.STORE:
+        elif self._transfer[number][2] and opcode == Opcode.STORE:
             self._store(number)
 
     def _load(self, number: int) -> None:
@@ -185,7 +185,7 @@ class _Machine:
             target[:] = tiles.swapaxes(2, 3)
             return
         above, left = self._pads[number]
-        _, y, x, _ = self._move[number]
+        _, y, x, _ = self._transfer[number]
         target = self._sram[memory][sram:end].reshape(rows, width, -1)
         if (y, x) != (rows, width):
             target[:] = 0
@@ -198,7 +198,7 @@ class _Machine:
 
     def _in_dram(self, number: int, size: int) -> NDArray[Any]:
         """Return a view of the DRAM that a transfer accesses, ``[y, x, bytes of an element]``."""
-        dram, y, x, stride = self._move[number]
+        dram, y, x, stride = self._transfer[number]
         start = dram * size - self._program.base
         return np.ndarray((y, x, size), np.uint8, self.dram, start, (stride * size, size, 1))
 

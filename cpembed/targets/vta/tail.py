@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import MAX_SHIFT, Epilogue, EpilogueRequest
+from cpembed.codegen.epilogue import MAX_SHIFT, EpilogueRequest
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.targets.vta.isa import AluOp
@@ -105,41 +105,6 @@ class Truncated:
 
 
 Tail = Requantized | Exact | Truncated
-
-
-def tail_of(epilogue: Epilogue, bias: tuple[int, ...] = ()) -> Tail:
-    """Return the tail of an epilogue; ``bias`` are the dimensions of the output that its bias has.
-
-    Raises :class:`LoweringError` if the ALU cannot execute it: it adds, shifts and clips integers,
-    and stores bytes.
-
-    >>> tail_of(Epilogue("int8", relu=True, shift=9))
-    Requantized(shift=9, low=0, high=127, bias=())
-    """
-    plain = not (epilogue.bias or epilogue.relu or epilogue.shift or epilogue.clip)
-    if epilogue.residual is not None or epilogue.placement is not None:
-        raise LoweringError("a VTA program adds no residual and stores in a buffer of its own")
-    if epilogue.dtype == "int32" and plain and not epilogue.scale:
-        return Exact()
-    # A scale needs MUL, which HLS lacks and the RTL never completes.
-    if epilogue.dtype != "int8" or epilogue.scale or (epilogue.wraps and not plain):
-        raise LoweringError(
-            f"VTA's ALU adds a bias, shifts and clips to int8, and does not make {epilogue}: "
-            "name a target that a CPU executes"
-        )
-    if epilogue.wraps:
-        return Truncated()
-    # ReLU is a clip at 0, which the ALU does as the maximum that it takes anyway.
-    low, high = epilogue.range
-    return Requantized(epilogue.shift, max(low, 0) if epilogue.relu else low, high, bias)
-
-
-def epilogue_of(tail: Tail) -> Epilogue:
-    """Return the epilogue of a tail: :func:`tail_of` inverted, without the bias' dimensions."""
-    if isinstance(tail, Requantized):
-        clip = tail.low, tail.high
-        return Epilogue("int8", bias=bool(tail.bias), shift=tail.shift, clip=clip)
-    return Epilogue("int32") if isinstance(tail, Exact) else Epilogue("int8", wraps=True)
 
 
 def default_tail(workload: Computation) -> Tail:

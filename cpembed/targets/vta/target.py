@@ -162,6 +162,7 @@ class VtaArtifact:
     def phase(self, name: str) -> Generator[None]:
         """Measure the wall time of a phase."""
         started = time.perf_counter()
+        # A step tells the parent process what this one is doing, and how long that may take.
         with step(f"simulating a VTA ({name})", self.lowered.program.workload.macs):
             yield
         self.seconds[name] = time.perf_counter() - started
@@ -258,6 +259,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         self.clock_mhz = spec.machine.clock_mhz
 
     def missing(self) -> tuple[str, ...]:
+        # Programs are simulated: no feature of this processor is needed.
         return ()
 
     def machine(self, workload: Computation, tail: Tail | None = None) -> Machine:
@@ -293,12 +295,14 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
                     f"the VTA program of embedding {embedding.identifier()} of {self.spec.name} in "
                     f"{workload.name} is illegal: {error}; please report this command line"
                 ) from error
+        # Checked above, in a phase of its own: the wall time of each is reported.
         with artifact.phase("functional"):
             artifact.memory = simulate(program, checked=False)
             result = packing.unpack(lowered.combine(program, artifact.memory))
         return Execution((result,), self.provenance)
 
     def time(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Timing:
+        # Unpacking is timed on the memory that a run leaves.
         if artifact.program is None:
             self.execute(artifact, inputs)
         lowered, program = artifact.lowered, artifact.program
@@ -310,6 +314,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             times = artifact.packing.time(program, artifact.memory, factors)
         cycles = artifact.timing.cycles
         us = cycles / self.clock_mhz
+        # Simulated cycles have no spread; only packing and unpacking were measured.
         latency = Quantiles(us, us, us)
         return replace(times, latency_us=latency, cycles=cycles, clock_mhz=self.clock_mhz)
 
@@ -338,6 +343,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         return Truncated() if workload.output.dtype == "int8" else Exact()
 
     def requantized(self, shift: int, low: int, high: int, bias: tuple[int, ...]) -> Tail | None:
+        # Of a network's integer products only those that the ALU can finish are offloaded.
         fits = shift <= MAX_SHIFT and -128 <= low <= high <= 127
         return Requantized(shift, low, high, bias) if fits else None
 

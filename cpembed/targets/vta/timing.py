@@ -206,13 +206,27 @@ def time_program(
     memory.check()
     if checked:
         check(program)
-    columns = columns_of(program.instructions, program.config)
-    totals, events, batches = _run(columns, program.config, memory)
+    config = program.config
+    columns = columns_of(program.instructions, config)
+    totals, events, batches = _run(columns, config, memory)
     # FINISH is last: a STORE that nothing waits for may still run then, and is not counted.
     cycles = int(events[-1, EVENT.index("done")]) if len(events) else 0
     if cycles < 0:
         raise InvariantError("the timed simulator stopped before FINISH")
-    return _summary(columns, program.config, memory, cycles, totals, events, batches)
+    products = columns.is_a(Opcode.GEMM) & (columns["reset"] == 0)
+    gemm_cycles = int(executed(columns)[products].sum())
+    return Timing(
+        cycles=cycles,
+        modules=_module_cycles(columns, events, cycles),
+        bytes=_transferred_bytes(columns, config),
+        macs=gemm_cycles * config.batch * config.block * config.block,
+        gemm_cycles=gemm_cycles,
+        read_beats=totals["busy"],
+        bursts=totals["bursts"],
+        memory=memory,
+        events=events,
+        batches=batches,
+    )
 
 
 def _run(
@@ -272,6 +286,7 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
     top, bottom = columns["y_before"], columns["y_after"]
     sides = columns["x_before"] + columns["x_after"]
     width = x + sides
+    # Rows of zeros above and below, and the zeros at both sides of the other rows.
     pads = (top + bottom) * width + y * sides
     # Between pads above and below, rows without pads of their own take a cycle each.
     passed = (sides == 0) & (bottom > 0)
@@ -309,6 +324,7 @@ def executed(columns: Columns) -> Numbers:
 
 def _durations(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Numbers:
     """Return the cycles between issues of instructions that do not read DRAM."""
+    # A second accumulator takes a second cycle to read.
     passes = np.where(columns.is_a(Opcode.ALU) & (columns["use_immediate"] == 0), 2, 1)
     cycles = np.full(len(columns), _NO_TRANSFER)
     cycles[columns.is_a(Opcode.FINISH)] = _FINISH
@@ -362,15 +378,7 @@ def write_cycles(
     return WRITE_COMMAND * bursts + beats + beats // beats_per_row
 
 
-def _summary(
-    columns: Columns,
-    config: VtaConfig,
-    memory: MemorySystem,
-    cycles: int,
-    totals: dict[str, int],
-    events: Numbers,
-    batches: Numbers,
-) -> Timing:
+def _module_cycles(columns: Columns, events: Numbers, cycles: int) -> dict[str, ModuleCycles]:
     available, issued, complete, ready = (
         events[:, EVENT.index(name)] for name in ("available", "issued", "done", "ready")
     )
@@ -378,28 +386,18 @@ def _summary(
     for place, module in enumerate(MODULES):
         rows = columns.module == place
         busy = int((complete - issued)[rows].sum())
+        # From when both the module and its instruction are there, only tokens can be missing.
         stalled = int((issued - np.maximum(available, ready))[rows].sum())
         modules[module.value] = ModuleCycles(busy, stalled, cycles - busy - stalled)
-    transferred = {"FETCH": len(columns) * INSTRUCTION_BYTES}
-    for kind in Memory:
-        rows = columns.transfers(kind)
-        elements = int((columns["x"] * columns["y"])[rows].sum())
-        transferred[kind.name] = elements * config.element_bytes(kind)
-    products = columns.is_a(Opcode.GEMM) & (columns["reset"] == 0)
-    gemm_cycles = int(executed(columns)[products].sum())
-    macs = gemm_cycles * config.batch * config.block * config.block
-    return Timing(
-        cycles=cycles,
-        modules=modules,
-        bytes=transferred,
-        macs=macs,
-        gemm_cycles=gemm_cycles,
-        read_beats=totals["busy"],
-        bursts=totals["bursts"],
-        memory=memory,
-        events=events,
-        batches=batches,
-    )
+    return modules
+
+
+def _transferred_bytes(columns: Columns, config: VtaConfig) -> dict[str, int]:
+    elements = columns["x"] * columns["y"]
+    return {"FETCH": len(columns) * INSTRUCTION_BYTES} | {
+        memory.name: int(elements[columns.transfers(memory)].sum()) * config.element_bytes(memory)
+        for memory in Memory
+    }
 
 
 _CHANNELS = ("FETCH", "UOP", "INP", "WGT", "ACC", "OUT")

@@ -19,7 +19,7 @@ from cpembed.runtime.tuning.database import Trial, problem_key, sources_digest
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.stores import Count, Positive
 from cpembed.targets.vta.bounds import Bounds, bounds
-from cpembed.targets.vta.estimate import estimate_schedule, ranked_schedules
+from cpembed.targets.vta.estimate import Tilings, ranked_schedules
 from cpembed.targets.vta.isa import VtaConfig
 from cpembed.targets.vta.lower import LoweredVta, lower
 from cpembed.targets.vta.schedule import Schedule, check_schedule
@@ -96,13 +96,17 @@ class VtaSpace(Space[Schedule]):
         return [Scored(cycles, schedule) for cycles, schedule in ranking]
 
     def scored(self, schedule: Schedule) -> Scored[Schedule]:
+        # The space's nest is without the bias, which takes accumulators too.
         check_schedule(with_bias(self.nest, self.machine.tail.bias), schedule)
         return Scored(self.estimated(schedule), schedule)
 
     def estimated(self, schedule: Schedule) -> float:
         """Return a schedule's estimated cycles; infinite if it seems not to fit."""
-        machine = self.machine
-        return estimate_schedule(self.nest, schedule, machine.tail, machine.memory)
+        sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
+        tilings = Tilings(self.nest, sizes)
+        if not tilings.fits(schedule)[0]:
+            return np.inf
+        return float(tilings.cycles(schedule, self.machine.tail, self.machine.memory)[0])
 
     def canonical(self, schedule: Schedule) -> Schedule:
         return canonical(self.nest, schedule)
@@ -170,6 +174,7 @@ def neighbour(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
     changed = _changed(nest, schedule, random)
     while random.random() < _ANOTHER:
         changed = _changed(nest, changed, random)
+    # A change of threads may leave fewer slots than two threads need.
     minimum = MIN_SLOTS if changed.threads == 2 else 1
     inp, wgt = (max(minimum, slots) for slots in changed.slots)
     return canonical(nest, replace(changed, slots=(inp, wgt)))
@@ -309,6 +314,7 @@ def key_of(
         **problem_key(workload, spec, constraints),
         "kind": VtaTrial.kind,
         "form": result_form(tail),
+        # Cycles of another version of the simulators are no trials of this one.
         "version": versions()["cpembed"],
         "model": _model_digest(),
     }

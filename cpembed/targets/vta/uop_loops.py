@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.vta.isa import Factors, Load, Memory
-from cpembed.targets.vta.schedule import Interval, Region, Tile
+from cpembed.targets.vta.schedule import Interval, Region, Tile, index_span
 from cpembed.targets.vta.tiles import TileNest, TileTensor
 from cpembed.targets.vta.timing import PIPELINE
 from cpembed.targets.vta.tokens import Dependences
@@ -366,8 +366,8 @@ def _parts(index: IndexExpr, size: int, tile: Tile) -> list[dict[str, Interval]]
     The longest loop is cut, for each value of the other loops; consecutive values of the innermost
     of these that leave the same interval become one part.
     """
-    low, high = _bounds(index, tile)
-    if low >= 0 and high < size:
+    low, step, count = index_span(index, tile)
+    if low >= 0 and low + step * (count - 1) < size:
         return None
     names = sorted(index.iterators, key=lambda name: tile[name][1])
     cut, fixed = names[-1], names[:-1]
@@ -391,16 +391,6 @@ def _parts(index: IndexExpr, size: int, tile: Tile) -> list[dict[str, Interval]]
         if len(parts) > MAX_PARTS:
             return None
     return parts
-
-
-def _bounds(index: IndexExpr, tile: Tile) -> tuple[int, int]:
-    """Return the smallest and the largest value of an affine index in a tile."""
-    low = high = index.constant
-    for term in index.terms:
-        first, count = tile[term.iterator]
-        ends = term.coefficient * first, term.coefficient * (first + count - 1)
-        low, high = low + min(ends), high + max(ends)
-    return low, high
 
 
 def _inside(step: int, rest: int, size: int, interval: Interval) -> Interval | None:
