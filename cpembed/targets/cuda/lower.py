@@ -370,7 +370,8 @@ def _is_contiguous(operand: PackedOperand, axis: str, length: int) -> bool:
 
 
 def _movement(index: IndexExpr, axis: str, length: int) -> Movement | None:
-    """Return None if the index moves by another number, or differently in different groups."""
+    """Return the movement of an index, None if it is irregular."""
+    # Irregular: it moves by another number than 0 or 1, or differently in different groups.
     movements = [_term_movement(term, axis, length) for term in index.terms]
     step, aligned = 0, index.constant % length == 0
     for movement in movements:

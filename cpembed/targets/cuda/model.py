@@ -171,7 +171,7 @@ def gpu(spec: HardwareSpec, name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Phase:
-    """Work that a block does once."""
+    """Part of a block's work, with the cycles of each unit that it keeps busy."""
 
     cycles: float = 0.0
     """Cycles until it is done by a block that is alone on its multiprocessor."""
@@ -193,7 +193,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Work of a kernel."""
+    """Work of a kernel: its blocks, and what each of them fetches, computes and stores."""
 
     name: str
     blocks: int

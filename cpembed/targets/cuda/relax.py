@@ -30,7 +30,7 @@ _SHARED_BYTES = 163 * 1024
 
 @dataclass
 class Emulation:
-    """The function ``main`` of a module."""
+    """Emulated execution of the function ``main`` of a Relax module."""
 
     module: Any
     """Relax module."""

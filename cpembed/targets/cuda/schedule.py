@@ -67,7 +67,7 @@ class KernelSchedule:
 
 @dataclass(frozen=True)
 class SharedTile:
-    """A factor's part of a stage."""
+    """Tile of a factor in one stage of shared memory."""
 
     rows: int
     row_bytes: int

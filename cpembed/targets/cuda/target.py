@@ -42,7 +42,7 @@ REFINED = 40
 
 
 class CudaSpace(Space[KernelSchedule]):
-    """All combinations of the numbers above that fit the GPU."""
+    """Schedules of a product that fit a GPU, ranked by their estimated times."""
 
     def __init__(self, product: TiledProduct, gpu: Gpu) -> None:
         self.product, self.gpu = product, gpu

@@ -96,30 +96,6 @@ class _Index:
         return (offsets[:, None] + self.values[None, :]).ravel()
 
 
-class AccessTable:
-    """Accesses of a program's GEMM and ALU instructions.
-
-    Programs repeat few instructions on few micro-ops, so accesses are cached.
-    """
-
-    def __init__(self, columns: Columns, config: VtaConfig) -> None:
-        self._config = config
-        self._opcodes: list[int] = columns.opcode.tolist()
-        self._rows = columns.table(*PARAMETERS)
-        self._cache: dict[tuple[int, bytes, bytes], Accesses] = {}
-
-    def accesses(self, number: int, uops: NDArray[np.uint32]) -> Accesses:
-        """Return the accesses of an instruction that executes some micro-ops."""
-        key = (self._opcodes[number], self._rows[number].tobytes(), uops.tobytes())
-        accesses = self._cache.get(key)
-        if accesses is None:
-            row: list[int] = self._rows[number].tolist()
-            values: dict[str, int] = dict(zip(PARAMETERS, row, strict=True))
-            accesses = _accesses(Opcode(self._opcodes[number]), values, uops, self._config)
-            self._cache[key] = accesses
-        return accesses
-
-
 def _illegal(problem: str, remedy: str) -> Accesses:
     return Accesses(_NOTHING, _NOTHING, _NOTHING, (problem, remedy))
 
@@ -251,7 +227,8 @@ class _Visit:
     ) -> None:
         config = program.config
         self._program = program
-        self._table = AccessTable(columns, config)
+        self._parameters = columns.table(*PARAMETERS)
+        self._cache: dict[tuple[int, bytes, bytes], Accesses] = {}
         self._opcode: list[int] = columns.opcode.tolist()
         self._module: list[int] = columns.module.tolist()
         self._memory: list[int] = columns["memory"].tolist()
@@ -289,7 +266,7 @@ class _Visit:
         memory, written = self._memory[number], slice(begin, end)
         if memory == Memory.UOP:
             self._uop_loaded[written] = True
-            self._uops[written] = transferred(self._program, self._rows[number])
+            self._uops[written] = loaded_uops(self._program, self._rows[number])
         elif memory == Memory.ACC:
             self._acc_written[written] = True
             self._out_lost[written] = self._place[number]
@@ -302,7 +279,7 @@ class _Visit:
             at = begin + int(np.flatnonzero(~self._uop_loaded[begin:end])[0])
             yield Violation(number, f"micro-op {at} was never loaded", "load it before")
             return
-        accesses = self._table.accesses(number, self._uops[begin:end])
+        accesses = self._accesses(number, self._uops[begin:end])
         if accesses.problem is not None:
             yield Violation(number, *accesses.problem)
         reset = self._reset[number] and gemm
@@ -315,6 +292,16 @@ class _Visit:
             self._out_writer[accesses.dst] = self._place[number]
             self._out_lost[accesses.dst] = 0
         self._acc_written[accesses.dst] = True
+
+    def _accesses(self, number: int, uops: NDArray[np.uint32]) -> Accesses:
+        # Programs repeat few instructions on few micro-ops.
+        key = (self._opcode[number], self._parameters[number].tobytes(), uops.tobytes())
+        if key not in self._cache:
+            row: list[int] = self._parameters[number].tolist()
+            values: dict[str, int] = dict(zip(PARAMETERS, row, strict=True))
+            opcode = Opcode(self._opcode[number])
+            self._cache[key] = _accesses(opcode, values, uops, self._program.config)
+        return self._cache[key]
 
     def _reads(self, number: int, gemm: bool, accesses: Accesses) -> Iterator[Violation]:
         # ACC is loaded and written by the compute module alone, in order: no token is needed.
@@ -386,7 +373,7 @@ class _Visit:
         return next(number for number, pair in pairs if pair == (place, module))
 
 
-def transferred(program: VtaProgram, row: Numbers) -> NDArray[np.uint32]:
+def loaded_uops(program: VtaProgram, row: Numbers) -> NDArray[np.uint32]:
     """Return the words of a LOAD of micro-ops, of which ``row`` has dram, y, x and x_stride."""
     dram, y, x, stride = row.tolist()
     if not x:

@@ -34,7 +34,7 @@ _ADDRESS = re.compile(rf"({TENSOR_NAME.pattern})(?:\+(0x[0-9a-fA-F]+|[0-9]+))?")
 
 
 @dataclass
-class Declared:
+class DeclaredTensor:
     """Tensor before it is placed; ``shape`` None is the number of micro-ops in its section."""
 
     word: Word
@@ -45,7 +45,7 @@ class Declared:
 
 
 @dataclass
-class Uops:
+class UopSection:
     """Section of micro-ops: its name, and the indices of each."""
 
     word: Word
@@ -61,8 +61,8 @@ class Image:
     words: Words
     base: int = 0
     size: int | None = None
-    declared: dict[str, Declared] = field(default_factory=dict[str, Declared])
-    uops: dict[str, Uops] = field(default_factory=dict[str, Uops])
+    declared: dict[str, DeclaredTensor] = field(default_factory=dict[str, DeclaredTensor])
+    uops: dict[str, UopSection] = field(default_factory=dict[str, UopSection])
     data: list[tuple[Word, Word | None, int, bytes]] = field(
         default_factory=list[tuple[Word, Word | None, int, bytes]]
     )
@@ -76,7 +76,7 @@ class Image:
         # A section of micro-ops declares its tensor, unless a directive did.
         for name, uops in self.uops.items():
             if name not in self.declared:
-                self.declared[name] = Declared(uops.word, "uint32", None, Role.UOPS)
+                self.declared[name] = DeclaredTensor(uops.word, "uint32", None, Role.UOPS)
         end = 0
         for name, declared in self.declared.items():
             shape = declared.shape
@@ -276,7 +276,7 @@ class _Assembler:
             self._shape(*settings["shape"]),
         )
         role = None if role is None else Role(role)
-        self._image.declared[name.text] = Declared(name, dtype, shape, role, offset=offset)
+        self._image.declared[name.text] = DeclaredTensor(name, dtype, shape, role, offset=offset)
 
     def _shape(self, word: Word, text: str) -> tuple[int, ...]:
         problem = f"shape {text!r} cannot be read; write 4x16, or scalar"
@@ -291,7 +291,7 @@ class _Assembler:
         name = self._words.new_name(line, ".uop kernel")
         problem = f"{name.text} has micro-ops already: join the sections"
         self._words.require(name.text not in self._image.uops, name, problem)
-        uops = self._image.uops[name.text] = Uops(name)
+        uops = self._image.uops[name.text] = UopSection(name)
         self._section = lambda words: self._uop(words, uops)
 
     def _begin_data(self, line: list[Word]) -> None:
@@ -303,7 +303,7 @@ class _Assembler:
         self._words.at_most(line, 1)
         self._section = self._instruction
 
-    def _uop(self, line: list[Word], uops: Uops) -> None:
+    def _uop(self, line: list[Word], uops: UopSection) -> None:
         values = self._words.numbers(line, ("dst", "src", "wgt"))
         self._words.require("dst" in values, line[0], "a micro-op lacks dst=")
         for index in formats_of(self._config).uop:

@@ -161,11 +161,11 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     cpembed vta run product.zip -o product.npz
     """
     from cpembed.targets.vta.program import load_program
-    from cpembed.targets.vta.simulator import simulate, written
+    from cpembed.targets.vta.simulator import output_names, simulate
 
     program = load_program(path)
     # Before the simulation: a wrong name should not cost its time.
-    names = written(program)
+    names = output_names(program)
     _check_output(output, names)
     dram = simulate(program, policy=order, seed=seed)
     outputs = {name: program.tensor(name, dram) for name in names}

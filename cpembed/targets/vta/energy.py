@@ -16,7 +16,7 @@ from cpembed.errors import SpecError
 from cpembed.targets.vta.encoding import columns_of
 from cpembed.targets.vta.isa import INSTRUCTION_BYTES, MODULES, Memory, Opcode, VtaConfig
 from cpembed.targets.vta.program import VtaProgram
-from cpembed.targets.vta.timing import executed
+from cpembed.targets.vta.timing import executed_uops
 from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
 
@@ -44,7 +44,7 @@ class Work:
 def work_of(program: VtaProgram) -> Work:
     """Count the work of a program; zeros that a LOAD adds are not transferred."""
     columns = columns_of(program.instructions, program.config)
-    runs = executed(columns)
+    runs = executed_uops(columns)
     reset = columns["reset"] == 1
     gemm, alu = columns.is_a(Opcode.GEMM), columns.is_a(Opcode.ALU)
     elements = columns["x"] * columns["y"]
@@ -57,7 +57,7 @@ def work_of(program: VtaProgram) -> Work:
     )
 
 
-def counts(work: Work, config: VtaConfig) -> dict[str, float]:
+def energy_counts(work: Work, config: VtaConfig) -> dict[str, float]:
     """Return the counts that energy is made of.
 
     These are multiply-accumulates, operations of the ALU on an accumulator, and bytes by memory and
@@ -173,7 +173,7 @@ class Silicon:
         return memories + len(MODULES) * self.queue.leakage_w
 
     def energy_pj(self, counts: Mapping[str, float]) -> float:
-        """Return the energy of a program's :func:`counts` in pJ, without leakage."""
+        """Return the energy of a program's :func:`energy_counts` in pJ, without leakage."""
         total = counts["macs"] * self.mac.energy_pj + counts["alu"] * self.lane.energy_pj
         total += self.technology.dram_pj(counts["dram.read"] + counts["dram.write"])
         for memory, buffer in self.buffers.items():

@@ -36,7 +36,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
 from cpembed.targets.vta.bounds import Floor, Floors
-from cpembed.targets.vta.energy import Silicon, counts, work_of
+from cpembed.targets.vta.energy import Silicon, energy_counts, work_of
 from cpembed.targets.vta.estimate import Tilings, combinations, forms, tile_sizes
 from cpembed.targets.vta.isa import Memory, VtaConfig, formats_of
 from cpembed.targets.vta.schedule import Schedule, occupancy
@@ -82,7 +82,10 @@ class ScheduleCandidate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """Schedule of the nest of a ``number``: a form, and the position ``at`` of its tile sizes."""
+    """Entry of the table of best schedules, which is not built yet.
+
+    ``number`` is that of its nest, ``at`` the position of its tile sizes in ``tilings``.
+    """
 
     number: int
     tilings: Tilings
@@ -266,7 +269,7 @@ class VtaAnalysis(msgspec.Struct, frozen=True, dict=True):
 
 
 class Software(msgspec.Struct, frozen=True):
-    """Embedding, as JSON, with a schedule."""
+    """Choice of an embedding, as JSON, and a schedule."""
 
     embedding: dict[str, Any]
     schedule: Schedule
@@ -345,7 +348,7 @@ class VtaFamily(Family):
         config = _configuration(_key(point)).config
         floors = [analysis.candidates[at].floor for at in fitting]
         activities = [
-            Activity(floor.cycles, Provenance.ESTIMATED, counts(floor.work, config))
+            Activity(floor.cycles, Provenance.ESTIMATED, energy_counts(floor.work, config))
             for floor in floors
         ]
         return Costs(
@@ -369,7 +372,9 @@ class VtaFamily(Family):
         )
         program = lowered.empty_image()
         cycles = time_program(program, target.memory, checked=False).cycles
-        return Activity(cycles, Provenance.SIMULATED, counts(work_of(program), target.config))
+        return Activity(
+            cycles, Provenance.SIMULATED, energy_counts(work_of(program), target.config)
+        )
 
     def specification(self, point: Point) -> str:
         read = _configuration(_key(point))

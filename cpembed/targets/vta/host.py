@@ -27,7 +27,7 @@ from cpembed.targets.cpu.estimate import threads_worth
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.lower import Array, LoweredVta
 from cpembed.targets.vta.program import VtaProgram, load_program, save_program
-from cpembed.targets.vta.simulator import simulate, written
+from cpembed.targets.vta.simulator import output_names, simulate
 from cpembed.targets.vta.tail import Exact, Truncated
 from cpembed.transform.program import PackedOperand
 
@@ -216,7 +216,7 @@ def execute(program: Any, names: str, *tensors: Any) -> None:
         target = loaded.tensor(name, dram)
         target[...] = np.from_dlpack(tensor).reshape(target.shape)
     dram = simulate(loaded, dram=dram, checked=False)
-    stored = [loaded.tensor(name, dram) for name in written(loaded)]
+    stored = [loaded.tensor(name, dram) for name in output_names(loaded)]
     # An int8 result, shifted and clipped or not, is the one plane of bytes that was stored.
     tail = Exact() if result.dtype == "int32" else Truncated()
     result.copyfrom(tail.combine(stored).reshape(result.shape))

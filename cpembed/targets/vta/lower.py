@@ -61,7 +61,7 @@ from cpembed.targets.vta.uop_loops import (
     MicroOps,
     UopLoop,
     bias_loops,
-    consecutive,
+    consecutive_loops,
     gemm_loops,
     trimmed_tiles,
 )
@@ -184,7 +184,7 @@ class Emitter:
             return
         base = self._accumulators[thread]
         self._untouched[thread].update(range(base, base + acc.tiles))
-        for loop in consecutive(base, acc.tiles, reads=False):
+        for loop in consecutive_loops(base, acc.tiles, reads=False):
             begin, end = self.uops.place(loop.uops)
             gemm = Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, reset=True)
             self.program.append(gemm, stored)
@@ -286,10 +286,10 @@ class Emitter:
         for phase, output in zip(self._tail.phases, self._outputs, strict=True):
             # A phase changes what the stores of the phase before still read.
             for op, immediate in phase:
-                self._alu(thread, op, consecutive(base, acc.tiles), immediate, stored)
+                self._alu(thread, op, consecutive_loops(base, acc.tiles), immediate, stored)
             if self._untouched[thread]:
                 # A reset does not reach what STORE reads, and some outputs see only padding.
-                self._alu(thread, AluOp.ADD, consecutive(base, acc.tiles), 0, stored)
+                self._alu(thread, AluOp.ADD, consecutive_loops(base, acc.tiles), 0, stored)
             for box in acc.stores:
                 store = Store(Memory.OUT, base + box.sram, output + box.dram, *box[2:5])
                 stored = self.program.append(store, self._written[thread])

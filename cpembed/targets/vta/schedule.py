@@ -89,7 +89,10 @@ class Region:
         return total
 
     def coefficient(self, loop: str) -> int:
-        """Return the SRAM distance of a step of a loop; all accesses must be affine in it."""
+        """Return the SRAM distance of a step of a loop.
+
+        All accesses must be affine in it.
+        """
         return sum(
             index.coefficient(loop) // span.step * stride
             for index, span, stride in zip(
@@ -100,7 +103,7 @@ class Region:
 
 
 class Box2D(NamedTuple):
-    """Operands of a LOAD or STORE, with addresses from the tensor's and the region's first tile."""
+    """Fields of a LOAD or STORE, with addresses from the tensor's and the region's first tile."""
 
     sram: int
     dram: int

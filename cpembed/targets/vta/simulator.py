@@ -18,7 +18,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import Function, aligned, compile_plan, shared
 from cpembed.codegen.script import HEADER, Script, buffer
 from cpembed.errors import ProgramError, SpecError
-from cpembed.targets.vta.accesses import PARAMETERS, transferred
+from cpembed.targets.vta.accesses import PARAMETERS, loaded_uops
 from cpembed.targets.vta.assembly import instruction_text
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.encoding import Columns, columns_of, sram_extent, unpack_uops
@@ -80,7 +80,7 @@ def simulate(
     return machine.dram
 
 
-def written(program: VtaProgram) -> tuple[str, ...]:
+def output_names(program: VtaProgram) -> tuple[str, ...]:
     """Return the names of a program's outputs."""
     outputs = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
     if outputs:
@@ -113,7 +113,7 @@ def require_simulated(config: VtaConfig) -> None:
 
 
 class _Machine:
-    """Buffers and DRAM of a VTA while a program executes."""
+    """Simulated machine: buffers and DRAM of a VTA while a program executes."""
 
     def __init__(self, program: VtaProgram, columns: Columns, dram: NDArray[np.uint8]) -> None:
         config = self._config = program.config
@@ -173,7 +173,7 @@ class _Machine:
         sram, rows, width = self._shape[number]
         end = sram + rows * width
         if memory == Memory.UOP:
-            words = transferred(self._program, self._dram_rows[number])
+            words = loaded_uops(self._program, self._dram_rows[number])
             self._uops[sram:end] = np.stack(unpack_uops(words, self._config), axis=1)
             return
         data = self._in_dram(number, self._sizes[memory])

@@ -66,7 +66,10 @@ class TileTensor:
 
     @cached_property
     def digit_loops(self) -> tuple[str, ...]:
-        """Loops of which an access takes digits, so that equal tiles may have unequal regions."""
+        """Loops of which an access takes a quotient or a remainder.
+
+        Equal tiles of them may have unequal regions.
+        """
         terms = [term for index in self.access for term in index.terms]
         names = [name for term in terms if not term.is_affine for name in term.iterators]
         return tuple(dict.fromkeys(names))
@@ -216,7 +219,7 @@ def _is_outside(packed: PackedOperand, k: int, position: int) -> bool:
 
 
 def _at(index: IndexExpr, name: str, position: int) -> IndexExpr:
-    """Return the index with a dimension fixed; digits of sums with it keep their range."""
+    """Return the index with a dimension fixed at a position."""
     constant, terms = index.constant, list[IndexTerm]()
     for term in index.terms:
         if term.inner is None and term.iterator == name:

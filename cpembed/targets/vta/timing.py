@@ -214,7 +214,7 @@ def time_program(
     if cycles < 0:
         raise InvariantError("the timed simulator stopped before FINISH")
     products = columns.is_a(Opcode.GEMM) & (columns["reset"] == 0)
-    gemm_cycles = int(executed(columns)[products].sum())
+    gemm_cycles = int(executed_uops(columns)[products].sum())
     return Timing(
         cycles=cycles,
         modules=_module_cycles(columns, events, cycles),
@@ -316,8 +316,8 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
     return _filled(np.stack([rows[name] for name in INSTRUCTION], axis=1))
 
 
-def executed(columns: Columns) -> Numbers:
-    """Return the number of micro-ops that each instruction executes, 0 if it is no GEMM or ALU."""
+def executed_uops(columns: Columns) -> Numbers:
+    """Return the micro-ops that each instruction executes, 0 if it is no GEMM or ALU."""
     count = (columns["uop_end"] - columns["uop_begin"]) * columns["outer"] * columns["inner"]
     return np.where(columns.is_a(Opcode.GEMM, Opcode.ALU), count, 0)
 
@@ -329,7 +329,7 @@ def _durations(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Num
     cycles = np.full(len(columns), _NO_TRANSFER)
     cycles[columns.is_a(Opcode.FINISH)] = _FINISH
     computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
-    cycles[computes] = (PIPELINE + passes * executed(columns))[computes]
+    cycles[computes] = (PIPELINE + passes * executed_uops(columns))[computes]
     writes = np.flatnonzero(columns.is_a(Opcode.STORE) & (columns["x"] > 0))
     if len(writes):
         cycles[writes] = _stores(columns, writes, config, memory)

@@ -112,7 +112,10 @@ class MicroOps:
 
 @dataclass(frozen=True)
 class _Iteration:
-    """Loops of a nest that are one affine loop, outermost first; steps of dst, src and wgt."""
+    """One or several loops of a nest that an instruction can iterate over as one.
+
+    ``names`` are outermost first; ``steps`` are those of dst, src and wgt.
+    """
 
     names: tuple[str, ...]
     extent: int
@@ -243,7 +246,7 @@ def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _BiasLoop:
     """Neighbouring dimensions of an output tile that are one loop of an instruction.
 
     ``dst`` and ``src`` are the steps of its accumulators and of the bias.
@@ -254,7 +257,7 @@ class _Walk:
     src: int
 
 
-def consecutive(base: int, tiles: int, *, reads: bool = True) -> list[UopLoop]:
+def consecutive_loops(base: int, tiles: int, *, reads: bool = True) -> list[UopLoop]:
     """Return loops over accumulators that follow each other.
 
     Parameters
@@ -285,25 +288,25 @@ def bias_loops(acc: Region, bias: Region, base: int, bias_base: int) -> list[Uop
         First elements of these regions in ACC.
     """
     names = [dimension.name for dimension in bias.tensor.packed.dimensions]
-    walks: list[_Walk] = []
+    merged: list[_BiasLoop] = []
     for k, dimension in enumerate(acc.tensor.packed.dimensions[: acc.tensor.rank]):
         # A dimension without bias repeats the same elements.
         has_bias = dimension.name in names
         src = bias.strides[names.index(dimension.name)] if has_bias else 0
-        walk = _Walk(acc.spans[k].count, acc.strides[k], src)
-        outer = walks[-1] if walks else None
-        if walk.extent == 1:
+        axis = _BiasLoop(acc.spans[k].count, acc.strides[k], src)
+        outer = merged[-1] if merged else None
+        if axis.extent == 1:
             continue
-        if outer is not None and outer.src == walk.src * walk.extent:
-            walk = _Walk(outer.extent * walk.extent, walk.dst, walk.src)
-            walks.pop()
-        walks.append(walk)
+        if outer is not None and outer.src == axis.src * axis.extent:
+            axis = _BiasLoop(outer.extent * axis.extent, axis.dst, axis.src)
+            merged.pop()
+        merged.append(axis)
     # The two longest become loops of the instruction, the others are unrolled into micro-ops.
-    walks.sort(key=lambda walk: walk.extent)
-    loops = [walk for walk in walks[-2:] if walk.extent <= MAX_ITERATIONS]
+    merged.sort(key=lambda axis: axis.extent)
+    loops = [axis for axis in merged[-2:] if axis.extent <= MAX_ITERATIONS]
     # Fewer than two loops: the outer ones run once.
-    outer, inner = ([_Walk(1, 0, 0)] * 2 + loops)[-2:]
-    unrolled = [walk for walk in walks if walk not in loops]
+    outer, inner = ([_BiasLoop(1, 0, 0)] * 2 + loops)[-2:]
+    unrolled = [axis for axis in merged if axis not in loops]
     return [
         UopLoop(
             _bias_uops(unrolled, base, bias_base),
@@ -315,12 +318,12 @@ def bias_loops(acc: Region, bias: Region, base: int, bias_base: int) -> list[Uop
     ]
 
 
-def _bias_uops(walks: list[_Walk], base: int, bias_base: int) -> Indices:
-    places = np.indices([walk.extent for walk in walks]).reshape(
-        len(walks), math.prod(walk.extent for walk in walks)
+def _bias_uops(merged: list[_BiasLoop], base: int, bias_base: int) -> Indices:
+    places = np.indices([axis.extent for axis in merged]).reshape(
+        len(merged), math.prod(axis.extent for axis in merged)
     )
-    dst = base + sum(place * walk.dst for place, walk in zip(places, walks, strict=True))
-    src = bias_base + sum(place * walk.src for place, walk in zip(places, walks, strict=True))
+    dst = base + sum(place * axis.dst for place, axis in zip(places, merged, strict=True))
+    src = bias_base + sum(place * axis.src for place, axis in zip(places, merged, strict=True))
     table = np.zeros((places.shape[1], 3), np.int64)
     table[:, 0], table[:, 1] = dst, src
     return table
