@@ -36,7 +36,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.registry import open_target
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.container import load_program
+from cpembed.targets.vta.program import load_program
 
 try:
     compiler()

@@ -29,10 +29,10 @@ _LOADED = 256
 
 def register() -> None:
     """Register the functions that compiled modules look up when they are loaded."""
-    from cpembed.targets.vta import relax
+    from cpembed.targets.vta import host
 
     tvm.register_global_func(EXECUTE, execute, override=True)
-    relax.register()
+    host.register()
 
 
 def emit(builder: Any, program: Program, arguments: Mapping[str, Any], result: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Text to programs.
+"""Assembly text to programs.
 
 Lines are read one by one; tensors are placed and names in addresses resolved at the end, so that a
 name may be used before it is declared.
@@ -17,23 +17,24 @@ from numpy.typing import NDArray
 
 from cpembed.errors import SpecError
 from cpembed.hw.schema import close_match, one_of
-from cpembed.targets.vta.assembly.disassembler import VERSION
-from cpembed.targets.vta.assembly.instructions import (
-    InstructionReader,
-    PendingInstruction,
-    Word,
-    Words,
+from cpembed.targets.vta.assembly import VERSION, InstructionReader, PendingInstruction, Word, Words
+from cpembed.targets.vta.encoding import pack_uops
+from cpembed.targets.vta.isa import UOP_BYTES, Memory, Opcode, VtaConfig, formats_of
+from cpembed.targets.vta.program import (
+    DTYPES,
+    MAX_IMAGE_BYTES,
+    TENSOR_NAME,
+    Role,
+    Tensor,
+    VtaProgram,
+    check_tensors,
 )
-from cpembed.targets.vta.container import DTYPES, MAX_IMAGE_BYTES, TENSOR_NAME, check_tensors
-from cpembed.targets.vta.encoding import UOP_BYTES, Opcode, formats_of, pack_uops
-from cpembed.targets.vta.isa import Memory, VtaConfig
-from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 
 _ADDRESS = re.compile(rf"({TENSOR_NAME.pattern})(?:\+(0x[0-9a-fA-F]+|[0-9]+))?")
 
 
 @dataclass
-class Declared:
+class DeclaredTensor:
     """Tensor before it is placed; ``shape`` None is the number of micro-ops in its section."""
 
     word: Word
@@ -44,7 +45,7 @@ class Declared:
 
 
 @dataclass
-class Uops:
+class UopSection:
     """Section of micro-ops: its name, and the indices of each."""
 
     word: Word
@@ -60,8 +61,8 @@ class Image:
     words: Words
     base: int = 0
     size: int | None = None
-    declared: dict[str, Declared] = field(default_factory=dict[str, Declared])
-    uops: dict[str, Uops] = field(default_factory=dict[str, Uops])
+    declared: dict[str, DeclaredTensor] = field(default_factory=dict[str, DeclaredTensor])
+    uops: dict[str, UopSection] = field(default_factory=dict[str, UopSection])
     data: list[tuple[Word, Word | None, int, bytes]] = field(
         default_factory=list[tuple[Word, Word | None, int, bytes]]
     )
@@ -70,10 +71,12 @@ class Image:
 
     def place(self, config: VtaConfig) -> None:
         """Give every tensor an offset: one without ``at=`` follows those before it."""
+        # Any memory may be loaded from a tensor: the largest element's alignment serves all.
         align = max(config.element_bytes(memory) for memory in Memory)
+        # A section of micro-ops declares its tensor, unless a directive did.
         for name, uops in self.uops.items():
             if name not in self.declared:
-                self.declared[name] = Declared(uops.word, "uint32", None, Role.UOPS)
+                self.declared[name] = DeclaredTensor(uops.word, "uint32", None, Role.UOPS)
         end = 0
         for name, declared in self.declared.items():
             shape = declared.shape
@@ -84,10 +87,8 @@ class Image:
             offset = after if declared.offset is None else declared.offset
             tensor = Tensor(offset, shape, declared.dtype, declared.role)
             end = max(end, offset + tensor.size_bytes)
-            if end > MAX_IMAGE_BYTES:
-                raise self.words.error(
-                    declared.word, f"{name} ends at byte {end}; allowed: {MAX_IMAGE_BYTES} at most"
-                )
+            problem = f"{name} ends at byte {end}; allowed: {MAX_IMAGE_BYTES} at most"
+            self.words.require(end <= MAX_IMAGE_BYTES, declared.word, problem)
             self.tensors[name] = tensor
         if self.size is None:
             self.size = end
@@ -109,13 +110,10 @@ class Image:
                 dram[tensor.offset : tensor.offset + words.nbytes] = words.view(np.uint8)
         for word, name, offset, content in self.data:
             start, room = self._region(name)
-            if offset + len(content) > room:
-                place = "DRAM" if name is None else name.text
-                raise self.words.error(
-                    word,
-                    f"these bytes end at {offset + len(content):#x}, {place} has {room:#x} bytes",
-                )
-            dram[start + offset : start + offset + len(content)] = np.frombuffer(content, np.uint8)
+            end, place = offset + len(content), "DRAM" if name is None else name.text
+            problem = f"these bytes end at {end:#x}, {place} has {room:#x} bytes"
+            self.words.require(end <= room, word, problem)
+            dram[start + offset : start + end] = np.frombuffer(content, np.uint8)
         return dram
 
     def address(self, address: Word, memory: Memory, config: VtaConfig) -> int:
@@ -143,12 +141,9 @@ class Image:
         tensor = self._named(match[1], address)
         size = config.element_bytes(memory)
         start = self.base + tensor.offset
-        if start % size:
-            raise self.words.error(
-                address,
-                f"{match[1]} lies at physical address {start:#x}, not at a multiple of "
-                f"{memory.name}'s element of {size} bytes: move it with at=",
-            )
+        problem = f"{match[1]} lies at physical address {start:#x}, not at a multiple of "
+        problem += f"{memory.name}'s element of {size} bytes: move it with at="
+        self.words.require(start % size == 0, address, problem)
         value = start // size + self.words.number(address, match[2] or "0")
         self.words.check(address, formats_of(config).field(Opcode.LOAD, "dram"), value)
         return value
@@ -193,6 +188,7 @@ class _Assembler:
         self._reader: InstructionReader | None = None
         self._code: list[PendingInstruction] = []
         self._once: set[str] = set()
+        # Lines without a directive belong to the section that the last one began.
         self._section: Callable[[list[Word]], None] = self._instruction
         self._directives: dict[str, Callable[[list[Word]], None]] = {
             ".vta": self._version,
@@ -205,6 +201,7 @@ class _Assembler:
         }
 
     def program(self, text: str) -> VtaProgram:
+        # Not splitlines(), which also splits at characters that editors do not count as line ends.
         for number, line in enumerate(text.split("\n"), start=1):
             words = self._words.split(line, number)
             if words and words[0].text.startswith("."):
@@ -227,26 +224,25 @@ class _Assembler:
             allowed = f"{one_of(self._directives)}{close_match(first.text, self._directives)}"
             raise self._words.error(first, f"unknown directive {first.text}; allowed: {allowed}")
         if first.text in _ONCE:
-            if first.text in self._once:
-                raise self._words.error(first, f"{first.text} is given more than once: keep one")
-            if self._image.declared or self._image.uops or self._code:
-                problem = f"{first.text} comes before tensors, micro-ops and instructions"
-                raise self._words.error(first, problem)
+            problem = f"{first.text} is given more than once: keep one"
+            self._words.require(first.text not in self._once, first, problem)
+            # All else depends on them: sizes of elements, the place of the image.
+            is_late = self._image.declared or self._image.uops or self._code
+            problem = f"{first.text} comes before tensors, micro-ops and instructions"
+            self._words.require(not is_late, first, problem)
             self._once.add(first.text)
         self._directives[first.text](line)
 
     def _version(self, line: list[Word]) -> None:
         self._words.at_most(line, 2)
-        if len(line) < 2 or line[1].text != str(VERSION):
-            problem = f"unknown version; this release reads `.vta {VERSION}`"
-            raise self._words.error(line[-1], problem)
+        problem = f"unknown version; this release reads `.vta {VERSION}`"
+        self._words.require(line[-1].text == str(VERSION), line[-1], problem)
 
     def _configure(self, line: list[Word]) -> None:
         values = self._words.numbers(line[1:], [field.name for field in fields(VtaConfig)])
         for name, (word, value) in values.items():
-            if not 0 <= value <= 40:
-                problem = f"{name} = {value}; allowed: 0..40 (log2 of a size)"
-                raise self._words.error(word, problem)
+            problem = f"{name} = {value}; allowed: 0..40 (log2 of a size)"
+            self._words.require(0 <= value <= 40, word, problem)
         self._config = VtaConfig(**{name: value for name, (_, value) in values.items()})
         try:
             formats_of(self._config)
@@ -256,8 +252,8 @@ class _Assembler:
     def _dram(self, line: list[Word]) -> None:
         for name, (word, value) in self._words.numbers(line[1:], ("base", "size")).items():
             limit = MAX_IMAGE_BYTES if name == "size" else (1 << 40) - 1
-            if not 0 <= value <= limit:
-                raise self._words.error(word, f"{name} = {value}; allowed: 0..{limit}")
+            problem = f"{name} = {value}; allowed: 0..{limit}"
+            self._words.require(0 <= value <= limit, word, problem)
             if name == "base":
                 self._image.base = value
             else:
@@ -265,43 +261,37 @@ class _Assembler:
 
     def _tensor(self, line: list[Word]) -> None:
         name = self._words.new_name(line, ".tensor NAME dtype=int8 shape=4x16")
-        if name.text in self._image.declared:
-            problem = f"{name.text} is declared already: give another name"
-            raise self._words.error(name, problem)
+        problem = f"{name.text} is declared already: give another name"
+        self._words.require(name.text not in self._image.declared, name, problem)
         settings = self._words.settings(line[2:], ("role", "dtype", "shape", "at"))
         for key in ("dtype", "shape"):
-            if key not in settings:
-                raise self._words.error(line[0], f".tensor lacks {key}=")
+            self._words.require(key in settings, line[0], f".tensor lacks {key}=")
         role = self._words.choice(*settings["role"], [*Role]) if "role" in settings else None
         offset = self._words.number(*settings["at"]) if "at" in settings else None
-        if offset is not None and not 0 <= offset <= MAX_IMAGE_BYTES:
-            raise self._words.error(
-                settings["at"][0], f"at = {offset}; allowed: 0..{MAX_IMAGE_BYTES}"
-            )
-        self._image.declared[name.text] = Declared(
-            name,
+        if offset is not None:
+            problem = f"at = {offset}; allowed: 0..{MAX_IMAGE_BYTES}"
+            self._words.require(0 <= offset <= MAX_IMAGE_BYTES, settings["at"][0], problem)
+        dtype, shape = (
             self._words.choice(*settings["dtype"], DTYPES),
             self._shape(*settings["shape"]),
-            None if role is None else Role(role),
-            offset,
         )
+        role = None if role is None else Role(role)
+        self._image.declared[name.text] = DeclaredTensor(name, dtype, shape, role, offset=offset)
 
     def _shape(self, word: Word, text: str) -> tuple[int, ...]:
-        if not _SHAPE.fullmatch(text):
-            raise self._words.error(word, f"shape {text!r} cannot be read; write 4x16, or scalar")
+        problem = f"shape {text!r} cannot be read; write 4x16, or scalar"
+        self._words.require(_SHAPE.fullmatch(text) is not None, word, problem)
         shape = () if text == "scalar" else tuple(int(size) for size in text.split("x"))
-        if not 0 < math.prod(shape) <= MAX_IMAGE_BYTES:
-            problem = f"shape {text}; allowed: sizes of at least 1, {MAX_IMAGE_BYTES} elements"
-            raise self._words.error(word, problem)
+        problem = f"shape {text}; allowed: sizes of at least 1, {MAX_IMAGE_BYTES} elements"
+        self._words.require(0 < math.prod(shape) <= MAX_IMAGE_BYTES, word, problem)
         return shape
 
     def _begin_uops(self, line: list[Word]) -> None:
         self._words.at_most(line, 2)
         name = self._words.new_name(line, ".uop kernel")
-        if name.text in self._image.uops:
-            problem = f"{name.text} has micro-ops already: join the sections"
-            raise self._words.error(name, problem)
-        uops = self._image.uops[name.text] = Uops(name)
+        problem = f"{name.text} has micro-ops already: join the sections"
+        self._words.require(name.text not in self._image.uops, name, problem)
+        uops = self._image.uops[name.text] = UopSection(name)
         self._section = lambda words: self._uop(words, uops)
 
     def _begin_data(self, line: list[Word]) -> None:
@@ -313,10 +303,9 @@ class _Assembler:
         self._words.at_most(line, 1)
         self._section = self._instruction
 
-    def _uop(self, line: list[Word], uops: Uops) -> None:
+    def _uop(self, line: list[Word], uops: UopSection) -> None:
         values = self._words.numbers(line, ("dst", "src", "wgt"))
-        if "dst" not in values:
-            raise self._words.error(line[0], "a micro-op lacks dst=")
+        self._words.require("dst" in values, line[0], "a micro-op lacks dst=")
         for index in formats_of(self._config).uop:
             if index.name in values:
                 self._words.check(values[index.name][0], index, values[index.name][1])
@@ -329,13 +318,13 @@ class _Assembler:
             problem = "a line of data starts with its offset, as in `0x20: 01 ff`"
             raise self._words.error(line[0], problem)
         for word in line[1:]:
-            if not _BYTE.fullmatch(word.text):
-                problem = f"{word.text!r} is not a byte; write two hexadecimal digits"
-                raise self._words.error(word, problem)
+            problem = f"{word.text!r} is not a byte; write two hexadecimal digits"
+            self._words.require(_BYTE.fullmatch(word.text) is not None, word, problem)
         content = bytes.fromhex("".join(word.text for word in line[1:]))
         self._image.data.append((line[0], name, self._words.number(line[0], match[1]), content))
 
     def _instruction(self, line: list[Word]) -> None:
+        # Made with the first instruction: only then the configuration is final (_ONCE).
         if self._reader is None:
             self._reader = InstructionReader(self._words, self._config)
         self._code.append(self._reader.read(line))
