@@ -16,7 +16,7 @@ from cpembed.cli.output import Bar, message, print_report
 if TYPE_CHECKING:
     from cpembed.exploration.costing import Method
     from cpembed.exploration.explore import Exploration, ExploreResult
-    from cpembed.exploration.points import EvaluatedPoint
+    from cpembed.exploration.objectives import EvaluatedPoint
 
 
 def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> list[str] | None:
@@ -168,7 +168,7 @@ def _run(exploration: Exploration, stop: Stop) -> None:
     with options.workers_of() as workers, Bar() as bar:
         steps = exploration.run(workers)
         for step in steps:
-            bar.show(step.doing, often=True, total=step.total, completed=step.done)
+            bar.show(step.doing, often=True, total=step.total, completed=step.completed)
             if stop.requested:
                 break
         steps.close()

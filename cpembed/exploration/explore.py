@@ -21,15 +21,18 @@ from cpembed.driver.bench_layers import NamedSuite, prepared_suite
 from cpembed.errors import WorkloadError
 from cpembed.exploration.costing import Costing, LayerWork, Method, Row, store_for
 from cpembed.exploration.exact import ExactSearch, Verdict
-from cpembed.exploration.objectives import Limit, Objective, read_limits, read_objectives
-from cpembed.exploration.points import (
+from cpembed.exploration.objectives import (
     EvaluatedPoint,
+    Limit,
+    Objective,
     Step,
     Vector,
     can_measure,
     front_of,
     hypervolume,
     keyed,
+    read_limits,
+    read_objectives,
     worst,
 )
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
@@ -95,8 +98,11 @@ class ExploreResult:
 
     @property
     def status(self) -> Status:
-        """``proven``: the front is that of the space; ``infeasible``: no point of the space is
-        within the limits; ``unknown``: no point that was evaluated is.
+        """The standing of the front.
+
+        ``proven``: it is the front of the space; ``unproven``: points are open or failed;
+        ``sampled``: it is that of the trials; ``infeasible``: no point of the space is within the
+        limits; ``unknown``: no point that was evaluated is.
         """
         if isinstance(self.search, ExactSearch):
             if self.search.is_proven:
@@ -126,14 +132,12 @@ class ExploreResult:
 
     @cached_property
     def reference(self) -> Vector | None:
-        """The largest value of each objective within the limits; None where no point is.
-
-        The bounds of points that others within the limits discarded take part too, because bounds
-        leave only the better points to be evaluated.
-        """
+        """The largest value of each objective within the limits; None where no point is."""
         vectors = [self.vector(point) for point in self.evaluated if point.beyond is None]
         if vectors and isinstance(self.search, ExactSearch):
             verdicts = self.search.verdicts.values()
+            # Bounds leave only the better points to be evaluated. Without the discarded points the
+            # box would shrink, and the same front would fill less of it.
             vectors += [v.bound for v in verdicts if v.fate == "dominated" and v.bound is not None]
         return worst(vectors) if vectors else None
 
@@ -156,6 +160,7 @@ class ExploreResult:
     def _over_trials(self, search: SampledSearch, reference: Vector) -> list[float]:
         vectors: list[Vector] = []
         volumes: list[float] = []
+        # Each trial is measured by the final reference, so that the curve never falls.
         for trial in search.trials:
             if trial.point is not None and trial.point.beyond is None and not trial.repeated:
                 vectors.append(self.vector(trial.point))
@@ -299,6 +304,7 @@ class Exploration:
         """
         for step in self.search.run(workers):
             yield step
+            # Between steps, so that every answer that was computed is stored.
             if self.timeout is not None and time.perf_counter() > self.started + self.timeout:
                 self.stopped = not self.search.finished
                 return
@@ -401,6 +407,7 @@ def open_exploration(
     )
     works = layer_works(space.family, layer_suite, options.layers)
     store = store_for(space.family, layer_suite.name, layer_suite.digest, options.results)
+    # Before anything is computed: a store that cannot be written is an error at once.
     store.open(fresh=options.fresh)
     costing = Costing(space.family, works, store)
     if options.method == "exact":
