@@ -319,10 +319,9 @@ def shape_command(
         raise click.UsageError("--within with --layouts lists single shapes: leave --shapes out")
     with options.workers_of() as executing:
         from cpembed.embedding.constraint_set import load_constraint_set
-        from cpembed.exploration.shapes.cells import Cost
-        from cpembed.exploration.shapes.executions import Scope
         from cpembed.exploration.shapes.finding import find_shapes
-        from cpembed.exploration.shapes.question import DEFAULT_SET, Model, Question
+        from cpembed.exploration.shapes.question import DEFAULT_SET, Question
+        from cpembed.exploration.shapes.shape import Cost, Model, Scope
 
         question = Question(
             Scope(macs, powers, smallest),

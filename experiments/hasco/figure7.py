@@ -50,7 +50,7 @@ def throughputs(benchmark: Benchmark, intrinsic: str) -> dict[str, Any] | None:
     """Useful products by those of all elements in the same cycles, of the best embedding and of
     the worst; None where a part has no embedding. ``choices`` has all embeddings of a TTM.
     """
-    core = Core.of(point(intrinsic))
+    core = Core.at(point(intrinsic))
     best = worst = 0.0
     count = 1
     choices: list[tuple[str, float]] = []

@@ -79,9 +79,7 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
     """Return an intrinsic on an array of processing elements.
 
     The axes that an array unrolls are those of the instruction; everything else is a loop around
-    it. So the instruction depends on the dataflow: with stationary outputs a matrix product takes a
-    column of one factor and a row of the other each cycle, with stationary weights a row of the
-    image. HASCO's generators do the same (``generator_gemm.py``: x, y and 1).
+    it. HASCO's generators do the same (``generator_gemm.py``: x, y and 1).
 
     Parameters
     ----------
@@ -94,6 +92,7 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
     """
     a, b, c = "A", "B", "C"
     match name, dataflow:
+        # Each cycle takes a column of one factor and a row of the other, and adds to all sums.
         case "gemm", "os":
             return Intrinsic(
                 expression="C[x,y] += A[x] * B[y]",
@@ -102,6 +101,7 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 stationary=c,
                 words=f"matrix product of {rows} rows, {columns} columns and one step",
             )
+        # Each cycle takes a row of the image against the weights that stay.
         case "gemm", _:
             return Intrinsic(
                 expression="C[y] += A[z] * B[z,y]",
@@ -110,6 +110,8 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 stationary=b,
                 words=f"matrix product of one row, {columns} columns and {rows} steps",
             )
+        # One pixel an execution, over its window. The pixels are loops, so that no index of the
+        # instruction is a sum of axes, which the digit model could not enumerate.
         case "conv2d", _:
             axes = ("c", "r", "s")
             return Intrinsic(
@@ -120,6 +122,7 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 cycles=WINDOW * WINDOW,
                 words=f"{WINDOW} x {WINDOW} convolution of {rows} filters and {columns} channels",
             )
+        # The matrix is used once, so each execution brings a new tile of it.
         case "gemv", _:
             return Intrinsic(
                 expression="C[x] += A[x,z] * B[z]",
@@ -161,7 +164,7 @@ class Core:
     technology: str
 
     @staticmethod
-    def of(point: Point) -> Core:
+    def at(point: Point) -> Core:
         """Return the core of a point that has no flaw."""
         rows = int(point["pe_rows"])
         return Core(
@@ -321,7 +324,8 @@ def _machine(core: Core, name: str, overlap: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def target(core: Core) -> HardwareSpec:
-    """Return the core as a target, read from a file as any other."""
+    """Return the core as a target."""
+    # Through a file, so that a point has exactly what a user gets who saves and opens its target.
     with tempfile.TemporaryDirectory(prefix="cpembed-core-") as folder:
         path = Path(folder) / "core.toml"
         write_whole(path, specification_text(core))

@@ -80,7 +80,7 @@ class CoreFamily(Family):
         return costs.energy_pj(activity, core.clock_mhz)
 
     def typed(self, layer: Layer) -> Computation:
-        """Return the layer on int8, which an analysis replaces by the point's own types."""
+        """Return the layer on int8."""
         return layer.workload(("int8", "int8", "int32"))
 
     def group(self, point: Point) -> Hashable:
@@ -93,6 +93,7 @@ class CoreFamily(Family):
 
     def analyse(self, point: Point, workload: Computation) -> CoreAnalysis:
         core, _ = _read(_key(point))
+        # typed() cannot know the point, so the element types are replaced here.
         outputs = {operand.name for operand in workload.outputs}
         types = {o.name: core.sums if o.name in outputs else core.dtype for o in workload.operands}
         return analyse(core, workload.with_dtypes(types))
@@ -136,7 +137,7 @@ def _read(key: tuple[tuple[str, Value], ...]) -> tuple[Core, Silicon]:
     clock = point["clock_mhz"]
     if isinstance(clock, str) or not 0 < clock <= _MAX_CLOCK_MHZ:
         raise SpecError(f"clock_mhz = {clock}; allowed: above 0, to {_MAX_CLOCK_MHZ:,}")
-    core = Core.of(point)
+    core = Core.at(point)
     costs = silicon(core)
     cycle = costs.scratchpad.cycle_ns
     if cycle * core.clock_mhz > 1000:
@@ -177,8 +178,9 @@ _LOCAL_MACROS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class LocalMemory:
-    """Area and leakage of the local memory of one processing element, and energies of a byte; all
-    are 0 where there is none.
+    """Area, leakage and energies of a byte of the local memory of one processing element.
+
+    All are 0 where there is none.
     """
 
     area_um2: float = 0.0
@@ -241,6 +243,7 @@ def silicon(core: Core) -> Silicon:
     tables = technology(core.technology)
     scratchpad = tables.sram(core.scratchpad_bytes, core.bank_bits, core.banks)
     mac = tables.mac(core.dtype, core.sums)
+    # Registers of a processing element: two factors and a sum.
     bits = 8 * (2 * size_bytes(core.dtype) + size_bytes(core.sums))
     return Silicon(
         pe_um2=mac.area_um2 + tables.register_area_um2(bits),
@@ -258,6 +261,7 @@ def _local_memory(core: Core) -> LocalMemory:
     tables = technology(core.technology)
     size = core.local_bytes / core.elements
     width = 8 * size_bytes(core.type_of(core.intrinsic.stationary))
+    # Too small for CACTI, so registers instead.
     if size / _LOCAL_MACROS < max(_MIN_SRAM_BYTES, _MIN_SRAM_WORDS * width / 8):
         energy = tables.register_pj(8)
         area = tables.register_area_um2(8 * size)

@@ -1,11 +1,10 @@
-"""Software of a layer on the cores of a group: embeddings with tilings, searched once for all of
-its points, which differ in bandwidth, latency and clock alone.
+"""Software of a layer on the cores of a group: embeddings with tilings, searched once for all.
 
-The embeddings that execute the least are tiled by the neutral model (:mod:`cpembed.cost.machine`).
-The bytes that a tiling moves do not depend on bandwidths and latencies, so an analysis holds all
-tilings that move no more than any other one, and a point takes the one of the fewest cycles by its
-own DMA and banks. So more banks, or a wider DMA, never take longer; nor does a scratchpad of twice
-the size, which inherits the tilings of the smaller one.
+The points of a group differ in bandwidth, latency and clock alone. The embeddings that execute the
+least are tiled by the neutral model (:mod:`cpembed.cost.machine`). An analysis holds all tilings
+that move no more than any other one, and a point takes the one of the fewest cycles by its own DMA
+and banks. So more banks, or a wider DMA, never take longer; nor does a scratchpad of twice the
+size, which inherits the tilings of the smaller one.
 """
 
 from __future__ import annotations
@@ -79,14 +78,16 @@ class Scheduled:
 
 @dataclass(eq=False)
 class CoreAnalysis:
-    """The software of a layer on a group of points, with the number of ``embeddings`` that the
-    search found, and of ``programs`` that were tiled.
+    """The software of a layer on a group of points.
+
+    ``embeddings`` is the number that the search found, ``programs`` the number that were tiled.
     """
 
     software: tuple[Scheduled, ...]
     embeddings: int
     programs: int
 
+    # Choices of points are cached in the instance; a worker need not send them.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_best"}
 
@@ -117,10 +118,10 @@ def analyse(core: Core, workload: Computation) -> CoreAnalysis:
 
 @lru_cache(maxsize=1024)
 def _tiled(core: Core, workload: Computation) -> tuple[Scheduled, ...]:
-    """Return programs with their best tilings, those for the next smaller scratchpad among them, so
-    that a larger one never takes longer.
-    """
+    """Return programs with their best tilings."""
     scheduled = {(item.machine, item.embedding): [item] for item in _search(core, workload)}
+    # Tilings for the next smaller scratchpad too: sizes are sampled, and without them a larger
+    # scratchpad could take longer.
     smaller = 1 << ((core.scratchpad_bytes - 1).bit_length() - 1)
     if smaller >= _INHERITED_BYTES:
         for item in _tiled(replace(core, scratchpad_bytes=smaller), workload):
@@ -164,11 +165,10 @@ def _search(core: Core, workload: Computation) -> Iterator[Scheduled]:
 
 
 def _undominated(tilings: Tilings, machine: Hierarchy) -> Tilings:
-    """Drop tilings that take no less time than another one, whatever bandwidths and latencies are.
-
-    Such a tiling moves no less to and from any memory, in no fewer transfers, and its first tile
-    and waiting take no less.
-    """
+    """Drop tilings that take no less time than another one at every point of the group."""
+    # Bytes and transfers of a tiling depend on no bandwidth or latency, and the points differ in
+    # these alone. One that moves no less to and from any memory, in no fewer transfers, and whose
+    # first tile and waiting take no less, is therefore never faster.
     return tilings.taken(_front(np.stack(list(_time_factors(tilings, machine)), axis=1)))
 
 
@@ -246,10 +246,9 @@ def _embedded(core: Core) -> _Embedded:
 
 @lru_cache(maxsize=1024)
 def _programs(embedded: _Embedded, workload: Computation) -> tuple[int, tuple[_Program, ...]]:
-    """Return the number of embeddings, and programs of the best of them, those of the fewest
-    executions first. The programs differ in what they execute or move.
-    """
+    """Return the number of embeddings, and distinct programs, fewest executions first."""
     count, programs = _distinct(embedded.core, workload, CANDIDATES)
+    # Programs whose array is fed from the same axes differ little, so they would crowd out others.
     same_feeds: Counter[object] = Counter()
     tiled: list[_Program] = []
     for program in programs:
@@ -338,8 +337,10 @@ def _machine(core: Core, name: str) -> Hierarchy:
 def _cycles(
     tilings: Tilings, nest: ExecutionNest, machine: Hierarchy
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Return the cycles of tilings, and bytes by memory and direction as :class:`Activity` counts
-    them, with those of a memory's own transfers to and from the memory that fills it.
+    """Return the cycles of tilings, and bytes by memory and direction.
+
+    The bytes are counted as :class:`Activity` does, with those of a memory's own transfers to and
+    from the memory that fills it.
     """
     total = compute_time(tilings, nest, machine).longest
     counts: dict[str, Floats] = {}
@@ -359,6 +360,7 @@ def _cycles(
 def _best(core: Core, software: tuple[Scheduled, ...]) -> Choice | None:
     ranked: list[tuple[tuple[float, float], Choice]] = []
     for number, item in enumerate(software):
+        # With one bank, loading and computing do not overlap.
         if item.machine == DOUBLE and core.banks == 1:
             continue
         total, counts = _cycles(item.tilings, item.nest, _machine(core, item.machine))

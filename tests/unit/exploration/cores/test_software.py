@@ -59,7 +59,7 @@ def test_a_points_software_is_the_fastest_for_its_own_dma(
     rng = random.Random(words)
     for banks, bits, latency in rng.sample(POINTS, 4):
         here = {"banks": banks, "dma_bits": bits, "dram_latency_cycles": latency}
-        core = Core.of(point(**small | changed | here))
+        core = Core.at(point(**small | changed | here))
         best = analysis.best(core)
         assert best is not None
         assert best.activity is not None
@@ -83,8 +83,8 @@ def test_a_front_is_what_nothing_is_below() -> None:
 def test_exchanged_factors_on_a_square_array_are_one_program() -> None:
     """Of 8 x 8 rows and columns it does not matter which factor is which, of 8 x 4 it does."""
     workload = FAMILY.typed(CONV)
-    square = software._distinct(Core.of(point()), workload, None)
-    oblong = software._distinct(Core.of(point(pe_columns=4)), workload, None)
+    square = software._distinct(Core.at(point()), workload, None)
+    oblong = software._distinct(Core.at(point(pe_columns=4)), workload, None)
     assert len(square[1]) * 2 <= square[0]
     assert len(oblong[1]) > len(square[1])
 
