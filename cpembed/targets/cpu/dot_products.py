@@ -51,10 +51,9 @@ class Registers:
 
 @dataclass(frozen=True)
 class DotProduct:
-    """Instruction ``C[row, lane] += sum(A[row, z] * B[lane, z])`` over ``depth`` neighbours z,
-    where C is one register.
+    """Instruction ``C[row, lane] += sum(A[row, z] * B[lane, z])`` over ``depth`` neighbours z.
 
-    By default it has a single row, whose neighbours are the same for every lane.
+    C is one register. By default it has a single row, whose neighbours are the same for every lane.
 
     Parameters
     ----------
@@ -197,14 +196,13 @@ def register_model(
 
 
 def _split_share(dot: DotProduct, nest: Nest) -> float:
-    """Fraction of the second factor's loads that span two lines; each may begin at any multiple of
-    what its loops move it by.
-    """
+    """Fraction of the second factor's loads that span two lines."""
     if dot.registers.bytes < nest.line_bytes:
         return 0.0
     second = nest.operands[1]
     distances = [second.stride(task.name) * task.unit for task in nest.tasks if task.steps > 1]
     distances += [second.stride(loop.name) for loop in nest.reductions if loop.extent > 1]
+    # A load may begin at any multiple of what its loops move it by, up to a line.
     step = math.gcd(nest.line_bytes, *(move * size_bytes(second.dtype) for move in distances))
     return 1 - step / nest.line_bytes
 
@@ -217,13 +215,12 @@ def _are_adjacent(dot: DotProduct, nest: Nest) -> bool:
 
 
 def _are_aliased(nest: Nest, machine: Calibration, rows: int) -> bool:
-    """True if so many rows of the first factor exceed the ways of the first-level cache, because
-    they are whole pages apart, each of which is as large as a way.
-    """
+    """True if so many rows of the first factor exceed the ways of the first-level cache."""
+    # A way is as large as a page, so rows that are whole pages apart map to the same sets.
     first, page = nest.operands[0], model_constants().page_bytes
     distances = [first.stride(loop.name) * size_bytes(first.dtype) for loop in row_loops(nest)]
-    ways = machine.cache_bytes[0] // page
-    return 0 < ways < rows and bool(distances) and distances[-1] % page == 0
+    way_count = machine.cache_bytes[0] // page
+    return 0 < way_count < rows and bool(distances) and distances[-1] % page == 0
 
 
 def dot_plan(
@@ -306,6 +303,8 @@ def dot(
     )
     if dot.spread is not None:
         factor = dot.spread("A[0]")
+    # The neighbours of all lanes are the same: broadcast as one integer, whose bytes are then read
+    # as elements again.
     elif neighbours * dot.rows < second_count:
         word = f'T.reinterpret({factor}, dtype="int{8 * neighbours * size_bytes(first)}")'
         factor = (
@@ -346,13 +345,12 @@ def column_back_end(dot: DotProduct) -> BackEnd:
     return BackEnd(
         nest,
         lambda _: column_registers(dot),
-        partial(column_plan, dot),
+        partial(_column_plan, dot),
         partial(nest, unpadded=True),
     )
 
 
-def column_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """Return the plan of a kernel whose lanes are columns."""
+def _column_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
     roles = lane_roles(program)
     row_distance = 0 if roles.row is None else nest.operands[0].stride(roles.row)
     return dot_plan(dot, nest, roles.column, row_distance=row_distance)
@@ -438,13 +436,11 @@ def adds_to_one_sum(spec: HardwareSpec) -> bool:
 
 def sum_back_end(dot: DotProduct) -> BackEnd:
     """Return the code generator of a dot product whose lanes are partial sums."""
-    return BackEnd(partial(sum_nest, dot), lambda _: sum_registers(dot), partial(sum_plan, dot))
 
+    def plan(_: DerivedProgram, nest: Nest) -> KernelPlan:
+        return dot_plan(dot, nest, PARTIAL_SUMS, along_rows=True)
 
-def sum_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """Return the plan of a kernel whose lanes are added up."""
-    del program
-    return dot_plan(dot, nest, PARTIAL_SUMS, along_rows=True)
+    return BackEnd(partial(sum_nest, dot), lambda _: sum_registers(dot), plan)
 
 
 @cache
@@ -489,6 +485,8 @@ def sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None
                 f"not {operand.stride(lane.name)}"
             )
     dot.check_types(nest)
+    # The lane becomes two loops: one over the partial sums, which is vectorized, and one over the
+    # neighbours that an instruction adds to each.
     digits = Loop(PARTIAL_SUMS, dot.lanes, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
     split = {lane.name: IndexExpr.of([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
 

@@ -1,8 +1,7 @@
-"""Vector instructions without a dot product: lanes that multiply and add, with their sums in
-registers.
+"""Vector instructions without a dot product: lanes that multiply and add.
 
 They serve operators that no matrix instruction can be embedded in: a depthwise convolution has a
-filter for each channel, so nothing is shared between lanes.
+filter for each channel, so nothing is shared between lanes. The sums stay in registers.
 """
 
 from __future__ import annotations
@@ -67,13 +66,12 @@ def lane_back_end(product: LaneProduct) -> BackEnd:
     return BackEnd(
         lane_nest,
         lambda _: lane_registers(product),
-        partial(lane_plan, product),
+        partial(_lane_plan, product),
         partial(lane_nest, unpadded=True),
     )
 
 
-def lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """Return the plan of a kernel on vectors."""
+def _lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
     axis = _lane(program)
     text = InstructionText(
         product.backend,
@@ -88,7 +86,7 @@ def lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> Kern
 
 
 def _unrolled(nest: Nest, lane: str) -> set[str]:
-    """Names of the block's loops, and of as many inner reduction loops as are short."""
+    """Return the block's loops, and as many inner reduction loops as are short."""
     steps = [loop for loop in nest.inner if loop.name != lane]
     unrolled = {loop.name for loop in steps}
     products = math.prod(loop.extent for loop in steps)
@@ -109,9 +107,7 @@ def lane_registers(product: LaneProduct) -> RegisterModel:
         return rows * columns <= sums
 
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
-        """Return the cost of a step: each product widens a row of its own and shares its column's
-        weights.
-        """
+        # Each product widens a row of its own and shares its column's weights.
         products = product.relative_time * rows * columns + columns
         return BlockStep(
             products_ns=max(products * machine.product_ns[timed], machine.latency_ns[timed]),
@@ -124,16 +120,13 @@ def lane_registers(product: LaneProduct) -> RegisterModel:
 
 
 def _inner_row_loop(nest: Nest) -> tuple[TileLoop, ...]:
-    """Return the loop, of those that share the second factor, whose points are closest in memory:
-    neighbours share most of what the taps of a filter read, before registers overflow.
-    """
+    """Return the loop that shares the second factor whose points are closest in memory."""
+    # Neighbours share most of what the taps of a filter read, before registers overflow.
     return tuple([loop for loop in row_loops(nest) if loop.steps > 1][-1:])
 
 
 def _lane_loops(nest: Nest) -> tuple[TileLoop, ...]:
-    """Return the loops over further lanes, which move every operand and share nothing but cache
-    lines.
-    """
+    """Return the loops over further lanes, whose points share nothing but cache lines."""
     loops = (
         loop
         for loop in nest.tasks

@@ -12,10 +12,12 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.nest import Nest
 from cpembed.codegen.plan import KernelPlan, Knobs
 from cpembed.codegen.program_nest import first_factor, in_order
-from cpembed.errors import LoweringError
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.estimate import cache_affine, threads_worth
 from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules
+from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
 
 
@@ -42,8 +44,9 @@ class BackEnd:
     unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
 
     def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
-        """Return the nest on the original first factor; None if its layout differs in more than
-        padding, or not at all.
+        """Return the nest on the original first factor, or None.
+
+        None if its layout differs in more than padding, or not at all.
         """
         if self.unpadded is None or first_factor(program).is_identity:
             return None
@@ -55,9 +58,7 @@ class BackEnd:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Program in a code generator's terms: its schedules on a machine, and the processor of its
-    kernels.
-    """
+    """Program in a code generator's terms, with its schedules and the processor of its kernels."""
 
     program: DerivedProgram
     epilogue: Epilogue | None
@@ -66,7 +67,7 @@ class Lowered:
     processor: Processor = runtime
 
     @classmethod
-    def of(
+    def from_program(
         cls,
         program: DerivedProgram,
         back_end: BackEnd,
@@ -103,15 +104,17 @@ class Lowered:
         return cls(program, epilogue, back_end, schedules, processor)
 
     def compiled(self, knobs: Knobs) -> CompiledKernel:
-        """Return the kernel of a schedule. Raises :class:`LoweringError` if the schedule does not
-        fit.
+        """Return the kernel of a schedule.
+
+        Raises :class:`LoweringError` if the schedule does not fit.
         """
         space, program = self.schedules, self.program
         scheduled = space.scheduled(program, knobs)
         plan = self.back_end.plan(program, scheduled)
 
+        # Only whole calls need this plan, and many kernels are never called so.
         def whole_plan() -> KernelPlan:
-            return self.back_end.plan(program, space.scheduled(program, knobs, whole=True))
+            return self.back_end.plan(program, space.scheduled(program, knobs, whole_call=True))
 
         affine = cache_affine(scheduled, in_order(program), space.machine, space.threads)
         return CompiledKernel(
@@ -163,3 +166,28 @@ def copy_threads(affine: Collection[str], machine: Calibration, threads: int) ->
         Maximum number of threads.
     """
     return lambda operand: threads_worth(operand, machine, threads, affine=operand.name in affine)
+
+
+def native_kernel(program: DerivedProgram, spec: HardwareSpec, knobs: Knobs) -> CompiledKernel:
+    """Compile a kernel of the target's instruction.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of an embedding.
+    spec : HardwareSpec
+        Target.
+    knobs : Knobs
+        Schedule.
+
+    Raises
+    ------
+    BackendUnavailable
+        If this machine lacks the instruction.
+    LoweringError
+        If the schedule does not fit.
+    """
+    target = open_target(spec)
+    if missing := target.missing():
+        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}")
+    return target.build(target.lower(program), knobs)

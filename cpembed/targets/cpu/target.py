@@ -61,8 +61,9 @@ class CpuTarget(
     Weighing,
     Calibrated,
 ):
-    """Target of a CPU instruction; ``objective`` tells whether packing and unpacking count when
-    schedules are compared.
+    """Target of a CPU instruction.
+
+    ``objective`` tells whether packing and unpacking count when schedules are compared.
     """
 
     policy = ChoicePolicy(considered=CONSIDERED_ON_CPU, tie_ratio=TIE_RATIO, shortlist=shortlist)
@@ -92,11 +93,10 @@ class CpuTarget(
 
     @property
     def methods(self) -> CpuMethods | None:
-        return (
-            CpuMethods(self.spec, self.machine, self.processor)
-            if self.processor is runtime
-            else None
-        )
+        # Their parts run on this processor, which an emulated one is not.
+        if self.processor is not runtime:
+            return None
+        return CpuMethods(self.spec, self.machine, self.processor)
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         if storing.output is not None and storing.output not in PROCESSOR_RESULT_TYPES:
@@ -107,7 +107,7 @@ class CpuTarget(
         return super().epilogue(workload, storing)
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Lowered:
-        return Lowered.of(program, self.back_end, epilogue, self.machine, self.processor)
+        return Lowered.from_program(program, self.back_end, epilogue, self.machine, self.processor)
 
     def space(self, lowered: Lowered) -> CpuSpace:
         return CpuSpace(lowered.program, lowered.schedules, self.objective)
@@ -127,10 +127,9 @@ class CpuTarget(
         return launch + size / constants.line_bytes * line_ns / threads / 1e3
 
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
-        """Execute on packed operands, and as one call that packs for itself if that is other
-        code.
-        """
+        """Execute on packed operands, and as one call that packs for itself."""
         outputs = [artifact.run(inputs)]
+        # The whole call is other code, which has to be verified too.
         if artifact.has_inner_packing:
             packed_ahead = packed_before(artifact.program.workload)
             outputs.append(artifact.run_whole(inputs, packed_ahead))
@@ -270,7 +269,8 @@ def schedule_space(
     """
     target = _cpu_target(spec)
     constants = machine or target.machine
-    return Lowered.of(program, target.back_end, epilogue, constants, target.processor).schedules
+    lowered = Lowered.from_program(program, target.back_end, epilogue, constants, target.processor)
+    return lowered.schedules
 
 
 def _cpu_target(spec: HardwareSpec) -> CpuTarget:

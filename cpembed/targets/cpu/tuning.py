@@ -184,11 +184,9 @@ def _machine_key(backend: str | None) -> dict[str, Any]:
 
 @cache
 def _sources_digest(backend: str | None) -> str:
-    """Digest of the sources that generate kernels.
-
-    Under one version of the package, times change only with these sources and constants. The model
-    of every CPU falls back on constants of x86, so that folder always counts.
-    """
+    """Return a digest of the sources that generate kernels."""
+    # Under one version of the package, times change only with these sources and constants. The
+    # model of every CPU falls back on constants of x86, so that folder always counts.
     folders = {"codegen", "targets/cpu", "targets/x86", f"targets/{backend}"}
     paths = (path for name in folders for path in (_PACKAGE / name).rglob("*"))
     return sources_digest(path for path in paths if path.suffix in (".py", ".toml"))
@@ -211,9 +209,7 @@ class Measurer(Protocol):
 
 
 class CpuTuning(Tuning[CpuTrial, Knobs]):
-    """Search that minimises the ratio to the file's first trial, by way of the best trials in
-    between.
-    """
+    """Search that minimises the ratio to the file's first trial, by way of the best trials."""
 
     def __init__(
         self,
@@ -248,9 +244,9 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         return _trial(proposal, measured, measured.ratio * base)
 
     def _base(self, timed: Timed) -> float:
-        """Ratio of this call's first trial to the file's first, if another schedule runs untuned
-        now. Nothing was timed interleaved with both, so medians decide.
-        """
+        """Return the ratio of this call's first trial to the file's first."""
+        # Another schedule may run untuned now than in an earlier call. Nothing was timed
+        # interleaved with both, so medians decide.
         first = next((t for t in self._trials if t.us(self.objective) is not None), None)
         if first is None:
             return 1.0
@@ -264,9 +260,8 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
             self._incumbent = trial.ratio, proposal
 
     def _finish(self) -> None:
-        """Time the best trials and the untuned one once more, unless that was done undisturbed and
-        nothing was measured since.
-        """
+        """Time the best trials and the untuned one once more, interleaved."""
+        # Nothing is left if that was done undisturbed and nothing was measured since.
         last = max((trial.final for trial in self._trials), default=0)
         last_finals = [trial for trial in self._trials if trial.final == last]
         if last and self._trials[-1].final and not any(trial.noisy for trial in last_finals):
@@ -291,9 +286,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         )
 
     def outcome(self) -> tuple[CpuTrial, CpuTrial]:
-        """Return the best trial and the untuned one, from the same final comparison if the search
-        is over.
-        """
+        """Return the best trial and the untuned one, from the same final comparison if possible."""
         best, untuned = super().outcome()
         finals = [t for t in self._trials if t.key == untuned.key and t.final == best.final]
         return best, finals[-1] if finals else untuned
@@ -309,23 +302,23 @@ def _trial(
 ) -> CpuTrial:
     design, parts = proposal.design, proposal.scored.parts
     return CpuTrial(
-        design.candidate.embedding.to_json(),
-        design.identifier,
-        design.ranked.rank,
-        design.ranked.constraints,
-        error,
-        proposal.schedule,
-        parts["us"],
-        parts["moves_us"],
-        None if timed is None else timed.latency_us,
-        None if timed is None else timed.moves.packing_us,
-        None if timed is None else timed.moves.unpacking_us,
-        ratio,
-        timed is not None and timed.noisy,
-        timed is not None and timed.rejected,
-        final,
-        design.candidate.program.in_place,
-        None if timed is None else timed.whole_us,
+        embedding=design.candidate.embedding.to_json(),
+        identifier=design.identifier,
+        rank=design.ranked.rank,
+        constraints=design.ranked.constraints,
+        error=error,
+        knobs=proposal.schedule,
+        estimate_us=parts["us"],
+        estimated_moves_us=parts["moves_us"],
+        latency_us=None if timed is None else timed.latency_us,
+        packing_us=None if timed is None else timed.moves.packing_us,
+        unpacking_us=None if timed is None else timed.moves.unpacking_us,
+        ratio=ratio,
+        noisy=timed is not None and timed.noisy,
+        rejected=timed is not None and timed.rejected,
+        final=final,
+        in_place=design.candidate.program.in_place,
+        whole_us=None if timed is None else timed.whole_us,
     )
 
 
@@ -374,8 +367,7 @@ _MINIMISED: dict[Objective, str] = {
 
 
 def schedule_text(knobs: Knobs, embedding: Embedding) -> str:
-    """Describe a schedule: register tiles, the factor whose loops are outermost, then what else is
-    unusual.
+    """Describe a schedule: register tiles, the outermost factor, then what else is unusual.
 
     >>> knobs = Knobs({"k.o": 2, "q.o": 2}, "rows", {"p.o": 8})
     >>> schedule_text(knobs, Embedding({"A": "I", "B": "W", "C": "O"}, {}, {}))
