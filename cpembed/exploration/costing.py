@@ -61,7 +61,6 @@ class ActivityRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
         return None
 
     def activity(self) -> Activity | None:
-        """Return the activity, if there is one."""
         if self.cycles is None or self.provenance is None:
             return None
         return Activity(self.cycles, self.provenance, self.counts)
@@ -311,7 +310,7 @@ class Costing:
     def find_out(
         self, requests: Iterable[tuple[Point, LayerWork, Request]], workers: Workers
     ) -> Iterator[Request]:
-        """Have requests answered that are not answered yet, and yield each once it is stored.
+        """Compute the open ones of some requests, and yield each once its answer is stored.
 
         Raises :class:`BackendUnavailable` where something is missing that all tasks need.
         """

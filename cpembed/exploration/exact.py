@@ -85,20 +85,10 @@ class _Candidate:
 
 
 class ExactSearch:
-    """The search of a whole space, whose front is proven once it is finished.
+    """The search of a whole space, of at most :data:`MAX_POINTS` combinations.
 
-    Parameters
-    ----------
-    space
-        The space, of at most :data:`MAX_POINTS` combinations.
-    costing
-        The costs of the layers.
-    objectives
-        The objectives to minimize.
-    limits
-        Limits that a point of the front has to satisfy.
-    bounds
-        False evaluates every machine: brute force, to compare with.
+    Its front is proven once it is finished. ``bounds`` False evaluates every machine: brute force,
+    to compare with.
     """
 
     def __init__(

@@ -116,7 +116,6 @@ class ExploreResult:
         return [str(error) for error in self.search.costing.failed.values()]
 
     def exit_code(self) -> int:
-        """Return the exit code of ``cpembed explore``."""
         if self.failures:
             return 1
         return {"infeasible": 3, "unknown": 4}.get(self.status, 0)
@@ -164,6 +163,7 @@ class ExploreResult:
         for trial in search.trials:
             if trial.point is not None and trial.point.beyond is None and not trial.repeated:
                 vectors.append(self.vector(trial.point))
+            # A trial without a new point leaves the front as it is.
             elif volumes:
                 volumes.append(volumes[-1])
                 continue
@@ -294,7 +294,6 @@ class Exploration:
 
     @property
     def costing(self) -> Costing:
-        """The costs of the layers."""
         return self.search.costing
 
     def run(self, workers: Workers) -> Generator[Step, None, None]:
@@ -324,6 +323,7 @@ class Exploration:
             search=self.search,
             method=self.method,
             seed=self.seed,
+            # A copy, because the search may go on.
             evaluated=tuple(self.evaluated),
             stopped=self.stopped,
             seconds=time.perf_counter() - self.started,
@@ -333,41 +333,28 @@ class Exploration:
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreOptions(SamplingOptions):
-    """Options of an exploration; those of sampling are for methods other than ``exact``.
-
-    Attributes
-    ----------
-    method
-        ``exact`` for the proven front, or a method that samples.
-    objectives
-        Names of objectives; None for those of the space. Objectives are of the selected layers,
-        each as often as the network has it.
-    limits
-        Limits such as ``power=2W``, which replace those of the space on the same objectives.
-    layers
-        Numbers of layers, such as ``0,3,10-20``; None for all.
-    shapes
-        Shapes of a model's inputs.
-    bounds
-        False makes ``exact`` evaluate every machine.
-    timeout
-        Time limit in seconds.
-    results
-        Folder of the store; None for the default.
-    fresh
-        True to remove the stored answers for the family and the suite.
-    """
+    """Options of an exploration; those of sampling are for methods other than ``exact``."""
 
     method: Method = "exact"
+    """``exact`` for the proven front, or a method that samples."""
     trials: int = 40
     objectives: Sequence[str] | None = None
+    """Names of objectives; None for those of the space. Objectives are of the selected layers, each
+    as often as the network has it."""
     limits: Sequence[str] = ()
+    """Limits such as ``power=2W``, which replace those of the space on the same objectives."""
     layers: str | None = None
+    """Numbers of layers, such as ``0,3,10-20``; None for all."""
     shapes: Mapping[str, Sequence[int]] | None = None
+    """Shapes of a model's inputs."""
     bounds: bool = True
+    """False makes ``exact`` evaluate every machine."""
     timeout: float | None = None
+    """Time limit in seconds."""
     results: Path | None = None
+    """Folder of the store; None for the default."""
     fresh: bool = False
+    """True to remove the stored answers for the family and the suite."""
 
 
 def open_exploration(
@@ -405,7 +392,7 @@ def open_exploration(
     layer_suite = prepared_suite(
         suite, lambda graph: prepare(graph, first=first, second=second), options.shapes
     )
-    works = layer_works(space.family, layer_suite, options.layers)
+    works = _layer_works(space.family, layer_suite, options.layers)
     store = store_for(space.family, layer_suite.name, layer_suite.digest, options.results)
     # Before anything is computed: a store that cannot be written is an error at once.
     store.open(fresh=options.fresh)
@@ -426,22 +413,11 @@ def open_exploration(
     )
 
 
-def layer_works(family: Family, suite: NamedSuite, layers: str | None) -> tuple[LayerWork, ...]:
+def _layer_works(family: Family, suite: NamedSuite, layers: str | None) -> tuple[LayerWork, ...]:
     """Return the selected layers of a suite, on the family's element types.
 
-    Parameters
-    ----------
-    family
-        The family of machines.
-    suite
-        The suite.
-    layers
-        Numbers of layers, such as ``0,3,10-20``; None for all.
-
-    Raises
-    ------
-    WorkloadError
-        If the suite does not have a layer, or the family's machines do not compute it.
+    Raises :class:`WorkloadError` if the suite does not have a layer, or the family's machines do
+    not compute it.
     """
     works: list[LayerWork] = []
     for layer in select_layers(suite, layers):

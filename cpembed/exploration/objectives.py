@@ -59,7 +59,6 @@ class Objective:
 
     @property
     def unit(self) -> str:
-        """The objective's own unit."""
         return next(iter(self.units))
 
 
@@ -216,11 +215,9 @@ class EvaluatedPoint:
     beyond: Limit | None
 
     def value(self, objective: Objective) -> float:
-        """Return the value of an objective."""
         return objective.value(self.machine, self.costs)
 
     def vector(self, objectives: Sequence[Objective]) -> Vector:
-        """Return the values of objectives."""
         return tuple(self.value(objective) for objective in objectives)
 
     @property

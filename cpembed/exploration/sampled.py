@@ -72,48 +72,25 @@ def require_method(method: Method) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Options of a search that samples.
-
-    Attributes
-    ----------
-    method
-        One of optuna's methods.
-    trials
-        Number of trials.
-    seed
-        Seed of the method.
-    population
-        Population of ``nsga2``.
-    distinct
-        False counts every proposal of a machine as a trial, as some publications do.
-    """
+    """Options of a search that samples."""
 
     method: Method
+    """One of optuna's methods."""
     trials: int
+    """Number of trials."""
     seed: int = 0
+    """Seed of the method."""
     population: int = POPULATION
+    """Population of ``nsga2``."""
     distinct: bool = True
+    """False counts every proposal of a machine as a trial, as some publications do."""
 
 
 class SampledSearch:
     """The trials of a method, which depend on its seed alone.
 
-    A search that was ended is continued by repeating its trials from stored answers.
-
-    Parameters
-    ----------
-    space
-        The space.
-    costing
-        The costs of the layers.
-    objectives
-        The objectives to minimize.
-    limits
-        Limits that a point of the front has to satisfy.
-    options
-        The method and its options.
-    earlier
-        Points of an earlier search with the same layers and limits, which are not evaluated again.
+    A search that was ended is continued by repeating its trials from stored answers. Points of an
+    ``earlier`` search with the same layers and limits are not evaluated again.
     """
 
     def __init__(

@@ -352,6 +352,7 @@ class _Reader:
         if len(set(values)) != len(values):
             twice = next(value for value in values if values.count(value) > 1)
             raise self._error(key, f"has {twice!r} twice: keep one")
+        # Ascending, so that neighbouring positions are neighbouring sizes.
         return tuple(values) if texts else tuple(sorted(values))
 
     def _range(self, key: Key, table: RangeTable) -> tuple[Value, ...]:
@@ -371,6 +372,7 @@ class _Reader:
         if (table.last - table.first) % table.step:
             problem = f"{table.last} is not reached from {table.first} in steps of {table.step}"
             raise self._error((*key, "to"), problem)
+        # Before the range is listed, which might take all memory.
         if (table.last - table.first) // table.step >= MAX_VALUES:
             raise self._error(key, f"has more than {MAX_VALUES:,} values")
         return tuple(range(table.first, table.last + 1, table.step))

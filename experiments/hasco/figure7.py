@@ -21,8 +21,7 @@ from workloads import Benchmark, benchmarks
 
 from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
-from cpembed.exploration.cores.family import CoreFamily
-from cpembed.exploration.cores.software import survey
+from cpembed.exploration.cores.family import CoreFamily, survey
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.targets.family import Point
 

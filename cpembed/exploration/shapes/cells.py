@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cost.bounds import Lower, best_first
-from cpembed.cost.candidate import Candidate, Overheads, derive_candidate, overheads
+from cpembed.cost.ranking import Candidate, Overheads, derive_candidate, overheads
 from cpembed.cost.search import LimitedSearch, RankedSearch, Ranker
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing
@@ -170,12 +170,8 @@ class FewestExecutions:
 def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
     """Return the embedding of a cell whose executions are known to be the fewest.
 
-    Raises
-    ------
-    NoProgramError
-        If the embeddings of as few executions have no programs.
-    InvariantError
-        If the search finds no embedding of as few executions.
+    Raises :class:`NoProgramError` if the embeddings of as few executions have no programs, and
+    :class:`InvariantError` if the search finds none.
     """
     executions = fewest.executions
     constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)

@@ -328,10 +328,7 @@ def _lower_bounds(
 
 
 def _tabulated(workload: Computation, constraints: ConstraintSet, scope: Scope) -> LayerExecutions:
-    """Return the executions with the factors in the roles that their order gives them.
-
-    They are infinite where tables do not hold them.
-    """
+    """Return the executions under one constraint set; infinite where tables do not hold them."""
     count = len(scope.shapes)
     unfit = LayerExecutions(np.full(count, np.inf), np.zeros(count, np.bool_))
     try:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpembed.cost.candidate import Candidate, derive_candidate, overheads
+from cpembed.cost.ranking import Candidate, derive_candidate, overheads
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status

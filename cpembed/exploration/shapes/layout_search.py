@@ -71,18 +71,8 @@ class LayoutAnswer:
 class LayoutSearch:
     """The search for the best shapes of a network.
 
-    Parameters
-    ----------
-    network
-        The network.
-    question
-        The limits on the set, the unit of cost and the constraint set.
-    shapes
-        The shapes that are compared.
-    executions
-        Lower bounds, a row per use and a column per shape; infinite where there is no embedding.
-    clock
-        The time limit.
+    ``executions`` are lower bounds, a row per use and a column per shape; infinite where there is
+    no embedding.
     """
 
     def __init__(

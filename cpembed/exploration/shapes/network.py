@@ -90,6 +90,8 @@ class TensorLayout:
         """
         if self.packed or len(shape) != len(self.shape):
             return None
+        # Only the outermost part of an axis changes with its extent; a dict keeps the last, which
+        # has the largest step.
         outermost = {part.axis: part for part in sorted(self.parts, key=lambda part: part.step)}
         parts: list[Part] = []
         for part in self.parts:
@@ -248,6 +250,7 @@ def _are_digits(parts: Sequence[Part], shape: Sequence[int]) -> bool:
             if part.step != reach:
                 return False
             reach *= part.extent
+        # A buffer may have room for more than the axis, not for less.
         if reach < size:
             return False
     return True
@@ -373,12 +376,8 @@ def network_of(layers: LayerSet, computations: frozenset[int]) -> Network:
     """Return the network of a model's layers.
 
     Products whose computation is not among ``computations`` are not computed by shapes; their
-    tensors lie in the order of the axes.
-
-    Raises
-    ------
-    WorkloadError
-        If the layers are a suite's, which does not say which layer reads what.
+    tensors lie in the order of the axes. Raises :class:`WorkloadError` if the layers are a suite's,
+    which does not say which layer reads what.
     """
     if layers.graph is None:
         raise WorkloadError(
@@ -416,6 +415,8 @@ class _Reader:
             self._add_product(operator, kind)
             return
         axes: tuple[int, ...] | None = None
+        # These kinds compute elements independently along all axes but those named, so that they
+        # work in any layout of the others.
         if isinstance(kind, Elementwise | Table | Quantize | Dequantize):
             axes = self._broadcast(operator)
         elif isinstance(kind, Pool):

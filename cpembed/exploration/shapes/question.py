@@ -38,40 +38,27 @@ DEFAULT_SET = "in_place_padded"
 
 @dataclass(frozen=True)
 class Question:
-    """The best shapes that are searched for.
-
-    Attributes
-    ----------
-    scope
-        The shapes that are compared.
-    count
-        Maximum number of shapes in a set.
-    constraints
-        The set under which layers are embedded.
-    cost
-        The measure of a shape in a layer.
-    buffer_bytes
-        Maximum number of bytes of the tiles of a shape's operands.
-    total_macs
-        Maximum number of multiply-accumulates of all shapes of a set.
-    timeout
-        Time limit in seconds.
-    layouts
-        Tensors of a model stay packed between its layers: what counts of packing is copying them
-        from one layout to another, and constants are packed ahead of time.
-    within
-        All sets that cost at most so many percent more than the best are listed.
-    """
+    """The best shapes that are searched for."""
 
     scope: Scope
+    """The shapes that are compared."""
     count: int
+    """Maximum number of shapes in a set."""
     constraints: ConstraintSet
+    """The set under which layers are embedded."""
     cost: Cost = field(default_factory=Cost)
+    """The measure of a shape in a layer."""
     buffer_bytes: int | None = None
+    """Maximum number of bytes of the tiles of a shape's operands."""
     total_macs: int | None = None
+    """Maximum number of multiply-accumulates of all shapes of a set."""
     timeout: float | None = None
+    """Time limit in seconds."""
     layouts: bool = False
+    """Tensors of a model stay packed between its layers: what counts of packing is copying them
+    from one layout to another, and constants are packed ahead of time."""
     within: float | None = None
+    """All sets that cost at most so many percent more than the best are listed."""
 
     def admitted(self) -> NDArray[np.int64]:
         """Return the columns of the shapes that the buffer and the total of a set admit."""
@@ -80,6 +67,7 @@ class Question:
         if self.buffer_bytes is not None:
             admitted &= tile_bytes(shapes) <= self.buffer_bytes
         if self.total_macs is not None:
+            # A larger shape is in no set of the total.
             admitted &= shapes.prod(axis=1) <= self.total_macs
         return np.flatnonzero(admitted)
 
@@ -139,6 +127,7 @@ def tabulate(
         for n, workload in enumerate(layers.workloads)
     }
     tables: dict[int, LayerExecutions] = {}
+    # Workers end in any order.
     for number, table in keyed_results(workers, layer_executions, calls):
         tables[number] = table
         report("tables", len(tables), len(calls))
@@ -309,6 +298,7 @@ class ShapeResult(Displayed):
 
         Where layouts are kept between layers, they are the bytes of the copies between layouts.
         """
+        # With layouts, packing of single layers is none: tensors stay packed between them.
         if self.copies is not None:
             return sum(copy.moved_bytes for copy in self.copies)
         return sum(row.embedded.packing_bytes * row.layer.count for row in self.layers)

@@ -99,6 +99,8 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
                 break
             last = int(np.searchsorted(values, macs // (x * y), side="right"))
             count += last
+            # Counted while they are listed, so that a large budget fails before its memory is
+            # allocated.
             if count > MAX_SHAPES:
                 raise WorkloadError(
                     f"more than {MAX_SHAPES:,} shapes have {macs:,} multiply-accumulates or "
@@ -279,6 +281,7 @@ def target_text(shape: Shape, constraints: str) -> str:
         f'description = "virtual matrix product, {shape}, int8 x int8 -> int32"',
         f'source = "found by cpembed shape; {template().source}"',
     ]
+    # A path is the user's, and the file may go elsewhere.
     if constraints in constraint_files():
         lines.append(f'constraints = "{constraints}"')
     lines += ["", "[instruction]", 'expression = "C[x,y] += A[x,z] * B[z,y]"', ""]
@@ -341,11 +344,9 @@ class LayerSet:
 def read_layers(model: Model) -> LayerSet:
     """Return the layers of a suite or a model, on the element types of the instruction.
 
-    Raises
-    ------
-    WorkloadError
-        If the suite is unknown, or a layer does not have the layout.
+    Raises :class:`WorkloadError` if the suite is unknown, or a layer does not have the layout.
     """
+    # Every shape has the template's element types, so that layers are typed once.
     suite = named_suite(model.name, template(), model.inputs)
     numbers: dict[Computation, int] = {}
     layers: list[ShapedLayer] = []

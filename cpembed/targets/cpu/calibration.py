@@ -77,6 +77,7 @@ def model_constants() -> ModelConstants:
     constants: dict[str, Any] = {}
     for path in sorted(MACHINES.glob("*.toml")):
         model = read_toml(path).get("model", {})
+        # Which machine a constant was measured on would depend on the order of the files.
         if duplicates := constants.keys() & model.keys():
             raise InvariantError(f"{path}: {', '.join(sorted(duplicates))}: in another file too")
         constants |= model

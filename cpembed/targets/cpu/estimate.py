@@ -23,47 +23,32 @@ from cpembed.transform.program import PackedOperand
 
 @dataclass(frozen=True)
 class BlockStep:
-    """Cost of one reduction step of a register block whose data is in the first-level cache.
-
-    Parameters
-    ----------
-    products_ns : float
-        Time of the products, at least the latency of one, which adds to the result of the previous
-        step.
-    loads_ns : float
-        Time of loading all rows of tiles, or vectors.
-    line_ns : tuple of float
-        Time of a line from L1, L2, L3 and memory.
-    stored_lines : float
-        Number of lines that the block's results fill.
-    loaded_lines : tuple of int
-        Number of lines loaded of each factor.
-    slowdown : float
-        Additional time of the kernel, as a fraction of it.
-    streams : int
-        Number of distant places of the first factor that a step walks along.
-    aliased : bool
-        True if the lines of these streams map to the same sets of the first-level cache and are
-        more than its ways.
-    second_line_factor : float
-        Time of a line of the second factor, relative to one that begins at a line.
-    task_ns : float
-        Time of a task besides its steps.
-    exposed_latency : float
-        Fraction of the additional time of a line from beyond L1 that products wait for.
-    """
+    """Cost of one reduction step of a register block whose data is in the first-level cache."""
 
     products_ns: float
+    """Time of the products, at least the latency of one, which adds to the result of the previous
+    step."""
     loads_ns: float
+    """Time of loading all rows of tiles, or vectors."""
     line_ns: tuple[float, float, float, float]
+    """Time of a line from L1, L2, L3 and memory."""
     stored_lines: float
+    """Number of lines that the block's results fill."""
     loaded_lines: tuple[int, int] = (0, 0)
+    """Number of lines loaded of each factor."""
     slowdown: float = 0.0
+    """Additional time of the kernel, as a fraction of it."""
     streams: int = 1
+    """Number of distant places of the first factor that a step walks along."""
     aliased: bool = False
+    """True if the lines of these streams map to the same sets of the first-level cache and are more
+    than its ways."""
     second_line_factor: float = 1.0
+    """Time of a line of the second factor, relative to one that begins at a line."""
     task_ns: float = 0.0
+    """Time of a task besides its steps."""
     exposed_latency: float = 0.0
+    """Fraction of the additional time of a line from beyond L1 that products wait for."""
 
 
 @dataclass(frozen=True)

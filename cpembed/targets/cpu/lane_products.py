@@ -35,30 +35,20 @@ with more products it keeps more values than there are registers."""
 
 @dataclass(frozen=True)
 class LaneProduct:
-    """Multiplication and addition lane by lane, on values that are widened to the lanes' type.
-
-    Parameters
-    ----------
-    backend : str
-        Name of the back end in results.
-    registers : Registers
-        Registers of the instruction set.
-    timed : str
-        Product of a calibration that its time is derived from.
-    relative_time : float
-        Time relative to ``timed``, the shared widening included.
-    attributes : tuple of str
-        Target attributes for the compiler.
-    store : callable, optional
-        Text of stores that are specific to the instruction set.
-    """
+    """Multiplication and addition lane by lane, on values that are widened to the lanes' type."""
 
     backend: str
+    """Name of the back end in results."""
     registers: Registers
+    """Registers of the instruction set."""
     timed: str
+    """Product of a calibration that its time is derived from."""
     relative_time: float
+    """Time relative to ``timed``, the shared widening included."""
     attributes: tuple[str, ...] = ()
+    """Target attributes for the compiler."""
     store: StoreText | None = None
+    """Text of stores that are specific to the instruction set."""
 
 
 def lane_back_end(product: LaneProduct) -> BackEnd:
@@ -91,6 +81,7 @@ def _unrolled(nest: Nest, lane: str) -> set[str]:
     unrolled = {loop.name for loop in steps}
     products = math.prod(loop.extent for loop in steps)
     for loop in reversed(nest.reductions):
+        # The innermost loops are a filter's taps, which share values.
         products *= loop.extent
         if products > _UNROLLED:
             break
@@ -111,6 +102,7 @@ def lane_registers(product: LaneProduct) -> RegisterModel:
         products = product.relative_time * rows * columns + columns
         return BlockStep(
             products_ns=max(products * machine.product_ns[timed], machine.latency_ns[timed]),
+            # Lanes share nothing, so each column loads its rows and its weights.
             loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
             line_ns=machine.vector_line_ns,
             stored_lines=rows * columns * product.registers.bytes / nest.line_bytes,

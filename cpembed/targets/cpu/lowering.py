@@ -23,25 +23,17 @@ from cpembed.transform.program import DerivedProgram
 
 @dataclass(frozen=True)
 class BackEnd:
-    """Code generator of an instruction.
-
-    Parameters
-    ----------
-    nest : callable
-        Nest of a program with an epilogue, its lanes in digits.
-    model : callable
-        Cost of a program's register blocks.
-    plan : callable
-        Text of a scheduled nest.
-    unpadded : callable, optional
-        Nest that reads the first factor in its original layout, without padding, if kernels can do
-        so.
-    """
+    """Code generator of an instruction."""
 
     nest: Callable[[DerivedProgram, Epilogue | None], Nest]
+    """Nest of a program with an epilogue, its lanes in digits."""
     model: Callable[[DerivedProgram], RegisterModel]
+    """Cost of a program's register blocks."""
     plan: Callable[[DerivedProgram, Nest], KernelPlan]
+    """Text of a scheduled nest."""
     unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
+    """Nest that reads the first factor in its original layout, without padding, if kernels can do
+    so."""
 
     def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
         """Return the nest on the original first factor, or None.
@@ -122,7 +114,7 @@ class Lowered:
             plan,
             epilogue=self.epilogue,
             whole_plan=whole_plan,
-            move_threads=copy_threads(affine, space.machine, space.threads),
+            move_threads=_copy_threads(affine, space.machine, space.threads),
             processor=self.processor,
         )
 
@@ -147,24 +139,13 @@ def portable_kernel(
         Compiles and executes the kernel.
     """
     plan = portable_plan(program, runtime.thread_count(), epilogue)
-    threads = copy_threads((), calibration(), runtime.thread_count())
+    threads = _copy_threads((), calibration(), runtime.thread_count())
     return CompiledKernel(
         program, plan, fallback, epilogue, move_threads=threads, processor=processor
     )
 
 
-def copy_threads(affine: Collection[str], machine: Calibration, threads: int) -> MoveThreads:
-    """Return a function that gives the number of threads for an operand's layout transform.
-
-    Parameters
-    ----------
-    affine : collection of str
-        Operands that each thread transforms where it computes (:func:`cache_affine`).
-    machine : Calibration
-        Constants of the machine.
-    threads : int
-        Maximum number of threads.
-    """
+def _copy_threads(affine: Collection[str], machine: Calibration, threads: int) -> MoveThreads:
     return lambda operand: threads_worth(operand, machine, threads, affine=operand.name in affine)
 
 

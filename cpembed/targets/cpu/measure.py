@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cpembed.codegen.compiled import CompiledKernel, in_turn
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import Knobs
-from cpembed.cost.candidate import Candidate
+from cpembed.cost.ranking import Candidate
 from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -39,8 +39,7 @@ from cpembed.targets.cpu.space import Objective
 from cpembed.targets.registry import open_target
 
 ROUND_MS = 0.5
-"""Milliseconds of a kernel's turn: the shorter, the more turns pass undisturbed by processes that
-a scheduler gives whole milliseconds."""
+"""Milliseconds of a turn: the shorter, the fewer are disturbed by other processes."""
 
 FIRST_ROUNDS = 6
 """Number of rounds before a kernel may be rejected, and minimum number for slow kernels."""
@@ -206,6 +205,7 @@ class Rounds:
 
     def _moves(self, number: int) -> CopyTimes:
         name = self.comparison.runners[number].identifier
+        # Copies are the same for all schedules of an embedding, so that they are timed once.
         if name in self.comparison.copy_times:
             return self.comparison.copy_times[name]
         packing, unpacking = (
@@ -326,6 +326,7 @@ class KernelMeasurer:
         """
         best = comparison.run(rounds)
         least = self._disturbance(best, timed_before)
+        # What disturbs the machine may be over after a while.
         for pause in PAUSES:
             if least <= DISTURBANCE_RATIO:
                 break
@@ -391,6 +392,7 @@ class KernelMeasurer:
         self._kernels = {key: kernel for key, kernel in self._kernels.items() if key in needed}
         used_identifiers = {data.identifier for data, *_ in self._kernels.values()}
         retained_bytes = 0
+        # Most recent first: the next schedules are probably of these embeddings.
         for identifier, data in reversed(list(self._data.items())):
             retained_bytes += data.bytes
             if retained_bytes > _PACKED_BYTES and identifier not in used_identifiers:

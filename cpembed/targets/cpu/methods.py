@@ -80,21 +80,14 @@ class MethodCalls:
 
 @dataclass(frozen=True, eq=False)
 class MethodKernel:
-    """Convolution by a method; :meth:`run` takes arrays in the workload's layouts.
-
-    Parameters
-    ----------
-    method : Rewritten
-        Method.
-    product : CompiledKernel
-        Kernel of the product, or of one block of it.
-    blocks : Blocks, optional
-        Blocks of tiles; None for a method without tiles.
-    """
+    """Convolution by a method; :meth:`run` takes arrays in the workload's layouts."""
 
     method: Rewritten
+    """Method."""
     product: CompiledKernel
+    """Kernel of the product, or of one block of it."""
     blocks: TileBlocks | None = None
+    """Blocks of tiles; None for a method without tiles."""
 
     @property
     def backend(self) -> str:

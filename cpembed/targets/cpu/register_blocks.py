@@ -140,36 +140,25 @@ estimated."""
 
 @dataclass(frozen=True)
 class RegisterModel:
-    """Requirements and costs of a block of rows x columns of accumulators.
-
-    Parameters
-    ----------
-    fits : callable
-        True if so many rows and columns fit the registers.
-    step : callable
-        Cost of a reduction step: ``step(nest, machine, rows, columns)``, on a nest with lanes in
-        digits.
-    largest : int
-        Maximum number of rows, and of columns.
-    product : str
-        Product of a calibration whose time the instruction takes.
-    rows, columns : callable
-        Loops of a nest whose points form a block, by decreasing distance in memory.
-    streams : bool
-        True if loads can bypass the nearest cache
-        (:attr:`~cpembed.codegen.plan.Knobs.non_temporal`).
-    prefetched : frozenset of Prefetch
-        Operands that are prefetched by software.
-    """
+    """Requirements and costs of a block of rows x columns of accumulators."""
 
     fits: Callable[[int, int], bool]
+    """True if so many rows and columns fit the registers."""
     step: Callable[[Nest, Calibration, int, int], BlockStep]
+    """Cost of a reduction step: ``step(nest, machine, rows, columns)``, on a nest with lanes in
+    digits."""
     largest: int
+    """Maximum number of rows, and of columns."""
     product: str
+    """Product of a calibration whose time the instruction takes."""
     rows: Callable[[Nest], tuple[TileLoop, ...]] = row_loops
     columns: Callable[[Nest], tuple[TileLoop, ...]] = column_loops
+    """Loops of a nest whose points form a block, by decreasing distance in memory."""
     streams: bool = False
+    """True if loads can bypass the nearest cache
+    (:attr:`~cpembed.codegen.plan.Knobs.non_temporal`)."""
     prefetched: frozenset[Prefetch] = frozenset({Prefetch.C})
+    """Operands that are prefetched by software."""
 
     def non_temporal(self, nest: Nest, knobs: Knobs) -> int | None:
         """Return the number of the factor whose loads bypass the nearest cache, if any."""
@@ -193,24 +182,16 @@ class RegisterModel:
 
 @dataclass(frozen=True)
 class Schedules:
-    """Schedules of a nest on a machine with their estimates.
-
-    Parameters
-    ----------
-    nest : Nest
-        Nest with lanes in digits.
-    model : RegisterModel
-        Costs of register blocks.
-    machine : Calibration
-        Constants of the machine.
-    unpadded : Nest, optional
-        The nest on the first factor in its original layout, if it can be read there.
-    """
+    """Schedules of a nest on a machine with their estimates."""
 
     nest: Nest
+    """Nest with lanes in digits."""
     model: RegisterModel
+    """Costs of register blocks."""
     machine: Calibration
+    """Constants of the machine."""
     unpadded: Nest | None = None
+    """The nest on the first factor in its original layout, if it can be read there."""
     _executed_nests: dict[object, tuple[Nest, Reuse]] = field(
         default_factory=dict[object, tuple[Nest, Reuse]], repr=False, compare=False
     )

@@ -179,22 +179,14 @@ _FURTHER_CHANGE = 0.3
 
 @dataclass(frozen=True, eq=False)
 class CpuSpace(Space[Knobs]):
-    """Schedules of a program.
-
-    Parameters
-    ----------
-    program : DerivedProgram
-        Program of the kernel.
-    schedules : Schedules
-        Schedules of the contraction alone.
-    objective : str
-        ``total`` to include packing and unpacking in the cost, ``kernel`` for the contraction
-        alone.
-    """
+    """Schedules of a program."""
 
     program: DerivedProgram
+    """Program of the kernel."""
     schedules: Schedules
+    """Schedules of the contraction alone."""
     objective: Objective = "total"
+    """``total`` to include packing and unpacking in the cost, ``kernel`` for the kernel alone."""
 
     @cached_property
     def copies_operands(self) -> bool:

@@ -15,8 +15,7 @@ from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, EpilogueR
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import Knobs
 from cpembed.codegen.recorded import Recorder
-from cpembed.cost.candidate import Candidate
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
@@ -118,6 +117,7 @@ class CpuTarget(
     def planned(
         self, lowered: Lowered, schedule: Knobs, processor: Processor | None = None
     ) -> CompiledKernel:
+        # A recorder takes the texts and compiles nothing.
         return replace(lowered, processor=processor or Recorder()).compiled(schedule)
 
     def copy_us(self, size: int, threads: int, *, reordered: bool) -> float:
@@ -146,6 +146,7 @@ class CpuTarget(
         write_whole(path / "kernel.json", json.dumps(document, indent=2) + "\n")
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
+        # The best candidate by overheads stands for all: only the ratio of two costs is needed.
         choice = compared(self, first[:1])
         return machine_weights(choice.estimates[0], self.machine) if choice.estimates else None
 
@@ -238,6 +239,7 @@ def build(
         lowered = target.lower(program, epilogue)
         return lowered.compiled(knobs or lowered.schedules.best())
     except (BackendUnavailable, LoweringError) as error:
+        # A fallback is portable code with the reason; who asks for the instruction gets the error.
         if backend == "native":
             raise
         return portable_kernel(program, epilogue, str(error))

@@ -32,50 +32,36 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class CpuTrial(Trial, frozen=True):
-    """Schedule of an embedding with its times in microseconds; None if it has no kernel.
-
-    Parameters
-    ----------
-    knobs : Knobs
-        Schedule.
-    estimate_us, estimated_moves_us : float
-        Estimates of the contraction, and of packing and unpacking.
-    latency_us : Quantiles, optional
-        Times of the contraction alone.
-    packing_us, unpacking_us : float, optional
-        Medians of packing what is not packed ahead, and of unpacking, from the first schedule of
-        the embedding that was timed.
-    ratio : float, optional
-        Minimised time over that of the file's first trial. It is the product of ratios to the best
-        trials in between, each of which was timed interleaved with the next.
-    noisy : bool
-        True if the machine had other work, or the times varied.
-    rejected : bool
-        True if the first rounds were clearly slower; it was not timed any further.
-    final : int
-        Number of the search in this file after which the trial was timed again with the other
-        finalists; 0 for first times.
-    in_place : tuple of str
-        Operands that the program leaves in their original layouts.
-    whole_us : Quantiles, optional
-        Times of one call of all three, if that was timed: threads may pack for themselves inside
-        the kernel.
-    """
+    """Schedule of an embedding with its times in microseconds; None if it has no kernel."""
 
     kind = "cpu"
 
     knobs: Knobs
+    """Schedule."""
     estimate_us: Positive
     estimated_moves_us: Time
+    """Estimates of the contraction, and of packing and unpacking."""
     latency_us: Quantiles | None
+    """Times of the contraction alone."""
     packing_us: Time | None
     unpacking_us: Time | None
+    """Medians of packing what is not packed ahead, and of unpacking, from the first schedule of the
+    embedding that was timed."""
     ratio: Positive | None
+    """Minimised time over that of the file's first trial. It is the product of ratios to the best
+    trials in between, each of which was timed interleaved with the next."""
     noisy: bool
+    """True if the machine had other work, or the times varied."""
     rejected: bool
+    """True if the first rounds were clearly slower; it was not timed any further."""
     final: Natural = 0
+    """Number of the search in this file after which the trial was timed again with the other
+    finalists; 0 for first times."""
     in_place: tuple[str, ...] = ()
+    """Operands that the program leaves in their original layouts."""
     whole_us: Quantiles | None = None
+    """Times of one call of all three, if that was timed: threads may pack for themselves inside the
+    kernel."""
 
     def flaw(self) -> str | None:
         for name, times in (("latency_us", self.latency_us), ("whole_us", self.whole_us)):
@@ -227,6 +213,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         key = key_of(task.workload, task.target, task.constraints, objective)
         store = trial_store(database, key, CpuTrial)
         super().__init__(task, field, store, CpuTrial, self._timed, spread)
+        # Copies of an embedding are timed once, in whichever call came first.
         for trial in self._trials:
             if trial.latency_us is not None and not trial.rejected:
                 copies = CopyTimes(trial.packing_us or 0.0, trial.unpacking_us or 0.0)
@@ -254,6 +241,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
 
     def _on_trial(self, proposal: Proposal[Knobs], trial: CpuTrial) -> None:
         self._proposals[proposal.key] = proposal
+        # A rejected trial was timed in a few rounds only.
         if trial.ratio is None or trial.rejected:
             return
         if self._incumbent is None or trial.ratio < self._incumbent[0]:
@@ -272,6 +260,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         first, best = measured[0], sorted(measured, key=lambda trial: trial.ratio or 0)
         finalists = [first, *(trial for trial in best[:FINALISTS] if trial is not first)]
         proposals = [self._proposals[trial.key] for trial in finalists]
+        # Final ratios are over the first finalist, all others over the first trial of the file.
         base = first.ratio or 1.0
         try:
             times = self._measurer.final(proposals)

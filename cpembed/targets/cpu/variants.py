@@ -24,8 +24,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from cpembed.codegen.packing import packed_before
-from cpembed.cost.candidate import Candidate, derive_candidate, overheads
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate, derive_candidate, overheads
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import problem_of
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -73,6 +72,7 @@ def with_variants(
             if item.candidate.identifier in by_identifier:
                 continue
             name = item.candidate.embedding.identifier()
+            # Programs that differ in operands in place alone share the embedding.
             if item.candidate.variant and name not in admitted:
                 admitted[name] = _admitted(item.candidate, spec)
             if admitted.get(name, True):
@@ -248,6 +248,7 @@ def _over_output(
         {name for index in workload.access(operands[factor]).index for name in index.iterators}
         for factor in (second, first)
     )
+    # The other factor is a single value, so it must not move along the lanes.
     if last is None or last not in in_lanes or last in shared:
         return []
     lane = instruction.axes[0]
@@ -283,6 +284,7 @@ def _over_rows(
             extent = fused_extent(workload, members, {members[-1]: pitch})
             if digit.axis not in members or other_axes & set(members):
                 continue
+            # A configurable axis: the largest extent that the rows can fill.
             fitting = [e for e in instruction.axis(lane).allowed if e <= extent]
             if not fitting:
                 continue
@@ -365,6 +367,7 @@ def _window(workload: Computation) -> tuple[str, ...]:
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for operand in workload.inputs:
         index = workload.access(operand.name).index
+        # Both kinds of axes in one index: a pixel plus a tap.
         if any({kinds[name] for name in i.iterators} == set(AxisKind) for i in index):
             axes = dict.fromkeys(name for i in index for name in i.iterators)
             window = tuple(

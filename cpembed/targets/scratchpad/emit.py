@@ -1,9 +1,9 @@
 """C text of a plan, which every PE runs, on the interface of ``scratchpad.h``.
 
 The text walks over tiles; while one is computed, the boxes that the next one needs and that differ
-are transferred (swATOP 4.5.2: the next tile is inferred from the loops). The last tile along an
-axis is a box of fewer points: transfers and executions take its sizes (4.5.3); only a granule that
-is not full is filled up with zeros, in the scratchpad (light padding).
+are transferred. The last tile along an axis is a box of fewer points: transfers and executions take
+its sizes (swATOP 4.5.3); only a granule that is not full is filled up with zeros, in the scratchpad
+(light padding).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from cpembed.errors import LoweringError
-from cpembed.targets.scratchpad.boxes import Box, BoxDimension
-from cpembed.targets.scratchpad.lower import Axis, Operand
+from cpembed.targets.scratchpad.boxes import Axis, Box, BoxDimension, Operand
 from cpembed.targets.scratchpad.schedule import Plan
 
 C_TYPES = {
@@ -200,8 +199,8 @@ class _Writer:
             lines.line(f"  struct box b = {{.dimensions = {len(box.dimensions)}}};")
             for number, dimension in enumerate(box.dimensions):
                 lines.line(*self._dimension(operand, number, dimension))
-            put = int(operand.is_output)
-            lines.line(f"  return move_box({put}, here, memory, &b, sizeof({kind}), reply);")
+            stores = int(operand.is_output)
+            lines.line(f"  return move_box({stores}, here, memory, &b, sizeof({kind}), reply);")
         lines.line("}")
         return lines.text()
 
@@ -241,7 +240,7 @@ class _Writer:
         yield f"  long tile = {tile.strip() or '0'};"
         yield f"  long size = {places} * (long)sizeof({kind});"
         yield "  long place = (tile * PE_ROWS + PE_ROW) * PE_COLUMNS + PE_COLUMN;"
-        yield f"  memory += place * {box.elements(self.plan.held)}L * (long)sizeof({kind});"
+        yield f"  memory += place * {box.elements(self.plan.pe_points)}L * (long)sizeof({kind});"
         yield "  dma_get(here, memory, size, size, size, reply);"
         yield "  return 1;"
 
@@ -250,7 +249,7 @@ class _Writer:
         walks = [(factor, f"{tile}held_{self.names[n]}") for n, factor in dimension.walks.items()]
         if [factor for factor, _ in walks] == [1]:
             return walks[0][1]
-        return " + ".join(["1", *(f"{_factor(factor)}({held} - 1)" for factor, held in walks)])
+        return " + ".join(["1", *(f"{_factor(factor)}({points} - 1)" for factor, points in walks)])
 
     def _factors(self, box: Box, tile: str, after: int = -1) -> list[str]:
         """Return the numbers of places of the dimensions after one, which multiply to a stride."""
@@ -301,7 +300,7 @@ class _Writer:
         (x, y, z), (a, b, c) = self.product.lanes, self.form.boxes
         chains = self.form.chains
 
-        def held(lane: str) -> list[str]:
+        def sizes_of(lane: str) -> list[str]:
             return [f"t->held_{self.names[axis.name]}" for axis in chains[lane]]
 
         def is_unit(box: Box, lane: str) -> bool:
@@ -311,13 +310,13 @@ class _Writer:
             # Between columns, or rows; if there is only one, its length.
             if chains[lane]:
                 return self._stride(box, chains[lane][0])
-            return " * ".join(held(contiguous)) or "1"
+            return " * ".join(sizes_of(contiguous)) or "1"
 
         variants = {"A_COLUMN_MAJOR": is_unit(a, x), "B_COLUMN_MAJOR": is_unit(b, z)}
         variant = " | ".join(name for name, holds in variants.items() if holds) or "0"
         leading_a = leading(a, *((z, x) if is_unit(a, x) else (x, z)))
         leading_b = leading(b, *((y, z) if is_unit(b, z) else (z, y)))
-        sizes = (" * ".join([str(self.machine.parts(lane)), *held(lane)]) for lane in (x, y, z))
+        sizes = (" * ".join([str(self.machine.parts(lane)), *sizes_of(lane)]) for lane in (x, y, z))
         return (
             f"gemm({', '.join(sizes)}, {addresses[0]}, {leading_a}, {addresses[1]}, {leading_b}, "
             f"{addresses[2]}, {leading(c, y, x)}, {variant})"
@@ -345,8 +344,11 @@ class _Writer:
             lines.line(f"  dma_reply {n}_reply[{count}] = {{0}};")
             lines.line(f"  int {n}_moving[{count}] = {{0}}, {n}_in = 0;")
         lines.line("  struct tile now = {0}, next;", "  measure(&now);")
+        # The first boxes have nothing to overlap with.
         for number, n in enumerate(names[:2]):
             lines.line(f"  {self._get(number, n, '0', 'now')}")
+        # The next tile is inferred from the loops (swATOP 4.5.2), so that the boxes which it needs
+        # are requested before this one is computed.
         lines.line("  for (int begins = 1, more = 1; more;) {", "    next = now;")
         lines.line("    more = advance(&next);")
         for number, n in enumerate(names[:2]):
@@ -357,6 +359,7 @@ class _Writer:
         for number, n in enumerate(names[:2]):
             lines.line(*self._turn(number, n))
         lines.line("    now = next;", "  }")
+        # The kernel ends only when its last results have arrived in main memory.
         n = names[2]
         lines.line(
             f"  for (int k = 0; k < {len(buffers[2].offsets)}; k++)",
@@ -395,11 +398,10 @@ class _Writer:
             yield f"      {self._get(number, n, '0', 'next')}"
 
     def _sum(self) -> Iterator[str]:
-        """Yield the products of a tile; sums begin at zero in a buffer whose last contents are
-        stored, and are stored when complete.
-        """
+        """Yield the products of a tile, with the start and the storing of its sums."""
         n, result = self.operands[2], self.form.boxes[2]
         places = " * ".join([*self._factors(result, "now."), f"(long)sizeof({self.types[2]})"])
+        # Sums begin at zero, in a buffer whose last contents have been stored.
         yield "    if (begins) {"
         yield from self._wait(n, "      ")
         yield f"      zero({n}_box[{n}_in], {places});"
@@ -409,6 +411,8 @@ class _Writer:
             for k, (kind, name) in enumerate(zip(self.types, self.operands, strict=True))
         )
         yield f"    compute({arguments}, &now);"
+        # Sums are stored when the next tile belongs to others, which is when they are complete:
+        # reductions are the innermost loops.
         yield f"    begins = !more || ({self._changes(self.product.output)});"
         yield "    if (begins) {"
         call = f"put_{n}({n}_box[{n}_in], a->operand[2], &now, &{n}_reply[{n}_in])"

@@ -3,7 +3,6 @@
 A part goes over blocks of an array. A processing element takes every block whose turn is its own:
 it fetches the box that the block reads, computes the box that it writes, and stores it, while what
 the next block reads is being transferred (swATOP, section 3: transformations on the CPE cluster).
-:mod:`cpembed.targets.scratchpad.methods` lists the parts of each method.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpembed.errors import LoweringError
-from cpembed.targets.scratchpad.boxes import Box, BoxDimension
+from cpembed.targets.scratchpad.boxes import Box, BoxDimension, Operand
 from cpembed.targets.scratchpad.emit import Lines, boxes_text
-from cpembed.targets.scratchpad.lower import Operand
 from cpembed.targets.scratchpad.machine import VECTOR_BYTES, ScratchpadMachine
 from cpembed.targets.scratchpad.model import pattern
 from cpembed.targets.scratchpad.schedule import PLACED_BYTES
@@ -55,8 +53,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension of an array: its size, the first place of a block's box in it, over the loops'
-    first points, and the number of places, over the points of a block.
+    """A dimension of an array.
+
+    ``first`` is the first place of a block's box in it, over the loops' first points, ``places``
+    the number of its places, over the points of a block.
     """
 
     size: int
@@ -120,9 +120,7 @@ class Part:
 
     @property
     def operations(self) -> int:
-        """Additions and multiplications of a full block, or its loads and stores, whichever are
-        more: they are in different pipelines.
-        """
+        """Additions and multiplications of a full block, or loads and stores if these are more."""
         shapes = [transform.shape for transform in self.transforms]
         total = 0
         for number, transform in enumerate(self.transforms):
@@ -132,6 +130,7 @@ class Part:
                 if place != number
             )
             total += straight_line(transform.matrix).operations * repetitions
+        # They are in different pipelines, so that the longer one hides the other.
         moved = math.prod(s[1] for s in shapes) + math.prod(s[0] for s in shapes)
         return math.prod(loop.points for loop in self.loops) * max(total, moved)
 
@@ -176,7 +175,7 @@ def _box(dimensions: Sequence[Dimension], places: Sequence[int]) -> tuple[Box, d
         )
         for n, (size, stride) in enumerate(zip(sizes, operand.strides, strict=True))
     )
-    return Box(operand, box_dimensions, False), {str(n): held for n, held in enumerate(places)}
+    return Box(operand, box_dimensions, False), {str(n): count for n, count in enumerate(places)}
 
 
 def blocked(part: Part, machine: ScratchpadMachine) -> Part:
@@ -184,8 +183,10 @@ def blocked(part: Part, machine: ScratchpadMachine) -> Part:
 
     Raises :class:`LoweringError` if not even the smallest blocks fit.
     """
+    # Two buffers of each array: one is transferred while the other is computed.
     room = machine.capacities[0] // 2
     best: tuple[float, Part] | None = None
+    # Of the sizes of a loop that give equally many blocks, the smallest stands for all.
     options = [
         sorted({-(-loop.extent // n) for n in range(1, loop.extent + 1)}) if loop.block > 1 else [1]
         for loop in part.loops
@@ -271,6 +272,7 @@ def _mover(direction: str, dimensions: Sequence[Dimension]) -> str:
         "dma_reply *reply) {",
         f"  struct box b = {{.dimensions = {len(dimensions)}}};",
     )
+    # From the innermost dimension outwards: each one's distance follows from the sizes inside.
     stride = f"(long)sizeof({_C_TYPE})"
     for number, dimension in reversed(list(enumerate(dimensions))):
         lines.line(
@@ -280,8 +282,8 @@ def _mover(direction: str, dimensions: Sequence[Dimension]) -> str:
             f"  b.apart[{number}] = {stride};",
         )
         stride = f"{dimension.size} * b.apart[{number}]"
-    put = int(direction == "put")
-    lines.line(f"  return move_box({put}, here, memory, &b, sizeof({_C_TYPE}), reply);", "}")
+    stores = int(direction == "put")
+    lines.line(f"  return move_box({stores}, here, memory, &b, sizeof({_C_TYPE}), reply);", "}")
     return lines.text()
 
 
@@ -315,6 +317,7 @@ def _compute(part: Part) -> str:
     )
     addresses = (["source"], ["target"])
     for loop in part.loops:
+        # A loop of one point a block moves where the block begins, and nothing within it.
         if loop.name not in part.walks:
             continue
         name = f"i_{loop.name}"
@@ -330,9 +333,9 @@ def _compute(part: Part) -> str:
 
 
 def _transform_calls(part: Part) -> Iterator[str]:
-    """Yield one transform after the other along the nest of a point's inputs, through local
-    arrays; each is repeated for the results of those before and the inputs of those after it.
-    """
+    """Yield calls of one transform after the other along the nest of a point's inputs."""
+    # Through local arrays: each transform is repeated for the results of those before and the
+    # inputs of those after it.
     shapes = [transform.shape for transform in part.transforms]
     source = "from"
     source_steps = [f"{reach} * s{dimension}" for dimension, reach in part.nest]
