@@ -45,14 +45,14 @@ class Machine:
 class Objective:
     """A quantity to be minimized, computed from a machine and the costs of the layers there.
 
-    ``key`` is its name in documents, with the unit, ``words`` that in tables. A limit may be given
+    ``key`` is its name in documents, with the unit, ``label`` that in tables. A limit may be given
     in ``units``, relative to the objective's own, which is the first. ``bound`` computes a lower
     bound of the quantity from lower bounds of the costs.
     """
 
     name: str
     key: str
-    words: str
+    label: str
     units: Mapping[str, float]
     value: Callable[[Machine, Costs], float]
     bound: Callable[[Machine, Costs], float]
@@ -90,9 +90,9 @@ _BOUNDS: Mapping[str, Callable[[Machine, Costs], float]] = {
 
 OBJECTIVES = {
     name: Objective(
-        name=name, key=key, words=words, units=units, value=_QUANTITIES[name], bound=_BOUNDS[name]
+        name=name, key=key, label=label, units=units, value=_QUANTITIES[name], bound=_BOUNDS[name]
     )
-    for name, key, words, units in (
+    for name, key, label, units in (
         ("cycles", "cycles", "cycles", {"": 1.0}),
         ("time", "time_us", "time", {"us": 1.0, "ms": 1e3, "s": 1e6, "ns": 1e-3}),
         (

@@ -51,7 +51,7 @@ class Intrinsic:
     axes: Mapping[str, int]
     roles: tuple[Role, ...]
     stationary: str
-    words: str
+    text: str
     cycles: int = 1
     streams: tuple[str, ...] = ()
 
@@ -91,7 +91,7 @@ def _intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 axes={"x": rows, "y": columns},
                 roles=(Role(a, ("x",)), Role(b, ("y",)), Role(c, ("x", "y"), True)),
                 stationary=c,
-                words=f"matrix product of {rows} rows, {columns} columns and one step",
+                text=f"matrix product of {rows} rows, {columns} columns and one step",
             )
         # Each cycle takes a row of the image against the weights that stay.
         case "gemm", _:
@@ -100,7 +100,7 @@ def _intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 axes={"y": columns, "z": rows},
                 roles=(Role(a, ("z",)), Role(b, ("z", "y")), Role(c, ("y",), True)),
                 stationary=b,
-                words=f"matrix product of one row, {columns} columns and {rows} steps",
+                text=f"matrix product of one row, {columns} columns and {rows} steps",
             )
         # One pixel an execution, over its window. The pixels are loops, so that no index of the
         # instruction is a sum of axes, which the digit model could not enumerate.
@@ -112,7 +112,7 @@ def _intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 roles=(Role(a, axes), Role(b, ("k", *axes)), Role(c, ("k",), True)),
                 stationary=b if dataflow == "ws" else c,
                 cycles=WINDOW * WINDOW,
-                words=f"{WINDOW} x {WINDOW} convolution of {rows} filters and {columns} channels",
+                text=f"{WINDOW} x {WINDOW} convolution of {rows} filters and {columns} channels",
             )
         # The matrix is used once, so each execution brings a new tile of it.
         case "gemv", _:
@@ -121,7 +121,7 @@ def _intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 axes={"x": rows, "z": columns},
                 roles=(Role(a, ("x", "z")), Role(b, ("z",)), Role(c, ("x",), True)),
                 stationary=c,
-                words=f"product of a matrix of {rows} rows and {columns} columns with a vector",
+                text=f"product of a matrix of {rows} rows and {columns} columns with a vector",
                 streams=(a,),
             )
         case _:
@@ -130,7 +130,7 @@ def _intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 axes={"z": rows * columns},
                 roles=(Role(a, ("z",)), Role(b, ("z",)), Role(c, (), True)),
                 stationary=c,
-                words=f"dot product of {rows * columns} elements",
+                text=f"dot product of {rows * columns} elements",
                 streams=(a, b),
             )
 
@@ -211,7 +211,7 @@ def specification_text(core: Core) -> str:
     types = f"{core.dtype} x {core.dtype} -> {core.sums}"
     source = "the cores of HASCO (Xiao et al., ISCA 2021); the figures are a point's in a space of "
     lines = [
-        f"# A core with {array}: {core.intrinsic.words}.",
+        f"# A core with {array}: {core.intrinsic.text}.",
         "",
         f'name = "{name}"',
         f'description = "{core.intrinsic_name} core, {array}, {core.dataflow}, {types}"',
@@ -253,8 +253,8 @@ def _scope(operand: str) -> str:
     return f"core.{operand.lower()}"
 
 
-def _quoted(words: tuple[str, ...]) -> str:
-    return ", ".join(f'"{word}"' for word in words)
+def _quoted(names: tuple[str, ...]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _machine(core: Core, name: str, overlap: str) -> list[str]:
@@ -347,7 +347,7 @@ PointKey = tuple[tuple[str, Value], ...]
 def read_core(key: PointKey) -> tuple[Core, Silicon]:
     """Return the core of a point; a :class:`SpecError` names the parameter, flaw and remedy."""
     point = dict(key)
-    _check_words(point)
+    _check_names(point)
     for name, (least, most) in _RANGES.items():
         value = point[name]
         if not isinstance(value, int) or not least <= value <= most:
@@ -371,13 +371,13 @@ def read_core(key: PointKey) -> tuple[Core, Silicon]:
     return core, costs
 
 
-def _check_words(point: dict[str, Value]) -> None:
+def _check_names(point: dict[str, Value]) -> None:
     allowed = {"intrinsic": tuple(DATAFLOWS), "dtype": tuple(SUMS)}
-    for name, words in allowed.items():
+    for name, values in allowed.items():
         value = point[name]
-        if value not in words:
-            near = close_match(str(value), words)
-            raise SpecError(f"{name} = {value}{near}; allowed: {one_of(words)}")
+        if value not in values:
+            near = close_match(str(value), values)
+            raise SpecError(f"{name} = {value}{near}; allowed: {one_of(values)}")
     dataflows = DATAFLOWS[str(point["intrinsic"])]
     if point["dataflow"] not in dataflows:
         raise SpecError(

@@ -123,7 +123,7 @@ def prove_mapping(cell: Cell, mapping: LayerMapping) -> ProvenEmbedding:
     """Return the embedding of a mapping of a cell with its program proven."""
     candidate = derive_candidate(cell.workload, instruction_of(cell.shape), mapping.embedding)
     cost = overheads(candidate.program)
-    return ProvenEmbedding.of(candidate, cost, commuted=mapping.commuted, first_ranked=True)
+    return ProvenEmbedding.prove(candidate, cost, commuted=mapping.commuted, first_ranked=True)
 
 
 class _MappingWalk(ProgramWalk):

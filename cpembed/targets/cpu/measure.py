@@ -72,14 +72,14 @@ class CopyTimes:
 class Timed:
     """Times of a kernel.
 
-    ``latency_us`` are those of the contraction, ``moves`` of packing and unpacking, ``whole_us`` of
-    one call of all three, if that was timed. ``ratio`` is the minimised time over the incumbent's,
-    1 without one. ``noisy``: the machine had other work, or the times varied; ``rejected``: the
-    first rounds were clearly slower.
+    ``latency_us`` are those of the contraction, ``copies`` of packing and unpacking, ``whole_us``
+    of one call of all three, if that was timed. ``ratio`` is the minimised time over the
+    incumbent's, 1 without one. ``noisy``: the machine had other work, or the times varied;
+    ``rejected``: the first rounds were clearly slower.
     """
 
     latency_us: Quantiles
-    moves: CopyTimes
+    copies: CopyTimes
     ratio: float
     noisy: bool
     rejected: bool = False
@@ -91,7 +91,7 @@ class Timed:
             return self.latency_us.median
         if self.whole_us is not None:
             return self.whole_us.median
-        return self.latency_us.median + self.moves.us
+        return self.latency_us.median + self.copies.us
 
 
 @dataclass(frozen=True)
@@ -134,20 +134,14 @@ class InterleavedComparison:
 
     def run(self, rounds: int) -> Rounds:
         sides = {f"kernel {n}": Work(r.kernel, _POOL) for n, r in enumerate(self.runners)}
-        if self.objective == "total":
-            sides |= {
-                f"whole {n}": Work(runner.call, _POOL)
-                for n, runner in enumerate(self.runners)
-                if runner.call is not None
-            }
+        for n, runner in enumerate(self.runners):
+            if self.objective == "total" and runner.call is not None:
+                sides[f"whole {n}"] = Work(runner.call, _POOL)
         for runner in self.runners:
             name = runner.identifier
-            moves = {"packing": runner.packing, "unpacking": runner.unpacking}
-            sides |= {
-                f"{part} {name}": Work(sample, _POOL)
-                for part, sample in moves.items()
-                if sample is not None and name not in self.copy_times
-            }
+            for part, sample in (("packing", runner.packing), ("unpacking", runner.unpacking)):
+                if sample is not None and name not in self.copy_times:
+                    sides[f"{part} {name}"] = Work(sample, _POOL)
         interleaved = time_interleaved(
             sides, rounds=rounds, round_ms=ROUND_MS, attempts=1, unthrottled=self.unthrottled
         )
@@ -192,7 +186,7 @@ class Rounds:
         whole_samples = self.interleaved.samples.get(f"whole {number}")
         return Timed(
             latency_us=latency,
-            moves=self._moves(number),
+            copies=self._copies(number),
             ratio=fast / first_fast,
             noisy=noisy or self.interleaved.is_noisy or latency.is_noisy,
             rejected=rejected,
@@ -203,7 +197,7 @@ class Rounds:
         kernel = self.interleaved.samples[f"kernel {number}"]
         return np.array(self.interleaved.samples.get(f"whole {number}", kernel))
 
-    def _moves(self, number: int) -> CopyTimes:
+    def _copies(self, number: int) -> CopyTimes:
         name = self.comparison.runners[number].identifier
         # Copies are the same for all schedules of an embedding, so that they are timed once.
         if name in self.comparison.copy_times:
@@ -302,7 +296,7 @@ class KernelMeasurer:
             return first.timed(1, rejected=True)
         trusted, noisy = self._trusted(comparison, first.affordable(ROUNDS), len(incumbents))
         timed = trusted.timed(len(incumbents), noisy=noisy)
-        self.copy_times.setdefault(proposal.candidate.identifier, timed.moves)
+        self.copy_times.setdefault(proposal.candidate.identifier, timed.copies)
         return timed
 
     def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
@@ -437,7 +431,7 @@ class IsolatedMeasurer:
         except CrashError as error:
             return Failed(str(error))
         if isinstance(result, Timed) and not result.rejected:
-            self.copy_times.setdefault(proposal.candidate.identifier, result.moves)
+            self.copy_times.setdefault(proposal.candidate.identifier, result.copies)
         return result
 
     def final(self, proposals: Sequence[Timeable]) -> list[Timed]:

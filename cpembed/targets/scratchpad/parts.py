@@ -15,7 +15,7 @@ from functools import cached_property
 
 from cpembed.errors import LoweringError
 from cpembed.targets.scratchpad.boxes import Box, BoxDimension, Operand
-from cpembed.targets.scratchpad.emit import Lines, boxes_text
+from cpembed.targets.scratchpad.emit import as_text, boxes_text
 from cpembed.targets.scratchpad.machine import VECTOR_BYTES, ScratchpadMachine
 from cpembed.targets.scratchpad.model import pattern
 from cpembed.targets.scratchpad.schedule import PLACED_BYTES
@@ -211,50 +211,49 @@ def blocked(part: Part, machine: ScratchpadMachine) -> Part:
 def part_text(part: Part) -> str:
     """Return the C text of a part: ``operand[0]`` is its source, ``operand[1]`` its target."""
     size = max(len(part.source), len(part.target))
-    texts = [
+    head = [
         f"/* {part.name}: {part.units} blocks. */",
         "#include <stdint.h>",
         '#include "scratchpad.h"',
         f"#define BOX_DIMENSIONS {size}",
         boxes_text(),
+    ]
+    parts = (
         _blocks(part),
         *map(_transform, part.transforms),
         _mover("get", part.source),
         _mover("put", part.target),
         _compute(part),
         _kernel(part),
-    ]
-    return "\n".join(texts)
+    )
+    return "\n".join([*head, *map(as_text, parts)])
 
 
-def _blocks(part: Part) -> str:
-    lines, names = Lines(), [loop.name for loop in part.loops]
-    lines.line("/* A block: its first point along each axis, and how many it has. */")
-    lines.line("struct block {", f"  long {', '.join(names)};")
-    lines.line(f"  long {', '.join(f'points_{name}' for name in names)};", "};", "")
-    lines.line("static void locate(long unit, struct block *b) {")
+def _blocks(part: Part) -> Iterator[str]:
+    names = [loop.name for loop in part.loops]
+    yield "/* A block: its first point along each axis, and how many it has. */"
+    yield from ("struct block {", f"  long {', '.join(names)};")
+    yield from (f"  long {', '.join(f'points_{name}' for name in names)};", "};", "")
+    yield "static void locate(long unit, struct block *b) {"
     for loop in reversed(part.loops):
-        lines.line(
+        yield from (
             f"  b->{loop.name} = unit % {loop.count} * {loop.block}, unit /= {loop.count};",
             f"  b->points_{loop.name} = least({loop.block}, {loop.extent} - b->{loop.name});",
         )
-    lines.line("}")
-    return lines.text()
+    yield "}"
 
 
-def _transform(transform: Transform) -> str:
+def _transform(transform: Transform) -> Iterator[str]:
     """Return the function that multiplies a matrix by a vector."""
     code, name = straight_line(transform.matrix), transform.name
-    lines = Lines()
-    lines.line(f"static void {name}(const {_C_TYPE} *in, long from, {_C_TYPE} *out, long to) {{")
+    yield f"static void {name}(const {_C_TYPE} *in, long from, {_C_TYPE} *out, long to) {{"
     for number in range(code.inputs):
-        lines.line(f"  const {_C_TYPE} v{number} = in[{number} * from];")
+        yield f"  const {_C_TYPE} v{number} = in[{number} * from];"
     for step in code.steps:
-        lines.line(f"  const {_C_TYPE} v{step.number} = {_step_sum(step)};")
+        yield f"  const {_C_TYPE} v{step.number} = {_step_sum(step)};"
     for number, value in enumerate(code.outputs):
-        lines.line(f"  out[{number} * to] = {'0' if value is None else f'v{value}'};")
-    lines.line("}")
-    return lines.text()
+        yield f"  out[{number} * to] = {'0' if value is None else f'v{value}'};"
+    yield "}"
 
 
 def _step_sum(step: Step) -> str:
@@ -264,10 +263,9 @@ def _step_sum(step: Step) -> str:
     )
 
 
-def _mover(direction: str, dimensions: Sequence[Dimension]) -> str:
+def _mover(direction: str, dimensions: Sequence[Dimension]) -> Iterator[str]:
     """Return the function that transfers the box of a block; ``direction`` is "get" or "put"."""
-    lines = Lines()
-    lines.line(
+    yield from (
         f"static int {direction}(char *here, char *memory, const struct block *at, "
         "dma_reply *reply) {",
         f"  struct box b = {{.dimensions = {len(dimensions)}}};",
@@ -275,7 +273,7 @@ def _mover(direction: str, dimensions: Sequence[Dimension]) -> str:
     # From the innermost dimension outwards: each one's distance follows from the sizes inside.
     stride = f"(long)sizeof({_C_TYPE})"
     for number, dimension in reversed(list(enumerate(dimensions))):
-        lines.line(
+        yield from (
             f"  b.first[{number}] = {_sum_text(dimension.first, 'at->')};",
             f"  b.held[{number}] = {_sum_text(dimension.places, 'at->points_')};",
             f"  b.size[{number}] = {dimension.size}, b.step[{number}] = 1;",
@@ -283,8 +281,7 @@ def _mover(direction: str, dimensions: Sequence[Dimension]) -> str:
         )
         stride = f"{dimension.size} * b.apart[{number}]"
     stores = int(direction == "put")
-    lines.line(f"  return move_box({stores}, here, memory, &b, sizeof({_C_TYPE}), reply);", "}")
-    return lines.text()
+    yield from (f"  return move_box({stores}, here, memory, &b, sizeof({_C_TYPE}), reply);", "}")
 
 
 def _sum_text(linear: LinearSum, prefix: str) -> str:
@@ -306,11 +303,10 @@ def _strides(letter: str, dimensions: Sequence[Dimension]) -> Iterator[str]:
         stride = f"{letter}{number} * ({_sum_text(dimension.places, 'b->points_')})"
 
 
-def _compute(part: Part) -> str:
+def _compute(part: Part) -> Iterator[str]:
     """Return the function that transforms the points of a block."""
-    lines = Lines()
     parameters = f"const {_C_TYPE} *source, {_C_TYPE} *target, const struct block *b"
-    lines.line(
+    yield from (
         f"static void compute({parameters}) {{",
         *_strides("s", part.source),
         *_strides("t", part.target),
@@ -321,15 +317,14 @@ def _compute(part: Part) -> str:
         if loop.name not in part.walks:
             continue
         name = f"i_{loop.name}"
-        lines.line(f"  for (long {name} = 0; {name} < b->points_{loop.name}; {name}++)")
+        yield f"  for (long {name} = 0; {name} < b->points_{loop.name}; {name}++)"
         for terms, letter, (dimension, distance) in zip(
             addresses, "st", part.walks[loop.name], strict=True
         ):
             terms.append(f"{name} * {distance} * {letter}{dimension}")
     source, target = (" + ".join(terms) for terms in addresses)
-    lines.line("  {", f"    const {_C_TYPE} *from = {source};", f"    {_C_TYPE} *to = {target};")
-    lines.line(*_transform_calls(part), "  }", "}")
-    return lines.text()
+    yield from ("  {", f"    const {_C_TYPE} *from = {source};", f"    {_C_TYPE} *to = {target};")
+    yield from (*_transform_calls(part), "  }", "}")
 
 
 def _transform_calls(part: Part) -> Iterator[str]:
@@ -361,12 +356,11 @@ def _transform_calls(part: Part) -> Iterator[str]:
         source, source_steps = target, target_steps
 
 
-def _kernel(part: Part) -> str:
+def _kernel(part: Part) -> Iterator[str]:
     """Return the walk over blocks, with two buffers each in the first memory of every PE."""
     source, target = map(_aligned, part.bytes)
     first, second = 2 * source, 2 * source + target
-    lines = Lines()
-    lines.line(
+    yield from (
         "void kernel(const struct arguments *a) {",
         f"  char *source[2] = {{scratchpad(0, 0), scratchpad(0, {source})}};",
         f"  char *target[2] = {{scratchpad(0, {first}), scratchpad(0, {second})}};",
@@ -393,4 +387,3 @@ def _kernel(part: Part) -> str:
         "    if (storing[k]) dma_wait(&stored[k], storing[k]);",
         "}",
     )
-    return lines.text()
