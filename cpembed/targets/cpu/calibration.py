@@ -181,6 +181,7 @@ _REMOVABLE_ROWS = 8
 
 def default_calibration(threads: int = 1) -> Calibration:
     """Return the constants of a Sapphire Rapids server core; ``measured`` is empty."""
+    # Threads are those of this machine, but times of a server core.
     values = {**published_calibration(), "threads": threads, "measured": ""}
     # A copy, so that fields with defaults count as set and appear in documents.
     return replace(msgspec.convert(values, Calibration))

@@ -77,6 +77,7 @@ def shared_lines(nest: Nest, threads: int) -> float:
     # Rows begin at all multiples of this in a line.
     step = math.gcd(pitch, nest.line_bytes)
     parts = min(threads, loop.count)
+    # Where each thread's part of a row ends: at a line, its neighbour begins a new one.
     ends = [loop.count * part // parts * loop.tile * stride * size for part in range(parts)]
     if rows <= 1:
         return 0.0

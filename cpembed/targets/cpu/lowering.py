@@ -89,6 +89,7 @@ class Lowered:
         """
         threads, model = processor.thread_count(), back_end.model(program)
         nest = replace(back_end.nest(program, epilogue), threads=threads)
+        # The loops are the same without padding, so that one schedule serves both nests.
         unpadded = back_end.nest_unpadded(program, epilogue)
         unpadded = unpadded and replace(unpadded, threads=threads)
         constants = (machine or calibration()).for_product(model.product)
@@ -108,6 +109,7 @@ class Lowered:
         def whole_plan() -> KernelPlan:
             return self.back_end.plan(program, space.scheduled(program, knobs, whole_call=True))
 
+        # An operand that each thread packs where it reads it is worth all threads.
         affine = cache_affine(scheduled, in_order(program), space.machine, space.threads)
         return CompiledKernel(
             program,

@@ -323,6 +323,7 @@ class CpuSpace(Space[Knobs]):
         if not loops or (change == "panel" and not self._uses_cache_tiles):
             return knobs
         loop = random.choice(loops)
+        # Neighbouring sizes, since a register block that is much larger does not fit.
         if change == "block":
             size = knobs.register_tiles.get(loop.origin, 1) + random.choice((-1, 1))
             size = max(1, min(loop.steps, size))

@@ -270,6 +270,7 @@ def schedule_space(
         As :func:`build` does for ``native``.
     """
     target = _cpu_target(spec)
+    # Nothing is compiled, so that the machine need not have the instruction.
     constants = machine or target.machine
     lowered = Lowered.from_program(program, target.back_end, epilogue, constants, target.processor)
     return lowered.schedules

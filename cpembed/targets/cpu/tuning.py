@@ -405,5 +405,6 @@ def _times(trial: CpuTrial) -> str:
 
 def _model(trial: CpuTrial) -> str:
     """Compare the estimate of a trial with its time."""
+    # The model is compared with the whole call, as it estimates one.
     share = trial.estimated / (trial.total_us or 1.0)
     return f"{duration(trial.estimated)} estimated is {share:.2f} times the measured"

@@ -261,6 +261,7 @@ class _Arrays:
 
     def tiles(self, counts: Sequence[int], *, samples: bool = True) -> Dimension:
         """Return the dimension of samples and of the tiles of every window, the last fastest."""
+        # Row-major over samples and tiles, with samples outermost.
         first = _factors("t", counts, 1)
         size = math.prod(counts)
         if samples:
@@ -339,6 +340,7 @@ def _output_part(method: Winograd) -> Part:
         _loop_dimension(arrays.sizes["k"], "k"),
     )
     sizes = [t.form.outputs for t in tilings]
+    # Tiles of the last window are neighbours in a block; along the others a block has one tile.
     ends = [
         Dimension(
             t.window.outputs,
@@ -368,6 +370,7 @@ def _window_part(method: Im2col) -> Part:
     arrays, windows = _Arrays(method), method.convolution.windows
     counts, taps = [w.outputs for w in windows], [w.taps for w in windows]
     reaches = [w.dilation * (w.taps - 1) + 1 for w in windows]
+    # Windows of a block overlap along the last axis, so that each further one adds a stride.
     places = [
         Dimension(
             w.size,

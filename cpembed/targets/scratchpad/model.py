@@ -144,6 +144,8 @@ class Work:
         """Cycles and bytes of a box's transfer, and its average size as a share of a full one."""
         boxes: list[tuple[Numbers, Numbers, Numbers]] = []
         for box in self.form.boxes:
+            # The last tile along an axis is smaller; its transfers count as that share of a full
+            # one.
             share = [self._shares[name] for name in box.operand.axes]
             boxes.append((*self._transfer(box), math.prod(share, start=np.ones(1))))
         return boxes

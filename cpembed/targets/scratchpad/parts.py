@@ -140,6 +140,7 @@ class Part:
         rounds, engines = -(-self.units // machine.elements), list(machine.engines.values())
         transferring = 0.0
         for dimensions, engine in ((self.source, engines[0]), (self.target, engines[-1])):
+            # The same model of transfers as that of products.
             calls = pattern(*_box(dimensions, self.places(dimensions)))
             moved = self.units * float(calls.moved(engine.transaction_bytes)[0])
             transferring += moved / engine.bytes_per_cycle
@@ -191,6 +192,7 @@ def blocked(part: Part, machine: ScratchpadMachine) -> Part:
         sorted({-(-loop.extent // n) for n in range(1, loop.extent + 1)}) if loop.block > 1 else [1]
         for loop in part.loops
     ]
+    # All combinations: the number of sizes of a loop grows with the square root of its extent.
     for blocks in itertools.product(*options):
         loops = tuple(replace(o, block=b) for o, b in zip(part.loops, blocks, strict=True))
         candidate = replace(part, loops=loops)
@@ -265,11 +267,9 @@ def _step_sum(step: Step) -> str:
 
 def _mover(direction: str, dimensions: Sequence[Dimension]) -> Iterator[str]:
     """Return the function that transfers the box of a block; ``direction`` is "get" or "put"."""
-    yield from (
-        f"static int {direction}(char *here, char *memory, const struct block *at, "
-        "dma_reply *reply) {",
-        f"  struct box b = {{.dimensions = {len(dimensions)}}};",
-    )
+    parameters = "char *here, char *memory, const struct block *at, dma_reply *reply"
+    yield f"static int {direction}({parameters}) {{"
+    yield f"  struct box b = {{.dimensions = {len(dimensions)}}};"
     # From the innermost dimension outwards: each one's distance follows from the sizes inside.
     stride = f"(long)sizeof({_C_TYPE})"
     for number, dimension in reversed(list(enumerate(dimensions))):

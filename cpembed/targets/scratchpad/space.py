@@ -91,6 +91,7 @@ class _Best:
         times = work.times(order, buffers)
         shape = np.broadcast_shapes(*(sizes.shape for sizes in tiles.values()))
         costs = np.broadcast_to(np.where(fits, times.total, np.inf), shape).ravel()
+        # Schedules as slow as the last candidate may still win by the bytes that they move.
         rows = np.flatnonzero(costs <= self._limit)
         if not len(rows):
             return
