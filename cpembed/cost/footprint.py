@@ -211,7 +211,7 @@ def _dimensions(
     """Return the dimensions of an operand, with those that fused axes of ``groups`` walk."""
     place = memory, size_bytes(operand.dtype)
     dimensions = [
-        Dimension(index, extent, *place, axes, smallest)
+        Dimension(index, extent, *place, axes=axes, smallest=smallest)
         for index, extent in zip(access.index, operand.shape, strict=True)
     ]
     for members in groups:
@@ -224,7 +224,7 @@ def _dimensions(
         places = slice(window.start, window.stop)
         index = joined_index(access.index[places], operand.shape[places], members, name)
         extents = {**axes, name: math.prod(axes[member] for member in members)}
-        joined = Dimension(index, first.extent * inner, *place, extents, smallest)
+        joined = Dimension(index, first.extent * inner, *place, axes=extents, smallest=smallest)
         dimensions[window.start] = replace(first, joined={**first.joined, members: joined})
     return tuple(dimensions)
 

@@ -400,7 +400,7 @@ def open_exploration(
     if options.method == "exact":
         search = ExactSearch(space, costing, objectives, limits, bounds=options.bounds)
     else:
-        search = SampledSearch(space, costing, objectives, limits, options)
+        search = SampledSearch(space, costing, objectives, limits, options=options)
     return Exploration(
         space=space,
         suite=layer_suite.name,

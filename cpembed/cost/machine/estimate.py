@@ -62,7 +62,6 @@ class Estimate:
     """Time of a program on a machine."""
 
     machine: str
-    """Name of the machine."""
     cycles: float
     us: float
     """Time of the executions with the transfers that feed them."""
@@ -77,7 +76,6 @@ class Estimate:
     """No tiling takes fewer cycles by this model, whatever its sizes, its orders and its division
     among units; else the tiling is the best of those that were compared."""
     provenance: Provenance = Provenance.ESTIMATED
-    """Estimated."""
 
     @property
     def total_us(self) -> float:

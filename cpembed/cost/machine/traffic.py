@@ -121,13 +121,13 @@ def _combined(
 
     first = tilings[0]
     return Tilings(
-        named([t.sizes for t in tilings]),
-        tuple(stage(number) for number in range(len(first.stages))),
-        function([t.share for t in tilings]),
-        tuple(function([t.busy[n] for t in tilings]) for n in range(len(first.busy))),
-        function([t.waits for t in tilings]),
-        traffic([t.traffic for t in tilings]),
-        traffic([t.first for t in tilings]),
+        sizes=named([t.sizes for t in tilings]),
+        stages=tuple(stage(number) for number in range(len(first.stages))),
+        share=function([t.share for t in tilings]),
+        busy=tuple(function([t.busy[n] for t in tilings]) for n in range(len(first.busy))),
+        waits=function([t.waits for t in tilings]),
+        traffic=traffic([t.traffic for t in tilings]),
+        first=traffic([t.first for t in tilings]),
     )
 
 
@@ -337,7 +337,8 @@ class _Regions:
         self._inner, self._rows, self._nest, self._machine = inner, rows, nest, machine
         self._scopes = scopes = _scopes(stages, inner, machine)
         self._cuts = cuts = {
-            loop.name: LoopCuts(loop.name, loop.extent, stages, scopes, rows) for loop in nest.loops
+            loop.name: LoopCuts(loop.name, loop.extent, stages, scopes, rows=rows)
+            for loop in nest.loops
         }
         self._regions = {
             memory.name: [

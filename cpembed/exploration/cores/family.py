@@ -170,7 +170,7 @@ def _search(core: Core, workload: Computation) -> Iterator[Scheduled]:
                 slowest = replace(core, banks=1, dma_bits=8, dram_latency_cycles=_MAX_LATENCY)
                 total, _ = _cycles(tilings, program.nest, _machine(slowest, name))
                 fewest = min(fewest, float(total.min()))
-            yield Scheduled(name, program.embedding, program.family, program.nest, tilings)
+            yield Scheduled(name, program.embedding, program.family, program.nest, tilings=tilings)
 
 
 def _undominated(tilings: Tilings, machine: Hierarchy) -> Tilings:

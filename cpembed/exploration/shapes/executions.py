@@ -169,7 +169,8 @@ class FeedTables:
         extent = math.prod(problem.workload.extents[member] for member in members)
         # The smallest count and the weights 1 and 2 stand for all: these constraints do not judge
         # the count, nor the weight beyond whether the digit is the first.
-        options = [DigitOption(axis, w, Digit(name, 2), members, extent) for w in (1, 2)]
+        digit = Digit(name, 2)
+        options = [DigitOption(axis, w, digit, members, extent=extent) for w in (1, 2)]
         return tuple(o for o in options if all(c.allows(problem, o) for c in self._axis_judges))
 
     def _executions(self, problem: EmbeddingProblem, option: DigitOption) -> Table:
@@ -188,7 +189,7 @@ class FeedTables:
             table = empty_table(self.largest)
             for count in range(2, self.largest + 1):
                 digit = Digit(option.digit.axis, count)
-                cut = DigitOption(option.instruction_axis, 1, digit, option.members, option.extent)
+                cut = replace(option, weight=1, digit=digit)
                 if all(c.allows(problem, cut) for c in self._count_judges):
                     table[count] = -(-option.extent // count)
             self._blocks[key] = table

@@ -95,7 +95,7 @@ def _with_layouts(finder: _Finder) -> ShapeResult:
         executions = np.stack(rows)
     # No dominance: with layouts a shape that needs more executions everywhere may be the better
     # one.
-    search = LayoutSearch(network, finder.question, shapes, executions, finder.clock)
+    search = LayoutSearch(network, finder.question, shapes, executions, clock=finder.clock)
     answer = search.run(finder.workers, finder.report)
     choices = [choice for choice in (answer.best, answer.runner_up) if choice and choice.options]
     sets = SetChoice(

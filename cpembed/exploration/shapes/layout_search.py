@@ -96,14 +96,14 @@ class LayoutSearch:
         """Return the best choice, proven, or the best that was found in the time."""
         self._workers, self._report = workers, report
         if not self._uses or not self._shapes:
-            return LayoutAnswer(LayoutChoice(), None, math.inf, False, 0)
+            return LayoutAnswer(LayoutChoice(), None, math.inf, False, searched=0)
         if self._question.count == 1:
             return self._single_shapes()
         # Several shapes: those are searched that the best choice by all that is known rests on,
         # until it rests on known mappings alone.
         first = self._best_excluding(())
         if not first.options:
-            return LayoutAnswer(first, None, first.bound, False, len(self._searched))
+            return LayoutAnswer(first, None, first.bound, False, searched=len(self._searched))
         second = self._best_excluding(first.columns)
         # A search that was stopped may find the better choice second.
         best, next_best = (second, first) if second.cost < first.cost else (first, second)

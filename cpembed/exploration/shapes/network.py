@@ -426,7 +426,9 @@ class _Reader:
             axes = (kind.axis,)
         reads = tuple(dict.fromkeys(n for n in operator.inputs if n in self.tensors))
         self.unmapped.append(
-            UnmappedNode(operator.name, reads, operator.outputs, axes is not None, axes or ())
+            UnmappedNode(
+                operator.name, reads, operator.outputs, any_layout=axes is not None, axes=axes or ()
+            )
         )
 
     def _add_product(self, operator: Operator, kind: Product) -> None:

@@ -38,7 +38,7 @@ DEFAULT_SET = "in_place_padded"
 
 @dataclass(frozen=True)
 class Question:
-    """The best shapes that are searched for."""
+    """Parameters of a search for the best shapes."""
 
     scope: Scope
     """The shapes that are compared."""
@@ -228,7 +228,9 @@ class Sets:
         if len(sets) == 1:
             return Sets(sets[0], costs[0], choice.bound)
         proven = choice.runner_up_proven
-        return Sets(sets[0], costs[0], choice.bound, sets[1], costs[1], next_proven=proven)
+        return Sets(
+            sets[0], costs[0], choice.bound, sets[1], next_cost=costs[1], next_proven=proven
+        )
 
 
 @dataclass(frozen=True)

@@ -355,10 +355,12 @@ def read_layers(model: Model) -> LayerSet:
         workload = _typed(layer, model.layout)
         # Layers of the same computation differ in their names after the first word.
         number = numbers.setdefault(replace(workload, name=workload.name.split()[0]), len(numbers))
-        layers.append(ShapedLayer(layer.index, layer.label, layer.count, workload.macs, number))
+        layers.append(
+            ShapedLayer(layer.index, layer.label, layer.count, workload.macs, computation=number)
+        )
         if isinstance(layer, ComputedLayer):
             products[layer.computation] = number
-    return LayerSet(suite.name, tuple(layers), tuple(numbers), suite.graph, products)
+    return LayerSet(suite.name, tuple(layers), tuple(numbers), suite.graph, of_product=products)
 
 
 def _typed(layer: Layer, layout: str) -> Computation:

@@ -57,13 +57,11 @@ class DotProduct:
     """
 
     name: str
-    """Name of the instruction."""
     feature: str
     """CPU feature that provides it."""
     backend: str
     """Name of the back end in results."""
     registers: Registers
-    """Registers of the instruction set."""
     depth: int
     """Number of neighbours."""
     factors: tuple[str, str]
@@ -81,7 +79,6 @@ class DotProduct:
     """TVMScript that broadcasts a single value from memory, as ``call`` takes it; by default a
     vector of it."""
     rows: int = 1
-    """Number of rows."""
     relative_time: float = 1.0
     """Time relative to ``timed``."""
     type_error: Callable[[str, str], str | None] | None = None

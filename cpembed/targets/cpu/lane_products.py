@@ -40,7 +40,6 @@ class LaneProduct:
     backend: str
     """Name of the back end in results."""
     registers: Registers
-    """Registers of the instruction set."""
     timed: str
     """Product of a calibration that its time is derived from."""
     relative_time: float

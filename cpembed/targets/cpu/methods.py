@@ -83,7 +83,6 @@ class MethodKernel:
     """Convolution by a method; :meth:`run` takes arrays in the workload's layouts."""
 
     method: Rewritten
-    """Method."""
     product: CompiledKernel
     """Kernel of the product, or of one block of it."""
     blocks: TileBlocks | None = None
@@ -141,14 +140,14 @@ class MethodKernel:
         all_parts = time_work(calls.all_in_turn(), rounds, round_ms)
         parts = [part for part in (product, image, output, all_parts) if part is not None]
         return Timing(
-            Provenance.MEASURED,
-            self.product.program.workload.macs * len(calls.blocks),
-            product,
-            0.0 if image is None else image.median,
-            0.0 if output is None else output.median,
-            (self.method.convolution.weights.name,),
-            any(part.is_noisy for part in parts),
-            all_parts,
+            provenance=Provenance.MEASURED,
+            macs=self.product.program.workload.macs * len(calls.blocks),
+            latency_us=product,
+            packing_us=0.0 if image is None else image.median,
+            unpacking_us=0.0 if output is None else output.median,
+            packed_ahead=(self.method.convolution.weights.name,),
+            noisy=any(part.is_noisy for part in parts),
+            whole_us=all_parts,
         )
 
     def assembly(self) -> str:
@@ -306,7 +305,7 @@ class CpuMethods(Methods):
         for blocks in self._blocks(method):
             product = method.blocked(blocks.size)
             parts = self._parts_us(method, blocks)
-            plans.append(CpuMethodPlan(method, product, blocks.count, parts, blocks))
+            plans.append(CpuMethodPlan(method, product, blocks.count, parts, blocks=blocks))
         return tuple(plans)
 
     def build(self, plan: MethodPlan, product: Any) -> MethodKernel:

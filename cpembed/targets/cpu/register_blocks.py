@@ -168,7 +168,7 @@ class RegisterModel:
             any(loop.tiles_of(knobs.register_tiles.get(loop.origin, 1)) > 1 for loop in loops)
             for loops in (self.rows(nest), self.columns(nest))
         )
-        # The one that the innermost loop over blocks moves: it is not read again soon.
+        # The one that the innermost loop over blocks moves, which leaves the cache to the other.
         return 0 if rows and (knobs.columns_outermost or not columns) else 1
 
     def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:
@@ -189,7 +189,6 @@ class Schedules:
     model: RegisterModel
     """Costs of register blocks."""
     machine: Calibration
-    """Constants of the machine."""
     unpadded: Nest | None = None
     """The nest on the first factor in its original layout, if it can be read there."""
     _executed_nests: dict[object, tuple[Nest, Reuse]] = field(

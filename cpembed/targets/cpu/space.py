@@ -182,7 +182,6 @@ class CpuSpace(Space[Knobs]):
     """Schedules of a program."""
 
     program: DerivedProgram
-    """Program of the kernel."""
     schedules: Schedules
     """Schedules of the contraction alone."""
     objective: Objective = "total"
@@ -312,7 +311,7 @@ class CpuSpace(Space[Knobs]):
         has_blocks = [any(loop.tiles_of(1) > 1 for loop in loops) for loops in sides]
         order: LoopOrder = schedule.loop_order if all(has_blocks) else "columns"
         streams = schedule.non_temporal and model.streams
-        return Knobs(blocks, order, panels, streams, schedule.split_k)
+        return Knobs(blocks, order, panels, streams, split_k=schedule.split_k)
 
     def _changed(self, knobs: Knobs, change: str, random: Random) -> Knobs:
         if change == "order":

@@ -37,7 +37,6 @@ class CpuTrial(Trial, frozen=True):
     kind = "cpu"
 
     knobs: Knobs
-    """Schedule."""
     estimate_us: Positive
     estimated_moves_us: Time
     """Estimates of the contraction, and of packing and unpacking."""
@@ -340,7 +339,7 @@ class CpuTuner(Tuner[Knobs]):
     ) -> CpuTuning:
         objective = self.target.objective
         measurer = IsolatedMeasurer(task.workload, self.spec, objective, call=call)
-        return CpuTuning(task, pool, measurer, objective, folder, self.spread)
+        return CpuTuning(task, pool, measurer, objective, database=folder, spread=self.spread)
 
     def rows(self, best: CpuTrial, untuned: CpuTrial) -> list[Row]:
         return _rows(best, untuned, self.target.objective)
