@@ -16,7 +16,7 @@ from cpembed.cli.output import Bar, message, print_report
 if TYPE_CHECKING:
     from cpembed.exploration.costing import Method
     from cpembed.exploration.explore import Exploration, ExploreResult
-    from cpembed.exploration.points import EvaluatedPoint
+    from cpembed.exploration.objectives import EvaluatedPoint
 
 
 def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> list[str] | None:
@@ -168,7 +168,7 @@ def _run(exploration: Exploration, stop: Stop) -> None:
     with options.workers_of() as workers, Bar() as bar:
         steps = exploration.run(workers)
         for step in steps:
-            bar.show(step.doing, often=True, total=step.total, completed=step.done)
+            bar.show(step.doing, often=True, total=step.total, completed=step.completed)
             if stop.requested:
                 break
         steps.close()
@@ -319,10 +319,9 @@ def shape_command(
         raise click.UsageError("--within with --layouts lists single shapes: leave --shapes out")
     with options.workers_of() as executing:
         from cpembed.embedding.constraint_set import load_constraint_set
-        from cpembed.exploration.shapes.cells import Cost
-        from cpembed.exploration.shapes.executions import Scope
         from cpembed.exploration.shapes.finding import find_shapes
-        from cpembed.exploration.shapes.question import DEFAULT_SET, Model, Question
+        from cpembed.exploration.shapes.question import DEFAULT_SET, Question
+        from cpembed.exploration.shapes.shape import Cost, Model, Scope
 
         question = Question(
             Scope(macs, powers, smallest),

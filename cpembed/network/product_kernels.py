@@ -18,7 +18,7 @@ from cpembed.codegen.emit import portable_plan
 from cpembed.codegen.epilogue import Epilogue, Placement
 from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
-from cpembed.cost.candidate import Candidate
+from cpembed.cost.ranking import Candidate
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection

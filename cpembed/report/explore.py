@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from cpembed.blocks import Block, Header, Heading, Table
 from cpembed.exploration.exact import ExactSearch
 from cpembed.exploration.explore import ExploreResult
-from cpembed.exploration.objectives import Objective
-from cpembed.exploration.points import EvaluatedPoint
+from cpembed.exploration.objectives import EvaluatedPoint, Objective
 from cpembed.exploration.sampled import SampledSearch
 from cpembed.targets.family import Value
 from cpembed.wording import plural

@@ -154,5 +154,5 @@ def _draw_front(axes: Any, result: ExploreResult, first: int, second: int) -> No
         (result.objectives[second], axes.set_yscale, axes.set_ylabel),
     ):
         scale("log")
-        label(f"{objective.words} {f'({objective.unit})' if objective.unit else ''}".strip())
+        label(f"{objective.label} {f'({objective.unit})' if objective.unit else ''}".strip())
     axes.legend(fontsize=7, frameon=False)

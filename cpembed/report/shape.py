@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.exploration.shapes.layout_model import Copy
-from cpembed.exploration.shapes.result import LayerRow, NearShapes, ShapeResult
+from cpembed.exploration.shapes.question import LayerRow, NearShapes, ShapeResult
 from cpembed.report.messages import legend, mapping_text
 from cpembed.wording import plural
 

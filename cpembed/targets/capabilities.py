@@ -16,8 +16,7 @@ from cpembed.codegen.compiled import CompiledKernel, Processor
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.recorded import FunctionCalls, function_calls
-from cpembed.cost.candidate import Candidate
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate
 from cpembed.embedding.constraint_set import Weights
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, cast, runtime_checkable
 
-from cpembed.cost.candidate import Candidate
+from cpembed.cost.ranking import Candidate
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, CrashError, LoweringError

@@ -21,8 +21,7 @@ from workloads import Benchmark, benchmarks
 
 from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
-from cpembed.exploration.cores.family import CoreFamily
-from cpembed.exploration.cores.software import survey
+from cpembed.exploration.cores.family import CoreFamily, survey
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.targets.family import Point
 
@@ -50,7 +49,7 @@ def throughputs(benchmark: Benchmark, intrinsic: str) -> dict[str, Any] | None:
     """Useful products by those of all elements in the same cycles, of the best embedding and of
     the worst; None where a part has no embedding. ``choices`` has all embeddings of a TTM.
     """
-    core = Core.of(point(intrinsic))
+    core = Core.at(point(intrinsic))
     best = worst = 0.0
     count = 1
     choices: list[tuple[str, float]] = []

@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from cpembed.exploration.costing import Method
 from cpembed.exploration.explore import open_exploration
-from cpembed.exploration.points import EvaluatedPoint
+from cpembed.exploration.objectives import EvaluatedPoint
 from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
@@ -99,7 +99,9 @@ def limits_of(network: Network, layers: str | None, crew: Workers, results: Path
     )
     for step in whole.run(crew):
         print(
-            f"\rall GEMM cores: {step.doing} {step.done}/{step.total}    ", end="", file=sys.stderr
+            f"\rall GEMM cores: {step.doing} {step.completed}/{step.total}    ",
+            end="",
+            file=sys.stderr,
         )
     print(file=sys.stderr)
     latency, power = (
@@ -141,7 +143,7 @@ def case(
                 results=given.results,
             )
             for step in exploration.run(crew):
-                print(f"\r{step.doing} {step.done}, seed {seed}    ", end="", file=sys.stderr)
+                print(f"\r{step.doing} {step.completed}, seed {seed}    ", end="", file=sys.stderr)
             found[method].append(best(exploration.evaluated, exploration.search.objectives))
         print(file=sys.stderr)
     return found

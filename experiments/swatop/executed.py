@@ -17,8 +17,7 @@ import numpy as np
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
-from cpembed.targets.scratchpad.artifact import program
-from cpembed.targets.scratchpad.executor import Counters
+from cpembed.targets.scratchpad.executor import Counters, program
 from cpembed.targets.scratchpad.methods import ScratchpadMethodProgram, method_plan
 from experiments.swatop import paper
 from experiments.swatop.convolutions import METHODS, layouts

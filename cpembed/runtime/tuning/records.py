@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol
 
-from cpembed.cost.candidate import Candidate, derive_candidate, overheads
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate, derive_candidate, overheads
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, InvariantError

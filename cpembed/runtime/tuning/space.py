@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from cpembed.cost.candidate import Candidate
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate
 
 S = TypeVar("S")
 """A target's schedule: a frozen dataclass of numbers and names, which JSON can hold."""

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.candidate import derive_candidate
 from cpembed.cost.machine.technology import technologies, technology
+from cpembed.cost.ranking import derive_candidate
 from cpembed.cost.search import find_best
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set

@@ -149,7 +149,7 @@ def best_machine(
         results=results,
     )
     for step in exploration.run(crew):
-        _say(f"{step.doing} {step.done}/{step.total}")
+        _say(f"{step.doing} {step.completed}/{step.total}")
     found, search = exploration.result(), exploration.search
     assert isinstance(search, ExactSearch)
     best = found.front[0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpembed.cost.candidate import Candidate, derive_candidate
+from cpembed.cost.ranking import Candidate, derive_candidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import TransformError

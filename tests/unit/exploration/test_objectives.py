@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from cpembed.exploration.points import Vector, front, hypervolume, worst
+from cpembed.exploration.objectives import Vector, front, hypervolume, worst
 
 
 def points(seed: int, count: int, objectives: int) -> list[Vector]:
