@@ -30,7 +30,7 @@ def test_what_is_kept_is_made_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("contents", [b"", b"\x80\x05torn", b"cos\nnothing\n."])
 def test_a_damaged_file_is_made_again(tmp_path: Path, contents: bytes) -> None:
     cache = Cache(tmp_path)
-    cache.put("key", (1,))
+    cache.store("key", (1,))
     (tmp_path / "key").write_bytes(contents)
     assert cache.get(tuple, "key") is None
     assert cache.get_or_make(tuple, "key", lambda: (2,)) == (2,)
@@ -41,7 +41,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     cache = Cache(file / "below")
-    cache.put("key", (1,))
+    cache.store("key", (1,))
     assert cache.get(tuple, "key") is None
     assert Cache(None).get_or_make(tuple, "key", lambda: (3,)) == (3,)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -12,9 +12,9 @@ from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.network.candidate_layouts import padding_of
-from cpembed.network.layout import Layout
-from cpembed.network.physical_product import dimensions_of, physical_product
+from cpembed.network.layout import Layout, padding_of
+from cpembed.network.layout import dimensions_of
+from cpembed.network.physical_product import physical_product
 
 WORDS = (
     "conv2d n=2 c=8 h=5 w=6 k=16 r=3 s=3 pad=1",
