@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """One step of a network, ``outputs = kind(inputs)``; ``name`` is the model's name for it."""
+    """Step of a network, ``outputs = kind(inputs)``; ``name`` is the model's name for it."""
 
     name: str
     kind: Kind
@@ -33,16 +33,18 @@ class Operator:
 
 @dataclass(frozen=True)
 class Graph:
-    """Network as a value: each operator follows those whose outputs it reads.
+    """Network as a value, whose operators follow those whose outputs they read.
 
     Attributes
     ----------
+    name : str
     inputs : mapping from str to TensorType
         Type of each input of the network.
     outputs : tuple of str
         Tensors that the network returns.
     constants : mapping from str to ndarray
         Tensors with the same elements in every call.
+    operators : tuple of Operator
 
     Raises
     ------
@@ -77,7 +79,7 @@ class Graph:
         Raises :class:`WorkloadError`, which names the operator, if a kind rejects its inputs.
         """
         types = dict(self.inputs)
-        types |= {name: TensorType.of(array) for name, array in self.constants.items()}
+        types |= {name: TensorType.of_array(array) for name, array in self.constants.items()}
         for operator in self.operators:
             try:
                 results = operator.kind.types([types[name] for name in operator.inputs])
@@ -101,14 +103,13 @@ class Graph:
         return {name: tuple(operators) for name, operators in readers.items()}
 
     def is_constant(self, name: str) -> bool:
+        """True if a tensor has the same elements in every call."""
         return name in self.constants
 
     def with_operators(
         self, operators: Iterable[Operator], constants: Mapping[str, Array] | None = None
     ) -> Graph:
-        """Return the graph with other operators and further constants; unread constants are
-        dropped.
-        """
+        """Return the graph with other operators and further constants, without unread constants."""
         operators = tuple(operators)
         needed = {name for operator in operators for name in operator.inputs} | {*self.outputs}
         available = {**self.constants, **(constants or {})}
@@ -117,14 +118,14 @@ class Graph:
 
 
 def unused_name(preferred: str, used: Container[str], mark: str = "#") -> str:
-    """Return ``preferred``, numbered if it is in use.
+    """Return a name, numbered if it is in use.
 
     Parameters
     ----------
     preferred : str
         Name to start from.
     used : container of str
-        Names that are not available.
+        Names that are in use.
     mark : str, default "#"
         Text between the name and its number.
 
@@ -155,7 +156,7 @@ def evaluate(
     inputs: Mapping[str, Array],
     keep: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Array]:
-    """Compute every tensor of a network in numpy: the reference for compiled kernels.
+    """Compute every tensor of a network in numpy, as the reference for compiled kernels.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def evaluate(
     inputs : mapping from str to ndarray
         Array of each input, with exactly the network's types.
     keep : callable, default all tensors
-        Predicate on tensor names: arrays that are returned besides the outputs.
+        Predicate on the names of tensors to return besides the outputs.
 
     Raises
     ------
@@ -176,7 +177,7 @@ def evaluate(
     for k, operator in enumerate(graph.operators):
         results = operator.kind.evaluate([values[name] for name in operator.inputs])
         values |= zip(operator.outputs, results, strict=True)
-        # Arrays are dropped after their last reader.
+        # Dropped after their last reader, so that large networks fit into memory.
         for name in {*operator.inputs}:
             if last[name] == k and name not in graph.outputs and not keep(name):
                 del values[name]
@@ -188,7 +189,7 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:
     for name, kind in graph.inputs.items():
         if name not in inputs:
             raise WorkloadError(f"{graph.name}: input {name} ({kind}) is missing")
-        actual = TensorType.of(inputs[name])
+        actual = TensorType.of_array(inputs[name])
         if actual != kind:
             raise WorkloadError(f"{graph.name}: input {name} is {actual}, the network has {kind}")
     unknown = [name for name in inputs if name not in graph.inputs]

@@ -213,7 +213,7 @@ class _ProductStep:
         if not kind.padding or not is_convolution(self.operator):
             return kind.computation, first
         shape = tuple(first.shape)
-        widths = padding_of(kind, TensorType.of(first))
+        widths = padding_of(kind, TensorType.of_array(first))
         layout = Layout.plain(shape).with_halo(widths)
         output = Layout.plain(kind.computation.output.shape)
         margins = [(0, 0), (0, 0), *((w, w) for w in widths)]

@@ -19,7 +19,7 @@ from cpembed.ir.reference import reference
 
 @dataclass(frozen=True)
 class Product(Kind):
-    """``sum (A - a) * (B - b)``, followed by an epilogue.
+    """Product ``sum (A - a) * (B - b)``, followed by an epilogue.
 
     The inputs are A, B, the vectors of the epilogue (bias, scale: one element per channel), and
     its residual if it adds one. Without an epilogue the sums are the result.
@@ -27,16 +27,17 @@ class Product(Kind):
     Attributes
     ----------
     computation : Computation
-        Product of two operands, indexed as the tensors come, so that a transposition is an index.
-        Its shapes are the tensors', except for split axes (groups of channels: a reshape).
+        Product of two operands, which are indexed as the tensors come, so that a transposition is
+        an order of indices. Its shapes are those of the tensors, except for axes that are split
+        (groups of channels).
     shape : tuple of int
-        Shape of the result, a reshape of the computation's.
+        Shape of the result, a reshape of the computation's output.
     zero_points : tuple of int
         a and b.
     epilogue : Epilogue, optional
     padding : int
-        Reads outside A yield ``a + padding``: the zero point, which adds nothing to the sums, or
-        another number if a is 0 (a zero point that the bias accounts for).
+        Reads outside A yield ``a + padding``. This is the zero point, which adds nothing to the
+        sums, or, if a is 0, a zero point that the bias accounts for.
     """
 
     computation: Computation
@@ -87,6 +88,7 @@ class Product(Kind):
             workload.inputs, (first, second), self.zero_points, strict=True
         ):
             shaped = array.reshape(operand.shape)
+            # The difference of two bytes needs nine bits.
             if zero:
                 shaped = shaped.astype(np.int16) - np.int16(zero)
                 wide[operand.name] = "int16"

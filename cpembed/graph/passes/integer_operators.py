@@ -1,11 +1,14 @@
-"""Compute elementwise operators on quantized tensors from the integers, or look them up.
+"""Compute operators other than products on the integers of quantized tensors.
 
-Sums, products and means of quantized tensors become integer arithmetic that rounds once; functions
-of one tensor of eight bits become tables of their 256 values.
+Operators that move elements, or take the largest of some, commute with quantization and
+dequantization, which are monotonic functions of single elements; on bytes they read a quarter of
+the memory. Sums, products and means become integer arithmetic that rounds once. Functions of one
+tensor of bytes become tables of their 256 values.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,19 +16,27 @@ import numpy as np
 from cpembed.codegen.epilogue import BYTES
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
+    Concat,
     Dequantize,
     Elementwise,
+    Expand,
+    Gather,
     Input,
+    Kind,
+    Pad,
     Pool,
     Quantize,
     Reduce,
     Reshape,
+    Resize,
     Scalar,
+    Slice,
     Table,
+    Transpose,
 )
 from cpembed.graph.passes.element_types import DISTANCE, conversion
 from cpembed.graph.passes.epilogue_matching import UNLIMITED, before_clip
-from cpembed.graph.passes.expressions import apply, combines_inputs
+from cpembed.graph.passes.expressions import apply, combines_inputs, magnitudes
 from cpembed.graph.passes.quantization import (
     Quantized,
     are_safe_factors,
@@ -37,14 +48,149 @@ from cpembed.graph.passes.quantization import (
     is_per_tensor,
     offset,
     quantized_clip,
+    quantized_value,
 )
-from cpembed.graph.passes.rewriting import Array, Rewriting, only_reader
+from cpembed.graph.passes.rewriting import (
+    Array,
+    Rewriting,
+    only_reader,
+    producer_of,
+    until_unchanged,
+)
+
+
+def move_integers(graph: Graph) -> Graph:
+    """Sink dequantizations below movement, and hoist quantizations above it, equal bit for bit."""
+    return until_unchanged(until_unchanged(graph, _sink_dequantize), _hoist_quantize)
+
+
+def _sink_dequantize(rewriting: Rewriting, operator: Operator) -> None:
+    if isinstance(operator.kind, Concat):
+        _sink_below_concat(rewriting, operator)
+        return
+    graph = rewriting.source
+    producer = producer_of(graph, operator.inputs[0], Dequantize) if operator.inputs else None
+    if producer is None:
+        return
+    before, dequantize = producer
+    integers = before.inputs[0]
+    dtype = graph.types[integers].dtype
+    kind = _on_integers(operator.kind, dequantize, dtype)
+    after = _with_moved_axis(graph, operator, dequantize)
+    if kind is None or after is None:
+        return
+    name = rewriting.fresh(f"{operator.output} as {dtype}")
+    rewriting.replace(
+        operator,
+        Operator(operator.name, kind, (integers, *operator.inputs[1:]), (name,)),
+        Operator(before.name, after, (name,), operator.outputs),
+    )
+
+
+def _sink_below_concat(rewriting: Rewriting, operator: Operator) -> None:
+    graph = rewriting.source
+    candidates = [producer_of(graph, name, Dequantize) for name in operator.inputs]
+    producers = [pair for pair in candidates if pair is not None]
+    if len(producers) != len(candidates) or not is_per_tensor(producers[0][1]):
+        return
+    # One dequantization takes the place of all, so they have to be equal.
+    (first, dequantize), integers = producers[0], [before.inputs[0] for before, _ in producers]
+    dtypes = {graph.types[name].dtype for name in integers}
+    axis = dequantize.axis
+    if len(dtypes) > 1 or any(replace(kind, axis=axis) != dequantize for _, kind in producers):
+        return
+    name = rewriting.fresh(f"{operator.output} as {dtypes.pop()}")
+    rewriting.replace(
+        operator,
+        Operator(operator.name, operator.kind, tuple(integers), (name,)),
+        Operator(first.name, dequantize, (name,), operator.outputs),
+    )
+
+
+def _selects_elements(kind: Kind) -> bool:
+    """True if each result is an element of the input, or the least or largest of some."""
+    match kind:
+        case Reshape() | Transpose() | Slice() | Gather() | Expand() | Pad():
+            return True
+        case Resize():
+            return kind.mode == "nearest"
+        case Reduce():
+            return kind.operation in ("max", "min")
+        case Pool():
+            return kind.operation == "max" and _windows_reach_image(kind)
+        case _:
+            return False
+
+
+def _windows_reach_image(kind: Pool) -> bool:
+    """True if no window lies in the padding only: its maximum would be -infinity, no integer."""
+    sizes = zip(kind.window, kind.dilation, kind.before, kind.after, strict=True)
+    return all(max(b, a) <= (w - 1) * d and (d == 1 or max(b, a) == 0) for w, d, b, a in sizes)
+
+
+def _on_integers(kind: Kind, dequantize: Dequantize, dtype: str) -> Kind | None:
+    """Return the kind that moves integers as ``kind`` moves their numbers, if there is one."""
+    # A scale of 0 or below would reverse or merge the order of elements.
+    if not _selects_elements(kind) or min(dequantize.scale) <= 0:
+        return None
+    if isinstance(kind, Pad) and kind.mode == "constant":
+        if not is_per_tensor(dequantize) or not math.isfinite(kind.value):
+            return None
+        scale, zero_point = np.float32(dequantize.scale[0]), dequantize.zero_point[0]
+        # The padding has to be the number of some integer.
+        value = round(float(kind.value) / float(scale)) + zero_point
+        low, high = integer_range(dtype)
+        stands_for = float(np.float32(value - zero_point) * scale)
+        exact = low <= value <= high and stands_for == float32(kind.value)
+        return replace(kind, value=value) if exact else None
+    return kind
+
+
+def _with_moved_axis(graph: Graph, operator: Operator, dequantize: Dequantize) -> Dequantize | None:
+    """Return the dequantization of the moved tensor, whose scales may belong to another axis."""
+    if is_per_tensor(dequantize):
+        return dequantize
+    shape = graph.types[operator.inputs[0]].shape
+    axis = dequantize.axis % len(shape)
+    match operator.kind:
+        case Transpose(order):
+            return replace(dequantize, axis=order.index(axis))
+        case Reshape(new_shape):
+            outside = math.prod(shape[:axis])
+            for new_axis, size in enumerate(new_shape):
+                if size == shape[axis] and math.prod(new_shape[:new_axis]) == outside:
+                    return replace(dequantize, axis=new_axis)
+        case _:
+            pass
+    return None
+
+
+def _hoist_quantize(rewriting: Rewriting, operator: Operator) -> None:
+    graph, kind = rewriting.source, byte_quantization(operator)
+    movement = None if kind is None else graph.producers.get(operator.inputs[0])
+    if kind is None or movement is None or not only_reader(graph, operator.inputs[0]):
+        return
+    moved = movement.kind
+    if not (_selects_elements(moved) or isinstance(moved, Concat)):
+        return
+    # The largest of a NaN and a number is NaN, which is stored as 0; the integers would hide it.
+    if isinstance(moved, Reduce | Pool) and magnitudes(graph)[movement.inputs[0]] == math.inf:
+        return
+    if isinstance(moved, Pad) and moved.mode == "constant":
+        moved = replace(moved, value=quantized_value(float(moved.value), kind))
+    count = len(movement.inputs) if isinstance(moved, Concat) else 1
+    before: list[Operator] = []
+    for name in movement.inputs[:count]:
+        new = rewriting.fresh(f"{name} as {kind.dtype}")
+        before.append(Operator(operator.name, kind, (name,), (new,)))
+    names = (*(o.output for o in before), *movement.inputs[count:])
+    rewriting.replace(operator, *before, Operator(movement.name, moved, names, operator.outputs))
 
 
 def integer_elementwise(graph: Graph) -> Graph:
     """Compute quantized sums and products of two tensors, and means of one, from the integers.
 
-    Results differ by at most one quantum, since scales are combined.
+    Results differ by at most one quantum, since scales are combined and rounded once.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
@@ -93,6 +239,7 @@ def _combined(
     expression: Scalar, first: Quantized, second: Quantized, unit: float
 ) -> Scalar | None:
     """Return a sum, difference or product of two quantized tensors in units of the result."""
+    # ``unit`` is the scale of the result.
     a = offset(Input(0), -first.zero_point)
     b = offset(Input(1), -second.zero_point)
     if combines_inputs(expression, "mul"):
@@ -113,7 +260,7 @@ def _combined(
 def _requantize_mean(
     rewriting: Rewriting, operator: Operator, before: Operator, kind: Quantize
 ) -> None:
-    """Replace a quantized mean by a pooling of integers that stores the new scale."""
+    """Replace a quantized mean by a pooling of integers that stores them in the new scale."""
     graph = rewriting.source
     source = dequantized(graph, before.inputs[0])
     pool = None if source is None else _as_pool(before, graph.types[source.tensor].shape)
@@ -158,10 +305,10 @@ def _as_pool(operator: Operator, shape: tuple[int, ...]) -> Pool | None:
 
 
 def tabulate(graph: Graph) -> Graph:
-    """Look up tensors of eight bits that are functions of one such tensor, element by element.
+    """Look up tensors of bytes that are functions of one such tensor, element by element.
 
-    The function may span several operators (dequantize, transform, quantize). Its entries are what
-    these make of all 256 values: equal bit for bit. Identities are dropped.
+    The function may span several operators (dequantize, transform, quantize). Its entries are their
+    results for all 256 values, so the lookup is equal bit for bit. Identities are dropped.
     """
     rewriting = Rewriting(graph)
     functions: dict[str, _Function] = {}
@@ -192,12 +339,13 @@ class _Function:
 
     @property
     def is_identity(self) -> bool:
+        """True if each result is the value itself."""
         dtype = str(self.values.dtype)
         return dtype in BYTES and np.array_equal(self.values, _every_value(dtype))
 
 
 def _every_value(dtype: str) -> Array:
-    """Return all integers of a type of eight bits in ascending order."""
+    """Return all integers of a byte type in ascending order."""
     low, high = integer_range(dtype)
     return np.arange(low, high + 1).astype(dtype)
 
