@@ -12,8 +12,7 @@ from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.network.layout import Layout, padding_of
-from cpembed.network.layout import dimensions_of
+from cpembed.network.layout import Layout, dimensions_of, padding_of
 from cpembed.network.physical_product import physical_product
 
 WORDS = (
