@@ -140,6 +140,7 @@ class _Writer:
             for number, buffer in enumerate(self.program.with_role(role)):
                 element = _C_TYPES[storage_dtype(buffer.dtype)]
                 yield f"  const {element} *in_{buffer.name} = {table}[{number}];"
+        # Compilers warn of what an example does not use.
         yield "  (void)weights, (void)from_bfloat16;"
         spatial = [axis for axis in workload.axes if axis.kind is AxisKind.SPATIAL]
         loops = [_loop(axis.name, axis.extent) for axis in spatial]

@@ -62,6 +62,7 @@ class TensorInfo:
         Raises :class:`LibraryError` for another type or shape: nothing is converted.
         """
         array = np.asarray(array)
+        # An array of ml_dtypes' bfloat16 is passed as its bits.
         if array.dtype.name == self.dtype and array.dtype != self.stored:
             array = array.view(self.stored)
         if array.dtype != self.stored or array.shape != self.shape:
@@ -79,6 +80,7 @@ class TensorInfo:
 def aligned(shape: Sequence[int], dtype: Any) -> Array:
     """Return an uninitialized array whose memory the library uses without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
+    # numpy promises no such alignment, so the array starts inside a larger one.
     memory = np.empty(size + _LINE, np.uint8)
     start = -memory.ctypes.data % _LINE
     return memory[start : start + size].view(dtype).reshape(tuple(shape))

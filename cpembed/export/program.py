@@ -177,6 +177,7 @@ class Program:
             for name in call.arguments:
                 if name not in self.by_name:
                     raise InvariantError(f"{self.name}: {call.kernel} takes {name}, no buffer")
+        # Weights are packed between calls, when the caller passes no inputs or outputs.
         for name in (name for call in self.prepare for name in call.arguments):
             if self.by_name[name].role in (Role.INPUT, Role.OUTPUT):
                 raise InvariantError(f"{self.name}: {name} is not there when weights are packed")
@@ -280,6 +281,7 @@ def kernel_program(
         kernels[symbol] = compile_object(call.plan, symbol)
         return Call(symbol, arguments, label)
 
+    # Operands in the workload's order, then vectors: callers number tensors by it.
     for key in sorted(recorded.caller_memory, key=[*operands, *labels].index):
         is_weight = key in ahead or key not in operands
         role = Role.WEIGHTS if is_weight else Role.INPUT

@@ -59,6 +59,7 @@ class Graph:
     operators: tuple[Operator, ...] = ()
 
     def __post_init__(self) -> None:
+        # Checked at once, since passes build graphs and a wrong one is hard to trace later.
         available = {*self.inputs, *self.constants}
         for operator in self.operators:
             for name in operator.inputs:
@@ -143,6 +144,7 @@ def unused_name(preferred: str, used: Container[str], mark: str = "#") -> str:
 
 def needed_operators(operators: Sequence[Operator], outputs: Iterable[str]) -> tuple[Operator, ...]:
     """Return the operators that some outputs depend on, in their order."""
+    # Backwards: an operator is needed if an output or a later, needed operator reads its result.
     needed, selected = {*outputs}, list[Operator]()
     for operator in reversed(operators):
         if needed.intersection(operator.outputs):

@@ -176,6 +176,7 @@ def compile_network(
 
     def checked(path: Path) -> None:
         if check is not None:
+            # The draft may be opened and run, but has no other files yet.
             check(CompiledNetwork(plan, network, Library(label, path.parent, ())))
 
     library = write_library(network.program, folder, contents, check=checked)
@@ -190,6 +191,7 @@ def _require_library(spec: HardwareSpec) -> None:
 
 def _library_name(text: str) -> str:
     """Return a C identifier for a model's name, which often is the name of its file."""
+    # The program's symbols, files and Python class begin with this name, so it is short.
     stem = re.sub(r"\.(onnx|pt2)$", "", text)
     name = re.sub(r"\W+", "_", stem, flags=re.ASCII).strip("_")[:40] or "network"
     return name if name[0].isalpha() else f"n{name}"

@@ -187,6 +187,7 @@ class KernelTimer:
 
 def _timed(calls: Sequence[RecordedCall]) -> float:
     """Return the median microseconds of a sequence of calls; runs in the worker."""
+    # Calls share memory, which is the same object: one may write what the next one reads.
     buffers: dict[int, Any] = {}
     for memory in (memory for call in calls for memory in call.buffers):
         if id(memory) not in buffers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,22 +80,6 @@ class Cache:
     def store(self, key: str, value: Any) -> None:
         """Store a value, if the folder can be written."""
         SealedFolder(self.folder).put(key, pickle.dumps(value))
-
-    def get_or_make(self, kind: type[T], key: str, make: Callable[[], T]) -> T:
-        """Return the value under a key, made and stored if there is none.
-
-        Parameters
-        ----------
-        kind : type
-            Type of the value; a value of another type is made again.
-        key : str
-        make : callable
-        """
-        value = self.get(kind, key)
-        if value is None:
-            value = make()
-            self.store(key, value)
-        return value
 
 
 def cores() -> int:

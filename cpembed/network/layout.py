@@ -82,11 +82,6 @@ class Layout:
     def has_halo(self) -> bool:
         return any(self.halo)
 
-    @property
-    def image_halo(self) -> tuple[int, ...]:
-        """Widths of the halo on the axes after the channels."""
-        return self.halo[2:]
-
     @cached_property
     def physical_shape(self) -> tuple[int, ...]:
         """Extents in memory, the outermost first."""
@@ -115,8 +110,7 @@ class Layout:
 
         Neighbouring channels are taken within one block.
         """
-        physical = self.physical_shape
-        steps = [math.prod(physical[k + 1 :]) for k in range(len(physical))]
+        steps = row_major_strides(self.physical_shape)
         positions = {axis: k for k, axis in enumerate(self.order)}
         strides = [steps[positions[axis]] for axis in range(len(self.shape))]
         if self.block > 1:
@@ -143,7 +137,7 @@ class Layout:
         texts = self.physical_index(names)
         total = "0"
         for text, extent in zip(texts, self.physical_shape, strict=True):
-            total = f"({total}) * {extent} + {_isl(text)}"
+            total = f"({total}) * {extent} + ({text})"
         bounds = " and ".join(
             f"0 <= {name} < {size}" for name, size in zip(names, self.shape, strict=True)
         )
@@ -156,7 +150,7 @@ class Layout:
         if self.elements != layout.elements or self.shape != layout.shape:
             return False
         # Different orders may be one memory: a single pixel, or a single block of channels.
-        return _same(self.map_text, layout.map_text)
+        return _same_map(self.map_text, layout.map_text)
 
     def __str__(self) -> str:
         letters = _IMAGE_AXES.get(len(self.shape))
@@ -165,24 +159,21 @@ class Layout:
             return "row-major" if plain else f"order {','.join(map(str, self.order))}"
         text = "".join(letters[axis] for axis in self.order)
         text += f"{self.block}c" if self.block > 1 else ""
-        halo = ",".join(map(str, self.image_halo))
+        halo = ",".join(map(str, self.halo[2:]))
         return f"{text} halo {halo}" if self.has_halo else text
 
 
-def _isl(text: str) -> str:
-    """Return a division or remainder as isl writes it."""
-    if " // " in text:
-        value, divisor = text.rsplit(" // ", 1)
-        return f"floor(({value})/{divisor})"
-    if " % " in text:
-        value, divisor = text.rsplit(" % ", 1)
-        return f"(({value}) mod {divisor})"
-    return f"({text})"
+# Networks have few distinct layouts, which are compared again and again.
+_same_map = cache(same_map)
 
 
-@cache
-def _same(first: str, second: str) -> bool:
-    return same_map(first, second)
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the distance between neighbours along each axis, in elements.
+
+    >>> row_major_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
 # Parts of the names of computations whose operands are images: channels, then spatial axes.
@@ -334,7 +325,8 @@ def padding_of(kind: Product, first: TensorType) -> tuple[int, ...]:
 def dimensions_of(shape: Sequence[int], split: Sequence[int]) -> list[list[int]]:
     """Return, for each axis of a tensor, the dimensions of an operand that is a reshape of it.
 
-    Unit dimensions belong to an axis of one element, or to the axis before them.
+    Unit dimensions belong to an axis of one element, or to the axis after them; those at the end,
+    to the last axis.
 
     >>> dimensions_of((1, 12, 8), (1, 3, 4, 8)), dimensions_of((1, 12, 8), (12, 8))
     ([[0], [1, 2], [3]], [[], [0], [1]])

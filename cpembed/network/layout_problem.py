@@ -307,6 +307,7 @@ class ExecutionChoices:
             enumerate(self.placed(name, layout) for layout in layouts), 2
         )
         costs = {(a, b): self._conversion_us(layout, target) for (a, layout), (b, target) in pairs}
+        # A kernel that cannot be measured has an infinite cost: the conversion is impossible.
         conversion = {pair: cost for pair, cost in costs.items() if math.isfinite(cost)}
         return Tensor(
             name=name,

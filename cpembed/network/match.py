@@ -226,6 +226,7 @@ def match(
     """
     specs = hardware_specs(targets)
     prepared = [prepared_for(graph, spec) if prepares else graph for spec in specs]
+    # Blocks of a network repeat: of equal products one is searched, whatever their names.
     work = [_distinct(network) for network in prepared]
     total, finished = sum(len(layers) for layers in work), 0
     results: list[TargetMatch] = []

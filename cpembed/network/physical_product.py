@@ -35,11 +35,6 @@ class PhysicalProduct:
     output: Placement
     residual: Placement | None = None
 
-    @property
-    def is_padded(self) -> bool:
-        """True if the kernel has to supply padding that is not in memory."""
-        return any(operand.zero_outside for operand in self.computation.inputs)
-
 
 def physical_product(
     product: Product, first: Layout, output: Layout, residual: Layout | None = None
@@ -144,6 +139,8 @@ def _blocked(workload: Computation, name: str, group: list[int], block: int) -> 
             axes += [replace(old, extent=old.extent // block), Axis(inside, block, old.kind)]
         else:
             axes.append(old)
+    # The iterator of the blocks keeps the axis's name; a second one counts inside a block. Channels
+    # that are not indexed by the axis alone, such as those of a group, cannot be split.
     operands: dict[str, Operand] = {}
     accesses: dict[str, Access] = {}
     for operand in workload.operands:

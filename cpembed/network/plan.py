@@ -47,6 +47,7 @@ def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
     assert kind.epilogue is not None
     assert kind.epilogue.residual is not None
     epilogue, residual = kind.epilogue, kind.epilogue.residual
+    # The product stores what the epilogue has before the residual: rounded integers, or floats.
     without_residual = replace(epilogue, residual=None)
     if not residual.rounds:
         without_residual = Epilogue("float32", epilogue.scale, epilogue.bias, epilogue.relu)
@@ -209,6 +210,7 @@ def _searched_choices(
         timer=timer,
     )
     choices.search(progress)
+    # Only after the search is it known which kernels can add a residual.
     unfused = choices.products_without_fused_residual()
     if unfused:
         split = split_residuals(graph, unfused)

@@ -110,6 +110,7 @@ def choose_product_kernel(
         Seconds of each search for embeddings.
     """
     options = KernelOptions(timeout=timeout)
+    # No explanation is needed if nothing embeds: the product becomes portable code.
     request = Request(workload, target, options, epilogue=epilogue, explains=False)
     selection = _choice_or_reason(request)
     if isinstance(selection, Selection) and selection.plan.native:
@@ -290,6 +291,7 @@ class ProductKernels:
 
     def key(self, request: KernelRequest) -> str:
         """Return the cache key of a search, made of all that its result depends on."""
+        # Another calibration, number of threads or version of the code may choose another kernel.
         constants = calibration_digest(open_target(self.target))
         sources = source_digest(_SOURCES)
         threads = thread_count()

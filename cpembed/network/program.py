@@ -261,6 +261,7 @@ class _ProgramBuilder:
             self._placed(name, layouts.get(name, Layout.plain(graph.types[name].shape)))
             for name in operator.inputs
         ]
+        # Operators read constants as they are, in row-major order.
         arguments = [
             self._constant(graph.constants[name], storage_type(graph.types[name].dtype))
             if graph.is_constant(name)

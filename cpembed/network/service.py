@@ -146,6 +146,7 @@ def network(
             check=check,
         )
     draft, run = drafts[0]
+    # Without a folder the library was only needed for the run, and its files are gone.
     library = None if compiled is None or request.folder is None else compiled.library
     return NetworkResult(_document(draft.plan, draft, run), library, run)
 
@@ -314,6 +315,7 @@ def _tensors(plan: NetworkPlan, measured: dict[str, float]) -> dict[str, Any]:
             "conversions": [
                 {
                     "to": str(conversion.target),
+                    # Estimated if the network was not timed.
                     "us": measured.get(f"{name} as {conversion.target}", conversion.cost_us),
                 }
                 for conversion in plan.conversions

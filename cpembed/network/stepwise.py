@@ -282,6 +282,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
     graph, unit = run.graph, open_target(run.target).unit
     products = [s for s in run.steps if isinstance(s.operator.kind, Product)]
     amounts = [s.amount for s in products if s.amount is not None]
+    # Estimates in cycles are no times, and are only listed per operator.
     estimates = [s.estimated for s in products if s.estimated is not None and s.unit == "us"]
     return {
         "network": graph.name,
@@ -290,6 +291,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
         "provenance": run.provenance,
         "unit": unit,
         "operators": [_step_document(graph, step) for step in run.steps],
+        # The host stores tensors row-major, and targets pack them for themselves.
         "tensors": {
             name: {
                 "shape": list(kind.shape),

@@ -151,6 +151,7 @@ class Elementwise(Kind):
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (result,) = self.types([TensorType.of_array(i) for i in inputs])
         computing = self.computes_in([str(i.dtype) for i in inputs])
+        # Booleans stay, for logical operations and as conditions.
         operands = [i if i.dtype == np.bool_ else i.astype(computing) for i in inputs]
         with np.errstate(all="ignore"):
             value = np.broadcast_to(_value(self.expression, operands, computing), result.shape)
@@ -241,6 +242,7 @@ class Quantize(Kind):
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (x,) = inputs
         scale = along(self.scale, self.axis, x.ndim, "float32")
+        # In float64, which adds and clips 32-bit integers exactly.
         zero = along(self.zero_point, self.axis, x.ndim, "float64")
         limits = np.iinfo(self.dtype)
         with np.errstate(all="ignore"):
@@ -263,6 +265,7 @@ class Dequantize(Kind):
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (q,) = inputs
         scale = along(self.scale, self.axis, q.ndim, "float32")
+        # The difference of 32-bit integers needs 33 bits.
         zero = along(self.zero_point, self.axis, q.ndim, "int64")
         return ((q.astype(np.int64) - zero).astype(np.float32) * scale,)
 

@@ -87,6 +87,7 @@ class Slice(Kind):
         parts = zip(self.starts, self.stops, self.steps, strict=True)
         ranges = [range(start, stop, step) for start, stop, step in parts]
         for part, size in zip(ranges, shape, strict=True):
+            # Empty ranges select nothing, wherever they are.
             if len(part) and not (0 <= part[0] < size and 0 <= part[-1] < size):
                 raise WorkloadError(f"a slice {part} of an axis of {size}")
         return ranges
@@ -220,6 +221,7 @@ class Resize(Kind):
         (resized,) = self.types([TensorType.of_array(value)])
         if not resized.elements:
             return (np.zeros(resized.shape, value.dtype),)
+        # Axis by axis, as kernels do it; only the result of the last one is rounded to the type.
         for k, result in enumerate(self.sizes):
             axis = value.ndim - len(self.sizes) + k
             size = value.shape[axis]

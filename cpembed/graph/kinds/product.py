@@ -93,6 +93,7 @@ class Product(Kind):
                 shaped = shaped.astype(np.int16) - np.int16(zero)
                 wide[operand.name] = "int16"
             arrays[operand.name] = shaped
+        # The reference pads with 0, so any other number is made part of the operand.
         if self.padding:
             name = workload.inputs[0].name
             workload, arrays[name] = _with_padding(workload, arrays[name], self.padding)
@@ -118,6 +119,7 @@ class Product(Kind):
 def _with_padding(workload: Computation, first: Array, value: int) -> tuple[Computation, Array]:
     """Return the computation without outside reads, and its first operand padded with ``value``."""
     operand = workload.inputs[0]
+    # Margins as wide as the farthest reads on each side.
     access = workload.access(operand.name)
     bounds = [index.bounds(workload.extents) for index in access.index]
     margins = [

@@ -238,6 +238,7 @@ class Pool(Kind):
         if is_max:
             return (total,)
         count = np.full(count.shape, math.prod(self.window)) if self.counts_padding else count
+        # Sums of integers are exact so far; the rest is rounded as kernels round it.
         if x.dtype.kind == "f":
             return ((total / count).astype(x.dtype),)
         if self.ratio is not None:

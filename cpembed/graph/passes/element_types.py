@@ -94,6 +94,7 @@ def _assigned_types(graph: Graph, first: str, second: str) -> dict[str, str]:
     for operator in graph.operators:
         if _shifted_movement(operator.kind, 0) is not None:
             groups.join([*_moved_inputs(operator.kind, operator.inputs), *operator.outputs])
+        # In a chain of residual blocks each result is the next one's residual: all have one type.
         elif _has_byte_residual(operator.kind) and operator.output not in graph.outputs:
             groups.join([operator.inputs[-1], operator.output])
     products = [operator for operator in graph.operators if _multiplies_bytes(operator.kind)]
@@ -165,6 +166,7 @@ class _Assignment:
             self._version(name, dtype, before)
             for name, dtype in zip(operator.inputs, reads, strict=True)
         )
+        # An output of the network keeps its name and type; the operator writes another tensor.
         outputs, after = operator.outputs, list[Operator]()
         if result in self.graph.outputs and writes != self._dtype(result):
             outputs = (self.rewriting.fresh(f"{result} as {writes}"),)
@@ -195,6 +197,7 @@ class _Assignment:
         elif dtype == self._dtype(name) and name not in self.graph.producers:
             new = name
         else:
+            # The tensor exists in the opposite type: as it was written, or as an input.
             opposite = _OPPOSITE[dtype]
             source = self._versions.get((name, opposite), name)
             new = self.rewriting.fresh(f"{name} as {dtype}")
@@ -291,6 +294,7 @@ def _shifted_product(kind: Product, inputs: Sequence[int], result: int) -> Produ
         if distance
     }
     a, b = (zero + distance for zero, distance in zip(kind.zero_points, inputs, strict=False))
+    # Inputs after the operands are vectors, which have no distance, and the residual at the end.
     if result or any(inputs[2:]):
         epilogue = None if epilogue is None else _shifted_epilogue(epilogue, inputs[-1], result)
         if epilogue is None:
@@ -335,6 +339,7 @@ def _shifted_elementwise(
         distance = inputs[node.number]
         return apply("sub", node, distance) if distance else node
 
+    # Most expressions subtract a zero point first, which joins with the distance.
     expression = _offsets_joined(substituted(kind.expression, original), shifted_inputs)
     if not result:
         return replace(kind, expression=expression)
@@ -409,6 +414,7 @@ def _with_short_operands(graph: Graph, dtypes: tuple[str, str]) -> Graph:
             continue
         before: list[Operator] = []
         names: list[str] = []
+        # A tensor that several products read is converted once.
         for name, dtype in zip(operator.inputs[:2], dtypes, strict=True):
             if (name, dtype) not in versions:
                 versions[name, dtype] = _shortened(rewriting, name, dtype, before)

@@ -106,7 +106,7 @@ def _with_elementwise(
         clip = clip_range(kind.expression)
         if clip is not None:
             return replace(chain, clip=composed_clip(chain.clip, clip))
-    # Epilogues clip after scale and bias.
+    # Epilogues clip after scale and bias, so none of these may follow a clip.
     if chain.clip != UNLIMITED:
         return None
     for operation in ("add", "mul"):
@@ -119,6 +119,7 @@ def _with_elementwise(
             addend = None if chain.addend is None else chain.addend * vector
             return replace(chain, factor=factor, addend=addend, integers=None)
         total = vector if chain.addend is None else chain.addend + vector
+        # The sum of two biases is no longer the integers of one of them.
         integers = None if chain.addend is not None else _integers(graph, chain, reader)
         return replace(chain, addend=total, integers=integers)
     return None
@@ -200,6 +201,7 @@ def _result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Fl
         return None
     numbers = channel_numbers(product.computation).reshape(shape)
     spread: NDArray[Any] = np.broadcast_to(array, shape)
+    # One element per channel is written, and all are compared with it.
     vector = np.zeros(product.channels, np.float64)
     vector[numbers] = spread
     return vector if np.array_equal(vector[numbers], spread) else None

@@ -58,11 +58,13 @@ def clip_range(expression: Scalar) -> tuple[float, float] | None:
         return -math.inf, math.inf
     if not isinstance(expression, Apply) or expression.operation not in ("max", "min"):
         return None
+    # The number may be either argument.
     operand, bound = expression.arguments
     if isinstance(operand, Number):
         operand, bound = bound, operand
     if not isinstance(bound, Number):
         return None
+    # A clip of a clip composes, from the inside out.
     inner = clip_range(operand)
     if inner is None or math.isnan(bound.value):
         return None
@@ -155,6 +157,7 @@ def expression_bound(node: Scalar, inputs: Sequence[float] | Mapping[int, float]
         return abs(float(node.value)) if math.isfinite(node.value) else math.inf
     if not isinstance(node, Apply):
         return inputs[node.number]
+    # An infinite part may make the result NaN, even where an operation limits it.
     bounds = [expression_bound(argument, inputs) for argument in node.arguments]
     if math.inf in bounds:
         return math.inf

@@ -75,6 +75,7 @@ def _sink_dequantize(rewriting: Rewriting, operator: Operator) -> None:
     before, dequantize = producer
     integers = before.inputs[0]
     dtype = graph.types[integers].dtype
+    # The movement comes first, on integers; a dequantization then writes the original output.
     kind = _on_integers(operator.kind, dequantize, dtype)
     after = _with_moved_axis(graph, operator, dequantize)
     if kind is None or after is None:
@@ -155,6 +156,7 @@ def _with_moved_axis(graph: Graph, operator: Operator, dequantize: Dequantize) -
     match operator.kind:
         case Transpose(order):
             return replace(dequantize, axis=order.index(axis))
+        # The scales' axis is the one of its size with as many elements outside of it.
         case Reshape(new_shape):
             outside = math.prod(shape[:axis])
             for new_axis, size in enumerate(new_shape):
@@ -197,6 +199,7 @@ def integer_elementwise(graph: Graph) -> Graph:
         kind = byte_quantization(operator)
         if kind is None:
             continue
+        # A ReLU between the operator and its quantization becomes bounds of the integers.
         tensor, clip = before_clip(graph, operator.inputs[0])
         before = graph.producers.get(tensor)
         if before is None or only_reader(graph, tensor) is None:
@@ -251,6 +254,7 @@ def _combined(
         signs = (1.0, -1.0) if expression == apply("sub", Input(0), Input(1)) else (-1.0, 1.0)
     else:
         return None
+    # Each term in units of the result: its scale by the result's.
     factor_a, factor_b = signs[0] * first.scale / unit, signs[1] * second.scale / unit
     if not are_safe_factors(factor_a, factor_b, sums=True):
         return None
@@ -294,6 +298,7 @@ def _as_pool(operator: Operator, shape: tuple[int, ...]) -> Pool | None:
         case Pool(operation="mean", ratio=None) as kind:
             return kind
         case Reduce(operation="mean", axes=axes):
+            # One window as large as the reduced axes, if these are the last ones.
             reduced = sorted(axis % len(shape) for axis in axes)
             count = len(reduced)
             if reduced != list(range(len(shape) - count, len(shape))):
@@ -369,6 +374,7 @@ def _function(
             inputs.append(_Function(name, _every_value(graph.types[name].dtype)))
         else:
             return None
+    # Functions of two tensors would need 65,536 entries.
     sources = {function.source for function in inputs}
     if len(sources) != 1:
         return None

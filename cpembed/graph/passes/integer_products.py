@@ -177,6 +177,7 @@ def _fused(
         bias = _bias(chain, unit)
         if weights is None or bias is None or not _fits_int32(chain, bias):
             return None
+    # The epilogue multiplies sums by their unit, in quanta of the result if it is quantized.
     scale = unit if chain.factor is None else unit * chain.factor
     kind = chain.quantize
     stored_scale = scale if kind is None else scale / float32(kind.scale[0])

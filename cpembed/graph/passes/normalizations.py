@@ -125,6 +125,7 @@ def _constant_operand(
         return None
     if not combines_inputs(reader.kind.expression, operation) or reader.kind.dtype != "float32":
         return None
+    # The constant has the shape of the normalized axes, possibly with unit axes before them.
     partners = [name for name in reader.inputs if name != operator.output]
     if len(partners) != 1 or partners[0] not in graph.constants:
         return None

@@ -122,6 +122,7 @@ def requantized(
         value = apply("mul", value, scale)
     if epilogue.relu:
         value = apply("max", value, 0.0)
+    # Some epilogues round the sums to integers before they add a residual.
     rounds = epilogue.residual is None or epilogue.residual.rounds
     if is_integer(epilogue.dtype) and rounds:
         bounds = saturated_range(epilogue.dtype)

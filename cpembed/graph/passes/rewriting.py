@@ -91,6 +91,7 @@ class Rewriting:
 
     def graph(self) -> Graph:
         """Return the graph with all changes, without operators that nothing reads."""
+        # The same object, by which callers see that nothing changed.
         if not self._replaced:
             return self.source
         operators = [
@@ -184,6 +185,7 @@ def segments(outer: Sequence[int], inner: Sequence[int]) -> list[Segment]:
     ([Segment(outer=(0,), inner=(0, 1)), Segment(outer=(1,), inner=(2,))], \
 [Segment(outer=(0, 1), inner=(0,))])
     """
+    # The shorter side takes its next dimension until both hold equally many elements.
     left, right = ([k for k, size in enumerate(shape) if size > 1] for shape in (outer, inner))
     result: list[Segment] = []
     while left and right:
@@ -224,6 +226,7 @@ def broadcastable(
     """
     shape = [1] * len(inner)
     for segment in segments(outer, inner):
+        # A segment that is present in part has no axis of its own in the other shape.
         flags = {present[dimension] for dimension in segment.outer}
         if len(flags) > 1:
             return None

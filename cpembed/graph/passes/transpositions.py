@@ -69,6 +69,7 @@ def _absorb(rewriting: Rewriting, operator: Operator) -> None:
 
 def _has_windows(product: Product) -> bool:
     """True if an operand is indexed by a sliding window."""
+    # Such an index is a sum of iterators.
     indices = (i for access in product.computation.reads for i in access.index)
     return any(index.single_iterator is None for index in indices)
 
@@ -85,6 +86,7 @@ def _operand_order(
         ([order[axis] for axis in segment.inner], segment.outer)
         for segment in segments(operand, shape)
     )
+    # Sorted by their first axis before the transposition, blocks have to be in order inside, too.
     flat = [axis for axes, _ in blocks for axis in axes]
     if flat != sorted(flat):
         return None
@@ -178,6 +180,7 @@ class _Region:
         if producer is None or tensor in self.graph.outputs:
             return None
         names: list[str] = []
+        # A region ends at transpositions to its order and back; any other one needs the order.
         for operator in (producer, *self.graph.readers[tensor]):
             if isinstance(operator.kind, Transpose):
                 if operator is producer and operator.kind.order == self.order:

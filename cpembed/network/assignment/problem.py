@@ -91,6 +91,7 @@ class Problem:
         _unique("tensor", (tensor.name for tensor in self.tensors))
         for tensor in self.tensors:
             _check_tensor(tensor)
+        # In topological order, so that every tensor is written before a node reads it.
         written = {tensor.name for tensor in self.tensors if tensor.input_layout is not None}
         for node in self.nodes:
             self._check_node(node, written)
@@ -210,6 +211,7 @@ def _check_tensor(tensor: Tensor) -> None:
         if not 0 <= layout < count:
             raise InvariantError(f"tensor {tensor.name}: has no layout {layout}")
     for (source, target), cost in tensor.conversion.items():
+        # Pruning relies on costs that are not negative.
         if not 0 <= cost < math.inf:
             raise InvariantError(
                 f"tensor {tensor.name}: converting {source} to {target} costs {cost}; leave it out "

@@ -279,6 +279,7 @@ def _policy_options(problem: Problem, fixed: Mapping[str, int]) -> list[int]:
     }
     options: list[int] = []
     for node in problem.nodes:
+        # Earlier choices stay: a policy shows the cost of choosing without the network in view.
         count = range(len(node.options))
         fitting = [k for k in count if _fits(problem, node, node.options[k], written)]
         best = min(

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import LoweringError
 from cpembed.graph import kinds
@@ -25,7 +23,6 @@ __all__ = [
     "EFFORT",
     "FUNCTION_EFFORT",
     "PlacedTensor",
-    "bytes_moved",
     "conversion_plan",
     "generated_plan",
 ]
@@ -78,20 +75,3 @@ def generated_plan(
                 f"{kind.label} with {tensor.type}, which has no elements: fold the graph before"
             )
     return plan(kind, Operands(inputs, outputs, threads))
-
-
-def bytes_moved(kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]) -> int:
-    """Return the number of bytes that a kernel reads and writes, halos not included.
-
-    Parameters
-    ----------
-    kind : Kind
-        Slices, gathers and expansions read no more of the data than they write.
-    inputs, outputs : sequence of PlacedTensor
-    """
-    written = sum(tensor.bytes for tensor in outputs)
-    if isinstance(kind, kinds.Slice | kinds.Gather | kinds.Expand):
-        size = np.dtype(inputs[0].storage_dtype).itemsize
-        read = min(inputs[0].type.elements, outputs[0].type.elements) * size
-        return read + sum(tensor.bytes for tensor in inputs[1:]) + written
-    return sum(tensor.bytes for tensor in inputs) + written

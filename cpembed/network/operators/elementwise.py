@@ -49,6 +49,7 @@ from cpembed.network.operators.values import (
     quotient_function,
     round_to_even,
     typed_array,
+    whole_cast,
 )
 
 # Maximum whole exponent of a constant power that is computed by products.
@@ -94,6 +95,7 @@ class _Writer:
             raise WorkloadError(
                 f"{node.operation} takes {count} arguments, not {len(node.arguments)}"
             )
+        # Constant powers become products or roots instead of a function.
         if node.operation == "pow" and isinstance(node.arguments[1], Number):
             base = self.value(node.arguments[0], inputs)
             return self._named(self._power(base, node.arguments[1].value))
@@ -139,6 +141,7 @@ class _Writer:
         if dtype == "bool" and compares:
             dtype = "int32"
         operands = [cast(value, dtype) for value in arguments]
+        # Operations that TVM would simplify or compute differently are functions of LLVM or libm.
         if operation in ("div", "rem") and not dtype.startswith("float"):
             return self._quotient(operation, *operands)
         if operation in ("add", "sub"):
@@ -292,6 +295,7 @@ def elementwise_plan(kind: kinds.Elementwise, operands: Operands) -> KernelPlan:
     rank = len(output.shape)
     views = [View(output.layout, axes(rank))]
     views += [View(x.layout, broadcast_index(x.shape, rank)) for x in operands.inputs]
+    # Loops follow the memory of the first view, the output.
     nest = nest_over(output.shape, views)
     kernel = Kernel(operands, operands.chunks(_effort(kind.expression)))
     computing = kind.computes_in([x.dtype for x in operands.inputs])
@@ -326,8 +330,7 @@ def quantize_plan(kind: kinds.Quantize, operands: Operands) -> KernelPlan:
         far = 2.0**23
         near = kernel.bind(clamped(rounded, "float32", -far, far))
         near = nan_to_zero(kernel.bind, f"{near} + {zero}", "float32")
-        result = clamped(near, "float32", limits.min, limits.max)
-        return f'T.cast(T.cast({result}, "int32"), "{kind.dtype}")'
+        return whole_cast(clamped(near, "float32", limits.min, limits.max), kind.dtype)
 
     return _parametrized(kind, operands, body, "int32")
 
@@ -362,6 +365,7 @@ def _parametrized(
         "scale": np.asarray(kind.scale, "float32"),
         "zero": np.asarray(kind.zero_point, zero_dtype),
     }
+    # One value for all elements is a literal; several are an array that is part of the code.
     for name, values in parameters.items():
         if (values == values[:1]).all():
             parameters[name] = values[:1]
@@ -423,13 +427,13 @@ def dynamic_quantize_plan(kind: kinds.DynamicQuantize, operands: Operands) -> Ke
         value = nan_to_zero(kernel.bind, value, "float32")
         script.line(f"{zero}[0] = {clamped(value, 'float32', 0, 255)}")
         script.line(f"out1[0] = {scale}[0]")
-        script.line(f'out2[0] = T.cast(T.cast({zero}[0], "int32"), "uint8")')
+        script.line(f"out2[0] = {whole_cast(f'{zero}[0]', 'uint8')}")
         nest = nest_over(source.shape, views)
         with kernel.points(nest):
             rounded = round_to_even(f"in0[{nest.places[1]}] / {scale}[0]")
             value = nan_to_zero(kernel.bind, f"{rounded} + {zero}[0]", "float32")
-            value = clamped(value, "float32", 0, 255)
-            script.line(f'out0[{nest.places[0]}] = T.cast(T.cast({value}, "int32"), "uint8")')
+            value = whole_cast(clamped(value, "float32", 0, 255), "uint8")
+            script.line(f"out0[{nest.places[0]}] = {value}")
     return kernel.plan("dynamic quantize")
 
 

@@ -18,7 +18,7 @@ from cpembed.codegen.transposition import Blocks, write_transposition
 from cpembed.graph.kinds import Concat, Expand, Gather, Pad, Reshape, Resize, Slice, Transpose
 from cpembed.graph.kinds.base import Array, Kind, axis_of
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.network.layout import Layout
+from cpembed.network.layout import Layout, row_major_strides
 from cpembed.network.operators.elementwise import broadcast_index
 from cpembed.network.operators.emission import Kernel, Operands
 from cpembed.network.operators.nest import (
@@ -31,7 +31,6 @@ from cpembed.network.operators.nest import (
     constant,
     div_mod,
     nest_over,
-    row_major_strides,
 )
 from cpembed.network.operators.values import (
     Value,
@@ -75,6 +74,7 @@ def _sides(nest: Nest) -> tuple[Loop, Loop] | None:
 def _transpose(
     kernel: Kernel, nest: Nest, blocks: Blocks, columns: Loop, rows: Loop, source: str, dtype: str
 ) -> None:
+    # Input is contiguous along columns, the result along rows; other loops stay around blocks.
     outer = [loop for loop in nest.loops if loop not in (columns, rows)]
 
     def element(place: IndexExpr, row: str, column: str) -> str:
@@ -126,6 +126,7 @@ def conversion_plan(source: PlacedTensor, target: PlacedTensor, threads: int) ->
 
 def _plan(label: str, parts: Sequence[_Part], operands: Operands) -> KernelPlan:
     (output,) = operands.outputs
+    # As many bytes are read as are written, however large the inputs are.
     kernel = Kernel(operands, operands.chunks(tensors=[output, output]))
     with kernel.body():
         for part in parts:
@@ -167,6 +168,7 @@ def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
 
     A row-major tensor is indexed by the number itself, any other one by digits of the number.
     """
+    # A reshape keeps the row-major order of elements.
     flat = Layout.plain((source.type.elements,))
     row_major = source.is_row_major, output.is_row_major
     if all(row_major):
@@ -195,7 +197,7 @@ def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
 
 def _number(shape: Sequence[int]) -> IndexExpr:
     """Return an element's number in row-major order."""
-    steps = row_major_strides(tuple(shape))
+    steps = row_major_strides(shape)
     return IndexExpr.of([IndexTerm(axis_name(k), step) for k, step in enumerate(steps)])
 
 
@@ -205,7 +207,7 @@ def _common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, .
     >>> _common_factors((12, 64), (3, 4, 64)), _common_factors((4, 6), (6, 4))
     ((3, 4, 64), None)
     """
-    steps = {step for shape in (first, second) for step in row_major_strides(tuple(shape))}
+    steps = {step for shape in (first, second) for step in row_major_strides(shape)}
     ordered = sorted({*steps, math.prod(first), 1})
     sizes: list[int] = []
     for low, high in itertools.pairwise(ordered):
@@ -217,9 +219,9 @@ def _common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, .
 
 def _grouped(shape: Sequence[int], factors: Sequence[int]) -> tuple[IndexExpr, ...]:
     """Return the indices of axes that are groups of adjacent factors."""
-    inside = row_major_strides(tuple(factors))
+    inside = row_major_strides(factors)
     result: list[IndexExpr] = []
-    for step, size in zip(row_major_strides(tuple(shape)), shape, strict=True):
+    for step, size in zip(row_major_strides(shape), shape, strict=True):
         terms = [
             IndexTerm(axis_name(k), low // step)
             for k, (low, factor) in enumerate(zip(inside, factors, strict=True))
@@ -256,6 +258,7 @@ def _padded(kind: Pad, source: PlacedTensor, output: PlacedTensor) -> list[_Part
     for axis in range(rank):
         before, size = kind.before[axis], sizes[axis]
         for first, width in ((0, before), (before + size, kind.after[axis])):
+            # Inside the axes before, so that no element of a corner is written twice.
             shape = (*sizes[:axis], width, *output.shape[axis + 1 :])
             if not math.prod(shape):
                 continue
@@ -282,9 +285,12 @@ def gather_plan(kind: Gather, operands: Operands) -> KernelPlan:
     kernel = Kernel(operands, operands.chunks(tensors=[indices, output, output]))
     size = data.shape[axis]
     with kernel.body(), kernel.points(nest):
+        # Negative indices count from the end. A kernel cannot raise an error, so indices out of
+        # range are clamped rather than read from elsewhere.
         index = f'T.cast(in1[{nest.places[2]}], "int32")'
         index = f"T.max(0, T.min({size - 1}, {index} + T.Select({index} < 0, {size}, 0)))"
         index = kernel.bind(index)
+        # The nest has the data at index 0 along the axis; the distance is added per element.
         place = f"{nest.places[1]} + {_distance(data.layout, axis, index)}"
         kernel.script.line(f"out0[{nest.places[0]}] = in0[{place}]")
     return kernel.plan("gather")
@@ -340,6 +346,7 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
     if kind.mode == "nearest":
         tables = {axis: kind.indices(size, result) for axis, size, result in changed}
         return _tabulated("resize", tables, operands)
+    # Axes whose size stays would be interpolated with weight 0.
     lines = [_Line.along(kind, *change) for change in changed]
     indices = axes(len(output.shape))
     interpolated = {line.axis for line in lines}

@@ -16,7 +16,7 @@ import numpy as np
 from cpembed.errors import TransformError
 from cpembed.graph.kinds.base import TensorType
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.network.layout import Layout
+from cpembed.network.layout import Layout, row_major_strides
 from cpembed.network.operators.values import storage_type
 from cpembed.transform.index_algebra import divide, simplify
 
@@ -162,6 +162,7 @@ def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
     for view in views:
         if view.layout.block == 1:
             continue
+        # Blocks begin where index and offset reach a multiple of their size.
         index = view.index[1]
         if index.coefficient(name) == 1:
             offset = index.constant + view.layout.halo[1]
@@ -180,10 +181,10 @@ def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
 
 def _place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, int]) -> IndexExpr:
     """Return the position of an element in a layout's flat buffer."""
-    physical = layout.physical_shape
-    steps = [math.prod(physical[k + 1 :]) for k in range(len(physical))]
+    steps = row_major_strides(layout.physical_shape)
     total = IndexExpr()
     for place, axis in enumerate(layout.order):
+        # Element 0 lies behind the halo.
         moved = index[axis] + layout.halo[axis]
         if axis == 1 and layout.block > 1:
             block, inside = _split(moved, layout.block, extents)
@@ -232,6 +233,7 @@ def _coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
             and (axis_of_loop(loop.name) in separate) == (axis_of_loop(inner.name) in separate)
             and affine[loop.name]
             and affine[inner.name]
+            # A step of the outer loop has to be as far as the inner loop goes, for every operand.
             and all(
                 p.coefficient(loop.name) == inner.extent * p.coefficient(inner.name)
                 for p in (*places, *points)
@@ -291,12 +293,3 @@ class PlacedTensor:
     def parameter(self, name: str) -> str:
         """Return the declaration of the flat buffer in the kernel."""
         return f'{name}: T.Buffer(({max(1, self.layout.elements)},), "{self.storage_dtype}")'
-
-
-def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the distance between consecutive indices of each axis, in elements.
-
-    >>> row_major_strides((2, 3, 4))
-    (12, 4, 1)
-    """
-    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))

@@ -36,6 +36,7 @@ from cpembed.network.operators.values import (
     literal,
     load_as,
     round_to_even,
+    whole_cast,
 )
 
 
@@ -83,6 +84,7 @@ def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
     if first < 2 and max(source.layout.block, output.layout.block) > 1:
         raise LoweringError("a window over channels in blocks: give pooling another layout")
     indices = axes(rank)
+    # Windows may start in the padding, at negative places; the bounds of taps keep to the input.
     window_starts = [
         e.times(stride) + -before
         for e, stride, before in zip(indices[first:], kind.strides, kind.before, strict=True)
@@ -130,6 +132,7 @@ class _Pooling:
         with self.kernel.rows(outer) if len(outer) else self.kernel.rows([Loop("one", 1)]):
             for start, extent, size in self._ranges(lane, crossing):
                 groups = self.kernel.name("group")
+                # The last vector overlaps the one before it, so that all are of one size.
                 first = f"{groups} * {size}"
                 if extent % size:
                     first = f"T.min({first}, {extent - size})"
@@ -145,6 +148,7 @@ class _Pooling:
         if not crossing:
             yield 0, lane.extent, vector_size(lane.extent)
             return
+        # Borders are computed one result at a time, since each has bounds of its own.
         low, high = crossing[0].inside(lane.extent)
         for start, end in ((0, low), (low, high), (high, lane.extent)):
             if start < end:
@@ -231,15 +235,13 @@ class _Pooling:
             return converted(self.kernel.bind, Value(f"{text} / {number}", kind), dtype)
         if self.kind.ratio is not None:
             return self._requantized(Value(text, kind), count, self.kind.ratio)
+        # Multiplied by a rounded reciprocal, as the definition does.
         share = (
             literal(float(np.float32(1) / np.float32(int(count))), "float32")
             if count.isdecimal()
             else f'(T.float32(1) / T.cast({count}, "float32"))'
         )
-        mean = round_to_even(f'T.cast({text}, "float32") * {share}')
-        wide = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
-        rounded = f'T.cast({mean}, "{wide}")'
-        return rounded if wide == dtype else f'T.cast({rounded}, "{dtype}")'
+        return whole_cast(round_to_even(f'T.cast({text}, "float32") * {share}'), dtype)
 
     def _requantized(self, total: Value, count: str, ratio: float) -> str:
         """Return the mean of integers in the scale and with the zero point of the result."""
@@ -252,5 +254,4 @@ class _Pooling:
         rounded = round_to_even(f"{centred} * {share}")
         offset = f"{rounded} + T.float32({self.kind.stored_zero_point})"
         limits = np.iinfo(self.output.dtype)
-        result = clamped(offset, "float32", limits.min, limits.max)
-        return f'T.cast(T.cast({result}, "int32"), "{self.output.dtype}")'
+        return whole_cast(clamped(offset, "float32", limits.min, limits.max), self.output.dtype)

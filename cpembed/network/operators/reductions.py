@@ -46,6 +46,7 @@ from cpembed.network.operators.values import (
     load_as,
     round_to_even,
     storage_type,
+    whole_cast,
 )
 
 
@@ -133,9 +134,7 @@ def _result(kernel: Kernel, operation: str, total: Value, count: int, dtype: str
             mean = f'T.cast({total.text}, "float64") / {literal(count, "float64")}'
             total = Value(mean, "float64")
             if dtype != "bool":
-                kind = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
-                rounded = f'T.cast({round_to_even(total.text, "float64")}, "{kind}")'
-                return rounded if kind == dtype else f'T.cast({rounded}, "{dtype}")'
+                return whole_cast(round_to_even(total.text, "float64"), dtype)
     if dtype == "bool" or total.dtype != storage_type(dtype):
         return converted(kernel.bind, total, dtype)
     return total.text

@@ -306,6 +306,13 @@ def _rounded(bind: Bind, value: Value, dtype: str) -> str:
     return f"T.Select({reached}, {literal(largest, dtype)}, {result})"
 
 
+def whole_cast(text: str, dtype: str) -> str:
+    """Convert a float that is a whole number within an integer type to that type."""
+    wide = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
+    whole = f'T.cast({text}, "{wide}")'
+    return whole if wide == dtype else f'T.cast({whole}, "{dtype}")'
+
+
 def _unsigned(bind: Bind, whole_number: str, kind: str) -> str:
     """Convert to uint64 by way of int64; from 2^63 on the highest bit is added afterwards."""
     half = literal(2.0**63, kind)
