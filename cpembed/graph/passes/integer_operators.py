@@ -14,26 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cpembed.codegen.epilogue import BYTES
+from cpembed.graph import kinds
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import (
-    Concat,
-    Dequantize,
-    Elementwise,
-    Expand,
-    Gather,
-    Input,
-    Kind,
-    Pad,
-    Pool,
-    Quantize,
-    Reduce,
-    Reshape,
-    Resize,
-    Scalar,
-    Slice,
-    Table,
-    Transpose,
-)
+from cpembed.graph.kinds import Dequantize, Elementwise, Input, Kind, Quantize, Scalar, Table
 from cpembed.graph.passes.element_types import DISTANCE, conversion
 from cpembed.graph.passes.epilogue_matching import UNLIMITED, before_clip
 from cpembed.graph.passes.expressions import apply, combines_inputs, magnitudes
@@ -65,7 +48,7 @@ def move_integers(graph: Graph) -> Graph:
 
 
 def _sink_dequantize(rewriting: Rewriting, operator: Operator) -> None:
-    if isinstance(operator.kind, Concat):
+    if isinstance(operator.kind, kinds.Concat):
         _sink_below_concat(rewriting, operator)
         return
     graph = rewriting.source
@@ -111,19 +94,21 @@ def _sink_below_concat(rewriting: Rewriting, operator: Operator) -> None:
 def _selects_elements(kind: Kind) -> bool:
     """True if each result is an element of the input, or the least or largest of some."""
     match kind:
-        case Reshape() | Transpose() | Slice() | Gather() | Expand() | Pad():
+        case kinds.Reshape() | kinds.Transpose() | kinds.Slice() | kinds.Gather():
             return True
-        case Resize():
+        case kinds.Expand() | kinds.Pad():
+            return True
+        case kinds.Resize():
             return kind.mode == "nearest"
-        case Reduce():
+        case kinds.Reduce():
             return kind.operation in ("max", "min")
-        case Pool():
+        case kinds.Pool():
             return kind.operation == "max" and _windows_reach_image(kind)
         case _:
             return False
 
 
-def _windows_reach_image(kind: Pool) -> bool:
+def _windows_reach_image(kind: kinds.Pool) -> bool:
     """True if no window lies in the padding only: its maximum would be -infinity, no integer."""
     sizes = zip(kind.window, kind.dilation, kind.before, kind.after, strict=True)
     return all(max(b, a) <= (w - 1) * d and (d == 1 or max(b, a) == 0) for w, d, b, a in sizes)
@@ -134,7 +119,7 @@ def _on_integers(kind: Kind, dequantize: Dequantize, dtype: str) -> Kind | None:
     # A scale of 0 or below would reverse or merge the order of elements.
     if not _selects_elements(kind) or min(dequantize.scale) <= 0:
         return None
-    if isinstance(kind, Pad) and kind.mode == "constant":
+    if isinstance(kind, kinds.Pad) and kind.mode == "constant":
         if not is_per_tensor(dequantize) or not math.isfinite(kind.value):
             return None
         scale, zero_point = np.float32(dequantize.scale[0]), dequantize.zero_point[0]
@@ -154,10 +139,10 @@ def _with_moved_axis(graph: Graph, operator: Operator, dequantize: Dequantize) -
     shape = graph.types[operator.inputs[0]].shape
     axis = dequantize.axis % len(shape)
     match operator.kind:
-        case Transpose(order):
+        case kinds.Transpose(order):
             return replace(dequantize, axis=order.index(axis))
         # The scales' axis is the one of its size with as many elements outside of it.
-        case Reshape(new_shape):
+        case kinds.Reshape(new_shape):
             outside = math.prod(shape[:axis])
             for new_axis, size in enumerate(new_shape):
                 if size == shape[axis] and math.prod(new_shape[:new_axis]) == outside:
@@ -173,14 +158,15 @@ def _hoist_quantize(rewriting: Rewriting, operator: Operator) -> None:
     if kind is None or movement is None or not only_reader(graph, operator.inputs[0]):
         return
     moved = movement.kind
-    if not (_selects_elements(moved) or isinstance(moved, Concat)):
+    if not (_selects_elements(moved) or isinstance(moved, kinds.Concat)):
         return
     # The largest of a NaN and a number is NaN, which is stored as 0; the integers would hide it.
-    if isinstance(moved, Reduce | Pool) and magnitudes(graph)[movement.inputs[0]] == math.inf:
+    takes_extreme = isinstance(moved, kinds.Reduce | kinds.Pool)
+    if takes_extreme and magnitudes(graph)[movement.inputs[0]] == math.inf:
         return
-    if isinstance(moved, Pad) and moved.mode == "constant":
+    if isinstance(moved, kinds.Pad) and moved.mode == "constant":
         moved = replace(moved, value=quantized_value(float(moved.value), kind))
-    count = len(movement.inputs) if isinstance(moved, Concat) else 1
+    count = len(movement.inputs) if isinstance(moved, kinds.Concat) else 1
     before: list[Operator] = []
     for name in movement.inputs[:count]:
         new = rewriting.fresh(f"{name} as {kind.dtype}")
@@ -206,7 +192,7 @@ def integer_elementwise(graph: Graph) -> Graph:
             continue
         if isinstance(before.kind, Elementwise) and before.kind.dtype == "float32":
             _combine(rewriting, operator, before, kind, clip)
-        elif isinstance(before.kind, Pool | Reduce) and clip == UNLIMITED:
+        elif isinstance(before.kind, kinds.Pool | kinds.Reduce) and clip == UNLIMITED:
             _requantize_mean(rewriting, operator, before, kind)
     return rewriting.graph()
 
@@ -283,7 +269,7 @@ def _requantize_mean(
     pooled = pool.types([graph.types[source.tensor]])[0].shape
     if pooled != shape:
         new = rewriting.fresh(f"{operator.output} reshaped")
-        steps.append(Operator(before.name, Reshape(shape), (name,), (new,)))
+        steps.append(Operator(before.name, kinds.Reshape(shape), (name,), (new,)))
     if distance:
         new = rewriting.fresh(f"{operator.output} converted")
         table = conversion(source.dtype, kind.dtype)
@@ -292,19 +278,19 @@ def _requantize_mean(
     rewriting.replace(operator, *steps)
 
 
-def _as_pool(operator: Operator, shape: tuple[int, ...]) -> Pool | None:
+def _as_pool(operator: Operator, shape: tuple[int, ...]) -> kinds.Pool | None:
     """Return a mean over windows, or over all of the last axes, as pooling."""
     match operator.kind:
-        case Pool(operation="mean", ratio=None) as kind:
+        case kinds.Pool(operation="mean", ratio=None) as kind:
             return kind
-        case Reduce(operation="mean", axes=axes):
+        case kinds.Reduce(operation="mean", axes=axes):
             # One window as large as the reduced axes, if these are the last ones.
             reduced = sorted(axis % len(shape) for axis in axes)
             count = len(reduced)
             if reduced != list(range(len(shape) - count, len(shape))):
                 return None
             ones, zeros = (1,) * count, (0,) * count
-            return Pool("mean", shape[len(shape) - count :], ones, zeros, zeros, ones)
+            return kinds.Pool("mean", shape[len(shape) - count :], ones, zeros, zeros, ones)
         case _:
             return None
 

@@ -309,8 +309,8 @@ def _rounded(bind: Bind, value: Value, dtype: str) -> str:
 def whole_cast(text: str, dtype: str) -> str:
     """Convert a float that is a whole number within an integer type to that type."""
     wide = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
-    whole = f'T.cast({text}, "{wide}")'
-    return whole if wide == dtype else f'T.cast({whole}, "{dtype}")'
+    integer = f'T.cast({text}, "{wide}")'
+    return integer if wide == dtype else f'T.cast({integer}, "{dtype}")'
 
 
 def _unsigned(bind: Bind, whole_number: str, kind: str) -> str:
