@@ -54,7 +54,6 @@ class Buffer:
 
     Attributes
     ----------
-    name : str
     dtype : str
         Type of the elements; bfloat16 is 16 bits in memory.
     elements : int
@@ -139,7 +138,6 @@ class Program:
     ----------
     name : str
         Name of the library.
-    buffers : tuple of Buffer
     kernels : mapping from str to CompiledObject
         Object files by symbol.
     prepare : tuple of Call

@@ -37,14 +37,12 @@ class Graph:
 
     Attributes
     ----------
-    name : str
     inputs : mapping from str to TensorType
         Type of each input of the network.
     outputs : tuple of str
         Tensors that the network returns.
     constants : mapping from str to ndarray
         Tensors with the same elements in every call.
-    operators : tuple of Operator
 
     Raises
     ------

@@ -124,10 +124,8 @@ class KernelTimer:
     ----------
     cache : Cache
         Cache of measured times.
-    threads : int
     progress : Progress
         Called with the number of kernels that this process measured.
-    measured : int
     microseconds : dict from str to float
         Times in this process by cache key.
     """

@@ -39,7 +39,6 @@ class Layout:
 
     Attributes
     ----------
-    shape : tuple of int
     order : tuple of int
         Axes, the outermost first.
     block : int

@@ -46,7 +46,6 @@ class Execution:
 
     Attributes
     ----------
-    ports : tuple of Layout
     cost_us : float
         Estimated or measured microseconds.
     kernel : ProductKernel or None

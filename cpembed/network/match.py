@@ -57,11 +57,10 @@ class OperatorMatch:
     ----------
     name, label : str
         Name in the model, and the kind of the operator.
-    computation : Computation or None
     layer : int or None
         Number of the computation among the distinct ones.
     match : Match or None
-        The last three are None for operators that are no products.
+        Result of the search; like the two before it, None for operators that are no products.
     """
 
     name: str

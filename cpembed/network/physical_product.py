@@ -26,7 +26,6 @@ class PhysicalProduct:
 
     Attributes
     ----------
-    computation : Computation
     output, residual : Placement
         Position of the result, and of the residual that is added, inside their buffers.
     """

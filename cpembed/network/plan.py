@@ -101,15 +101,12 @@ class NetworkPlan:
 
     Attributes
     ----------
-    target : HardwareSpec
     choices : ExecutionChoices
         Problem that was solved, with the graph in which some residuals may be split off.
     executions : mapping from str to Execution
         Execution by operator.
     written : mapping from str to Layout
         Layout in which each tensor is written, or in which the caller passes it.
-    conversions : tuple of LayoutConversion
-    assignment : Assignment
     """
 
     target: HardwareSpec
@@ -147,7 +144,6 @@ class Planning:
         Seconds of each search for embeddings.
     time_limit : float
         Seconds of the search for layouts.
-    policy : Policy
     measures : bool
         Measure the costs of executions instead of estimating them.
     cache : Cache

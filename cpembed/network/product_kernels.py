@@ -52,9 +52,6 @@ class ProductKernel:
     ----------
     spec : HardwareSpec or None
         Target of the instruction; None for portable code.
-    candidate : Candidate
-    schedule : object
-    epilogue : Epilogue or None
     cost_us : float
         Estimated microseconds, packing and unpacking included; infinite without an estimate.
     utilisation : float
@@ -271,8 +268,6 @@ class ProductKernels:
 
     Attributes
     ----------
-    target : HardwareSpec
-    cache : Cache
     timeout : float, optional
         Seconds of each search for embeddings.
     workers : int

@@ -31,7 +31,6 @@ class NetworkProgram:
 
     Attributes
     ----------
-    program : Program
     calls : mapping from str to (int, int)
         Range of the calls of each operator and each conversion.
     tensors : mapping from str to str

@@ -216,7 +216,6 @@ class NetworkRun:
 
     Attributes
     ----------
-    outputs : mapping from str to ndarray
     verdicts : tuple of Verdict
         Verdict on each operator; empty if nothing was verified.
     times : NetworkTimes or None

@@ -44,7 +44,6 @@ class NetworkRequest:
     folder : Path, optional
         Folder for the library, once it is verified, or for the programs of a target without
         libraries.
-    planning : Planning
     verifies : bool
         Compare each operator with its definition.
     times : bool

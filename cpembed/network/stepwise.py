@@ -43,8 +43,6 @@ class StepResult:
 
     Attributes
     ----------
-    operator : Operator
-    verdict : Verdict
     executed_on : str, optional
         Name of the target; None for the host.
     embedding, family : str, optional

@@ -34,7 +34,6 @@ class Product(Kind):
         Shape of the result, a reshape of the computation's output.
     zero_points : tuple of int
         a and b.
-    epilogue : Epilogue, optional
     padding : int
         Reads outside A yield ``a + padding``. This is the zero point, which adds nothing to the
         sums, or, if a is 0, a zero point that the bias accounts for.

@@ -40,7 +40,6 @@ class Reduce(Kind):
     operation : str
         ``sum``, ``mean``, ``max``, ``min`` or ``prod``; ``argmax`` and ``argmin`` return the index
         (int64) of the first extreme element along one axis.
-    axes : tuple of int
     keeps : bool
         True if reduced axes stay with extent 1.
 

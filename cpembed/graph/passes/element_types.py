@@ -128,12 +128,10 @@ class _Assignment:
 
     Attributes
     ----------
-    graph : Graph
     assigned : dict from str to str
         Type of each tensor.
     operands : pair of str
         Types of the factors of products.
-    rewriting : Rewriting
     """
 
     def __init__(self, graph: Graph, assigned: dict[str, str], operands: tuple[str, str]) -> None:

@@ -73,7 +73,6 @@ class _Form:
 
     Attributes
     ----------
-    expression : Scalar
     tensors : tuple of str
         Tensors that the inputs of the expression stand for.
     computing, dtype : str

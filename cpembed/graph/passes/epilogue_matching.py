@@ -37,16 +37,14 @@ class Chain:
 
     Attributes
     ----------
-    product : Product
     shape : tuple of int
         Shape of the last operator's result.
     last : Operator
         Last operator of the chain.
     factor, addend : array of shape (channels,), optional
+        Factor and addend of each channel.
     integers : pair of arrays of shape (channels,), optional
         Integers that the addend is dequantized from, and their scales.
-    clip : pair of float
-    quantize : Quantize, optional
     """
 
     product: Product

@@ -66,7 +66,7 @@ class _Weights:
     tensor, dtype : str
         Tensor of the integers, and the type in which they are multiplied.
     scale : array of shape (channels,)
-    zero_point : int
+        Scale of each channel.
     centred : ndarray, optional
         Constant that replaces the operand: its integers without their zero points.
     """

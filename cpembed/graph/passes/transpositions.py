@@ -138,7 +138,6 @@ class _Region:
 
     Attributes
     ----------
-    graph : Graph
     order : tuple of int
         Order of the opening transpositions.
     tensors : set of str

@@ -117,9 +117,6 @@ class _Correction:
 
     Attributes
     ----------
-    rewriting : Rewriting
-    operator : Operator
-    product : Product
     operators : list of Operator
         Operators of the replacement so far.
     inputs : list of str

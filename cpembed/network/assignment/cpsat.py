@@ -42,11 +42,8 @@ class FlowModel:
 
     Attributes
     ----------
-    network : CostNetwork
     known_cost : float
         Cost of some solution; infinite if none is known.
-    proto : CpModelProto
-    offset, unit : float
     booleans : dict from int to list of int
         Boolean of each value of each variable.
     costs : list of (int, float)

@@ -155,10 +155,8 @@ class Formulation:
 
     Attributes
     ----------
-    problem : Problem
     remaining : RemainingOptions
         Options that the values of each node's variable stand for; node k is variable k.
-    network : CostNetwork
     domains : mapping from int to list of int
         Layouts that the values of each other variable stand for.
     written, read : mapping

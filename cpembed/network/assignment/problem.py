@@ -164,7 +164,6 @@ class Assignment:
         Option of each node.
     written : mapping from str to int
         Layout in which each tensor is written, or in which the network's caller passes it.
-    conversions : tuple of Conversion
     cost, bound : float
         Total cost, and a lower bound on the cost of any assignment.
     proven : bool

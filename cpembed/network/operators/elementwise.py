@@ -67,7 +67,6 @@ class _Writer:
 
     Attributes
     ----------
-    kernel : Kernel
     computing : str
         Type of the arithmetic.
     names : dict from (str, str) to str

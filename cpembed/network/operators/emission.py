@@ -302,7 +302,6 @@ class Reduction:
 
     Attributes
     ----------
-    nest : Nest
     lane : Loop or None
         Innermost loop; None for a nest of one point.
     outer, reduced : tuple of Loop

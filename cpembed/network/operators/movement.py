@@ -397,7 +397,6 @@ class _Line:
 
     Attributes
     ----------
-    axis : int
     low, high : ndarray of int
         Indices of the input on both sides of each result.
     weight : ndarray of float

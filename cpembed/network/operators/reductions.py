@@ -235,8 +235,6 @@ class _Rows:
 
     Attributes
     ----------
-    kernel : Kernel
-    reduction : Reduction
     dtype, wide : str
         Types of the result and of the arithmetic.
     """
