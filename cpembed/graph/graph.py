@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
-
-from numpy.typing import NDArray
 
 from cpembed.errors import InvariantError, WorkloadError
-from cpembed.graph.kinds.base import Kind, TensorType
-
-Array = NDArray[Any]
+from cpembed.graph.kinds.base import Array, Kind, TensorType
 
 
 @dataclass(frozen=True)

@@ -38,22 +38,6 @@ _FUNCTIONS = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "p
 _BYTES_PER_US = 4000.0
 
 
-def estimate_conversion_us(
-    target: AnyTarget, source: PlacedTensor, destination: PlacedTensor, threads: int
-) -> float:
-    """Estimate the cost of copying a tensor into another layout.
-
-    Parameters
-    ----------
-    target : Target
-        Target whose calibration is used.
-    source, destination : PlacedTensor
-        The same tensor in two layouts.
-    threads : int
-    """
-    return _copy_us(target, [source], [destination], threads)
-
-
 def estimate_operator_us(
     target: AnyTarget,
     kind: Kind,
@@ -83,7 +67,7 @@ def estimate_operator_us(
         passes = max(1.0, taps / strides) if overlapping else 1.0
     # A gather reads only the rows that it selects, as many bytes as it writes.
     read = outputs if isinstance(kind, Gather) else inputs
-    return _copy_us(target, read, outputs, threads) * passes
+    return estimate_copy_us(target, [*read, *outputs], threads) * passes
 
 
 def _functions(expression: Scalar) -> int:
@@ -94,10 +78,17 @@ def _functions(expression: Scalar) -> int:
     return inside + (expression.operation in _FUNCTIONS)
 
 
-def _copy_us(
-    target: AnyTarget, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor], threads: int
-) -> float:
-    tensors = [*inputs, *outputs]
+def estimate_copy_us(target: AnyTarget, tensors: Sequence[PlacedTensor], threads: int) -> float:
+    """Estimate the cost of reading and writing some tensors, by as many threads at most.
+
+    Parameters
+    ----------
+    target : Target
+        Target whose calibration is used.
+    tensors : sequence of PlacedTensor
+        Inputs and outputs.
+    threads : int
+    """
     size = sum(tensor.type.elements * size_bytes(tensor.storage_dtype) for tensor in tensors)
     # Copies that change the order of elements transpose blocks in registers, which takes longer.
     orders = {_order(tensor) for tensor in tensors if tensor.type.elements > 1}

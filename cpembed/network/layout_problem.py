@@ -17,7 +17,7 @@ from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product, Reshape, Transpose
 from cpembed.network.assignment import Node, Option, Problem, Tensor
-from cpembed.network.costs import KernelTimer, estimate_conversion_us, estimate_operator_us
+from cpembed.network.costs import KernelTimer, estimate_copy_us, estimate_operator_us
 from cpembed.network.layout import CandidateLayouts, Layout, residual_of
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.physical_product import physical_product
@@ -227,7 +227,7 @@ class ExecutionChoices:
 
     def _conversion_us(self, source: PlacedTensor, destination: PlacedTensor) -> float:
         if self.timer is None:
-            return estimate_conversion_us(self.target, source, destination, self.threads)
+            return estimate_copy_us(self.target, [source, destination], self.threads)
         plan = conversion_plan(source, destination, self.threads)
         return self.timer.plan_us(plan, (source, destination))
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from numpy.typing import NDArray
-
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
 from cpembed.codegen.epilogue import Epilogue, Placement
@@ -25,6 +23,7 @@ from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
+from cpembed.graph.graph import Array
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -33,8 +32,6 @@ from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import calibration_digest, planned_kernel
 from cpembed.targets.registry import open_target
-
-Array = NDArray[Any]
 
 # Specification of portable code for products that embed nothing else: vector times number.
 _FALLBACK = "axpy"
