@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from cpembed.codegen.epilogue import Placement
 from cpembed.errors import LoweringError
-from cpembed.graph.kinds.product import Product
+from cpembed.graph.kinds.product import Product, with_operand
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -90,33 +90,14 @@ def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
             (dimension,) = groups[axis]
             shape[dimension] += 2 * halo
             index[dimension] = index[dimension] + IndexExpr.of([], halo)
-    moved = Access(name, tuple(index[d] for d in order))
-    return _replaced(workload, replace(operand, shape=tuple(shape[d] for d in order)), moved)
-
-
-def _replaced(workload: Computation, operand: Operand, access: Access) -> Computation:
-    """Return the computation with a new shape of, and access to, one operand."""
-    bounds = (i.bounds(workload.extents) for i in access.index)
-    outside = any(
-        low < 0 or high >= size
-        for (low, high), size in zip(bounds, operand.shape, strict=True)
-    )  # fmt: skip
+    shape, index = [shape[d] for d in order], [index[d] for d in order]
+    bounds = (i.bounds(workload.extents) for i in index)
+    outside = any(low < 0 or high >= size for (low, high), size in zip(bounds, shape, strict=True))
     # With a halo no access leaves the shape, and nothing is padded any more. Zeros that were
     # inserted between elements are stated for the shape of the tensor, not for that of memory.
-    operand = replace(operand, zero_outside=operand.zero_outside and outside, spread=())
-
-    def change(old: Access) -> Access:
-        return access if old.operand == operand.name else old
-
-    def swapped(old: Operand) -> Operand:
-        return operand if old.name == operand.name else old
-
-    return replace(
-        workload,
-        inputs=tuple(swapped(o) for o in workload.inputs),
-        outputs=tuple(swapped(o) for o in workload.outputs),
-        statements=changed_accesses(workload.statements, change),
-    )
+    padded = operand.zero_outside and outside
+    operand = replace(operand, shape=tuple(shape), zero_outside=padded, spread=())
+    return with_operand(workload, operand, Access(name, tuple(index)))
 
 
 def _blocked(workload: Computation, name: str, group: list[int], block: int) -> Computation:

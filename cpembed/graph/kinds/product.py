@@ -11,7 +11,7 @@ import numpy as np
 from cpembed.codegen.epilogue import Epilogue, channel_axes, channel_numbers
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType
-from cpembed.ir.computation import Computation, changed_accesses
+from cpembed.ir.computation import Computation, Operand, changed_accesses
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
 from cpembed.ir.reference import reference
@@ -127,10 +127,32 @@ def _with_padding(workload: Computation, first: Array, value: int) -> tuple[Comp
     ]
     padded = np.pad(first, margins, constant_values=value)
     moved = tuple(i + before for i, (before, _) in zip(access.index, margins, strict=True))
+    operand = replace(operand, shape=padded.shape)
+    return with_operand(workload, operand, replace(access, index=moved)), padded
 
-    def shift(read: Access) -> Access:
-        return replace(read, index=moved) if read.operand == operand.name else read
 
-    inputs = (replace(operand, shape=padded.shape), *workload.inputs[1:])
-    statements = changed_accesses(workload.statements, shift)
-    return replace(workload, inputs=inputs, statements=statements), padded
+def with_operand(workload: Computation, operand: Operand, access: Access) -> Computation:
+    """Return a computation with another shape of, and access to, one operand.
+
+    Parameters
+    ----------
+    workload : Computation
+    operand : Operand
+        Replacement of the operand of the same name.
+    access : Access
+        Its only access.
+    """
+
+    def changed(old: Operand) -> Operand:
+        return operand if old.name == operand.name else old
+
+    def rewritten(old: Access) -> Access:
+        return access if old.operand == operand.name else old
+
+    # Shapes and accesses have to fit, so both are replaced at once.
+    return replace(
+        workload,
+        inputs=tuple(map(changed, workload.inputs)),
+        outputs=tuple(map(changed, workload.outputs)),
+        statements=changed_accesses(workload.statements, rewritten),
+    )

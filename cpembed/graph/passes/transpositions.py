@@ -10,6 +10,7 @@ import numpy as np
 from cpembed.graph import kinds
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Kind, Product, Transpose
+from cpembed.graph.kinds.product import with_operand
 from cpembed.graph.passes.quantization import is_per_tensor
 from cpembed.graph.passes.rewriting import (
     Rewriting,
@@ -18,8 +19,7 @@ from cpembed.graph.passes.rewriting import (
     segments,
     until_unchanged,
 )
-from cpembed.ir.computation import Computation, Operand, changed_accesses
-from cpembed.ir.expression import Access
+from cpembed.ir.computation import Computation, Operand
 
 
 def absorb_transpositions(graph: Graph) -> Graph:
@@ -96,22 +96,10 @@ def _operand_order(
 
 def _reordered(workload: Computation, operand: Operand, order: Sequence[int]) -> Computation:
     """Return the computation with the dimensions of one operand in another order."""
-
-    def reindexed(access: Access) -> Access:
-        if access.operand != operand.name:
-            return access
-        return replace(access, index=tuple(access.index[dimension] for dimension in order))
-
-    def reshaped(candidate: Operand) -> Operand:
-        shape = tuple(operand.shape[dimension] for dimension in order)
-        return replace(operand, shape=shape) if candidate.name == operand.name else candidate
-
-    return replace(
-        workload,
-        inputs=tuple(map(reshaped, workload.inputs)),
-        outputs=tuple(map(reshaped, workload.outputs)),
-        statements=changed_accesses(workload.statements, reindexed),
-    )
+    access = workload.access(operand.name)
+    shape = tuple(operand.shape[dimension] for dimension in order)
+    index = tuple(access.index[dimension] for dimension in order)
+    return with_operand(workload, replace(operand, shape=shape), replace(access, index=index))
 
 
 def cancel_transpositions(graph: Graph) -> Graph:
