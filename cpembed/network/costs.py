@@ -79,7 +79,7 @@ def _functions(expression: Scalar) -> int:
 
 
 def estimate_copy_us(target: AnyTarget, tensors: Sequence[PlacedTensor], threads: int) -> float:
-    """Estimate the cost of reading and writing some tensors, by as many threads at most.
+    """Estimate the cost of a copy that reads or writes each of some tensors once.
 
     Parameters
     ----------

@@ -102,7 +102,6 @@ class _Writer:
         return self._named(self._applied(node.operation, arguments))
 
     def _named(self, value: Value) -> Value:
-        # A buffer cannot hold a condition, and TVM's analysis does not expand conditions.
         if value.dtype == "bool":
             return value
         key = value.text, value.dtype
@@ -117,7 +116,6 @@ class _Writer:
         if operation == "where":
             dtype = _common(arguments[1], arguments[2])
             first, second = (cast(value, dtype).text for value in arguments[1:])
-            # TVM selects between numbers only.
             if dtype == "bool":
                 test = condition(arguments[0])
                 return Value(f"(({test} and {first}) or (not {test} and {second}))", "bool")
