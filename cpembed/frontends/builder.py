@@ -94,7 +94,7 @@ class Builder:
     def _constant(self, array: Array, stem: str) -> str:
         name = self.new_name(stem)
         self.constants[name] = array
-        self.types[name] = TensorType.of(array)
+        self.types[name] = TensorType.of_array(array)
         return name
 
     def value(self, tensor: str) -> Array | None:

@@ -103,7 +103,8 @@ class Networks:
         name = f"{label}{len(self.operators)}"
         self.operators.append(Operator(name, kind, inputs, (name,)))
         taken = [
-            self.types[n] if n in self.types else TensorType.of(self.weights[n]) for n in inputs
+            self.types[n] if n in self.types else TensorType.of_array(self.weights[n])
+            for n in inputs
         ]
         (self.types[name],) = kind.types(taken)
         return name

@@ -8,7 +8,7 @@ import pytest
 from cpembed.driver.named import workload
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Kind, Product, Quantize, Softmax, Table
-from cpembed.network.verification import difference, tolerance_of
+from cpembed.network.run import difference, tolerance_of
 
 SUMS = workload("gemm m=2 n=2 k=2 dtype=uint8,int8,int32")
 FLOATS = workload("gemm m=2 n=2 k=2 dtype=float32")
