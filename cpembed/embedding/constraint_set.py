@@ -15,7 +15,7 @@ import msgspec
 from cpembed.embedding.constraints import CONSTRAINTS, constraint_names, find_constraint
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.constraints.dataflow import Dataflow
-from cpembed.embedding.constraints.padding import Padding
+from cpembed.embedding.constraints.domain import Padding
 from cpembed.errors import SpecError
 from cpembed.files import read_toml
 from cpembed.plugins import plugin_file, plugin_files

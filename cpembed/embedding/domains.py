@@ -10,7 +10,7 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.all_different import AllDifferent
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
 from cpembed.embedding.constraints.linear_access import LinearAccess
-from cpembed.embedding.constraints.strides import Strides
+from cpembed.embedding.constraints.digits import Strides
 from cpembed.embedding.digit_model import AxisMaps, DigitOption, possible_digits
 from cpembed.embedding.flatten import candidate_groups, members_of
 from cpembed.embedding.problem import EmbeddingProblem

@@ -48,11 +48,12 @@ class AllDifferent(Constraint):
                         self._post_tuples(model, [ids[line] for ids in lines])
 
     def _post_one_element(self, model: ScalarModel, operand: str) -> None:
-        """The workload's operand is one element: the instruction's must be one as well."""
+        """Make the instruction's operand one element, as the workload's is."""
         names = model.problem.index_names[operand]
         shape = model.problem.instruction.computation.operand(operand).shape
         for name, size in zip(names, shape, strict=True):
             if name is None and size > 1:
+                # No literal decides this size: one of no literals is never true.
                 model.builder.exactly_one([])
             for extent, literal in model.extent_literals.get(name or "", {}).items():
                 if extent > 1:
@@ -75,6 +76,7 @@ class AllDifferent(Constraint):
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         outputs = problem.outputs
+        # A digit has at least two values, so that it must move every operand with such elements.
         indexed = {
             operand
             for operand, axes in problem.operand_axes.items()
@@ -83,7 +85,7 @@ class AllDifferent(Constraint):
         return indexed <= {operand for operand, _, _ in moved_dimensions(problem, option)}
 
     def post_digits(self, model: DigitModel) -> None:
-        """All elements of an operand differ, along whichever axes."""
+        # Along one axis `allows` suffices; along several, the digits' sums have to differ.
         operands = model.problem.operand_axes if self.elements == "all" else model.problem.outputs
         couple_meeting(model, operands)
 
@@ -112,6 +114,7 @@ def _distinct(images: Coordinates) -> bool:
         size = int(coordinates.max()) - low + 1
         codes_end *= size
         if codes_end >= 2**62:
+            # The numbers would overflow 64 bits: rows are compared as they are, far more slowly.
             lines = np.moveaxis(images, 0, -1).reshape(-1, nodes, len(images))
             return all(len(np.unique(line, axis=0)) == nodes for line in lines)
         if size > 1:

@@ -1,4 +1,4 @@
-"""``dataflow``: subgraph isomorphism between the two graphs (Rieber et al. 2021, 4.2.1)."""
+"""``dataflow``: subgraph isomorphism between both graphs (Rieber et al. 2021, section 4.2.1)."""
 
 from __future__ import annotations
 
@@ -41,18 +41,14 @@ class Dataflow(Constraint):
         if model.injective:
             return
         for output in model.problem.outputs:
-            self._post_star(model, output)
-
-    def _post_star(self, model: ScalarModel, output: str) -> None:
-        dimensions = model.present_elements(output)
-        if not dimensions:
-            # All outputs of the instruction would be the workload's only one.
-            if model.problem.instruction.computation.operand(output).elements > 1:
+            dimensions = model.present_elements(output)
+            if dimensions:
+                tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
+                for output_element in tuples[1:]:
+                    model.builder.differ(tuples[0], output_element)
+            elif model.problem.instruction.computation.operand(output).elements > 1:
+                # All outputs of the instruction would be the workload's only one.
                 model.builder.exactly_one([])
-            return
-        tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
-        for output_element in tuples[1:]:
-            model.builder.differ(tuples[0], output_element)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         for pair in problem.pairs:
@@ -62,6 +58,7 @@ class Dataflow(Constraint):
                 accessed = problem.at_points(pair, image, node_map.extents)
                 if np.any(accessed != index.evaluate(point)):
                     return False
+        # Written again, not shared with `from_points`: a mistake there must not agree with itself.
         shapes = {name: image.shape[1:] for name, image in node_map.elements.items()}
         for (first, first_at), (second, second_at) in problem.shared_elements(shapes):
             first_image, second_image = node_map.elements[first], node_map.elements[second]
@@ -72,11 +69,10 @@ class Dataflow(Constraint):
         return all(_first_differs(node_map.elements[output]) for output in problem.outputs)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
-        """An element that the instruction shares along an axis must be shared by the workload, and
-        another output of the instruction is another one of the workload.
-        """
         instruction_axis = option.instruction_axis
         moved = {operand for operand, _, _ in moved_dimensions(problem, option)}
+        # An element that the instruction shares along an axis must be shared by the workload, and
+        # another output of the instruction must be another one of the workload.
         return all(can_feed(problem, instruction_axis, axis) for axis in option.members) and all(
             output in moved
             for output in problem.outputs
@@ -84,9 +80,9 @@ class Dataflow(Constraint):
         )
 
     def post_digits(self, model: DigitModel) -> None:
-        """Points of the instruction that share an element of a window share it in the workload."""
         for operand, groups in model.problem.window_groups.items():
             for group in set(groups.values()):
+                # A component has all axes of a window or none: the model of all axes couples them.
                 if len(group) > 1 and group <= set(model.axes):
                     model.couple(group)
                     _post_window(model, operand, group)
@@ -99,8 +95,10 @@ class Dataflow(Constraint):
 
 
 def _post_window(model: DigitModel, operand: str, group: frozenset[str]) -> None:
-    """Rows of the digits along the axes of a window: a point moves the workload's operand as far as
-    the first point that has the same element of the instruction's operand.
+    """Post that points which share an element of a window share it in the workload.
+
+    Each row says that a point moves the workload's operand as far as the first point with the same
+    element of the instruction's operand.
     """
     problem = model.problem
     axes = [axis for axis in problem.instruction.axes if axis.name in group]
@@ -120,6 +118,7 @@ def _post_window(model: DigitModel, operand: str, group: frozenset[str]) -> None
                 change = distance[at] - distance[at][first]
                 columns.setdefault(dimension, []).append((literal, change))
     for changes in columns.values():
+        # Many points repeat a row, and the first point of an element has a row of zeros.
         rows = np.unique(np.stack([change for _, change in changes], axis=1), axis=0)
         for row in rows[np.any(rows, axis=1)]:
             terms = zip(row.tolist(), (literal for literal, _ in changes), strict=True)
@@ -127,7 +126,7 @@ def _post_window(model: DigitModel, operand: str, group: frozenset[str]) -> None
 
 
 def _overlapping_ports(problem: EmbeddingProblem) -> Iterator[frozenset[str]]:
-    """The instruction axes of each two ports that share elements."""
+    """Yield the instruction axes of each two ports that share elements."""
     shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
     shared = problem.shared_elements(shapes)
     for first, second in {(first, second) for (first, _), (second, _) in shared}:
@@ -135,6 +134,6 @@ def _overlapping_ports(problem: EmbeddingProblem) -> Iterator[frozenset[str]]:
 
 
 def _first_differs(output: np.ndarray) -> bool:
-    """Whether the first output's image is that of no other output."""
+    """Return True if the first output's image is that of no other output."""
     flat = output.reshape(len(output), math.prod(output.shape[1:]))
     return not np.any(np.all(flat[:, 1:] == flat[:, :1], axis=0)) if flat.shape[1] > 1 else True

@@ -19,8 +19,10 @@ from cpembed.hw.instruction import StrideRule
 
 @dataclass(frozen=True)
 class Dense(Constraint):
-    """Images have no gaps: each index of an instruction operand that moves along a dimension does
-    so as one digit of stride 1, whichever axes make it up.
+    """Images have no gaps.
+
+    Each index of an instruction operand that moves along a dimension does so as one digit of
+    stride 1, whichever axes make it up.
 
     ``stencil_stride = "memory"`` also allows a stride in a dimension that several iterators index
     (an image row under a strided convolution) where the instruction's memory side takes any
@@ -43,6 +45,7 @@ class Dense(Constraint):
                 line: list[int | slice] = [0] * (image.ndim - 1)
                 line[index] = slice(None)
                 for dimension, profile in enumerate(image[(slice(None), *line)]):
+                    # By lines alone: dense is defined for images that are no boxes as well.
                     digit = profile_digit(profile - profile[0])
                     if digit is None:
                         return False
@@ -61,9 +64,8 @@ class Dense(Constraint):
         )
 
     def post_digits(self, model: DigitModel) -> None:
-        """A step above 1 continues other digits of the instruction axis in the same dimension:
-        such solutions are judged, as windows are.
-        """
+        # A step above 1 must continue other digits of the instruction axis in the same dimension.
+        # Whether these make one digit together is judged on nodes, as windows are.
         problem = model.problem
         for option in (o for o in model.options if len(o.members) == 1):
             for operand, dimension, step in _steps(problem, option):
@@ -83,13 +85,13 @@ class Dense(Constraint):
     def _continues(
         self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
     ) -> bool:
-        """Whether a digit may continue another one of its instruction axis in a dimension."""
+        """Return True if a digit may continue another one of its instruction axis."""
         return option.weight > 1 and bool(self._neighbours(problem, operand, dimension, option))
 
     def _neighbours(
         self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
     ) -> set[str]:
-        """Axes that move a dimension and can feed the same instruction axis as a digit."""
+        """Return the axes that move a dimension and can feed a digit's instruction axis."""
         index = problem.workload_indices[operand][dimension]
         neighbours = set(index.iterators) - set(option.members)
         return {axis for axis in neighbours if can_feed(problem, option.instruction_axis, axis)}
@@ -104,15 +106,17 @@ class Dense(Constraint):
     def _takes(
         self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
     ) -> bool:
-        """Whether a digit may move a dimension in any steps."""
+        """Return True if a digit may move a dimension in any steps."""
         return any(
             option.instruction_axis in axes and self._free(problem, operand, dimension, index)
             for index, axes in enumerate(problem.index_axes[operand])
         )
 
     def _free(self, problem: EmbeddingProblem, operand: str, dimension: int, index: int) -> bool:
+        """Return True if an index of the instruction operand takes any stride in a dimension."""
         if self.stencil_stride == "one":
             return False
+        # A dimension that one iterator walks could be laid out without gaps: it must be.
         several = len(problem.workload_indices[operand][dimension].iterators) > 1
         memory, extents = problem.instruction.memory[operand], problem.instruction.extents
         return several and all(
@@ -122,7 +126,7 @@ class Dense(Constraint):
 
 
 def _steps(problem: EmbeddingProblem, option: DigitOption) -> Iterator[tuple[str, int, int]]:
-    """The dimensions that a digit moves, each with its step along the operand's index."""
+    """Yield the dimensions that a digit moves, each with its step along the operand's index."""
     instruction_axis = option.instruction_axis
     for operand, dimension, step in moved_dimensions(problem, option):
         yield operand, dimension, along_index(problem, operand, instruction_axis, step)

@@ -18,7 +18,6 @@ from cpembed.embedding.constraints.base import (
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import Groups, members_of
-from cpembed.embedding.model_builder import Ids
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.scalar_model import DigitChoice, ScalarModel
@@ -29,9 +28,10 @@ from cpembed.ir.index import IndexExpr
 
 @dataclass(frozen=True)
 class LinearAccess(Constraint):
-    """Only workload axes that walk each index of the operands alone are mapped
-    (:func:`~cpembed.embedding.constraints.base.walker`): an axis of one step beside them makes no
-    window.
+    """Only workload axes that walk each index of the operands alone are mapped.
+
+    An axis of one step beside them makes no window
+    (:func:`~cpembed.embedding.constraints.base.walker`).
 
     ``stencil = "in_place"`` weakens it: an axis that walks an index beside others may be mapped
     where the instruction's memory side reads the window as it lies. Each digit that moves the index
@@ -49,7 +49,9 @@ class LinearAccess(Constraint):
         problem = model.problem
         if self.stencil == "none":
             for axis in stencil_axes(problem):
-                _stand_still(model, model.points[axis])
+                # All operations have the first one's coordinate: the axis stays an outer loop.
+                ids = model.points[axis]
+                model.builder.equate(ids, ids[(0,) * ids.ndim].reshape((1,) * ids.ndim))
             return
         for operand, indices in problem.workload_indices.items():
             for index in indices:
@@ -86,8 +88,10 @@ class LinearAccess(Constraint):
         end = model.extent_literals[instruction_axis].get(choice.count)
         terms = [(1, np.array([literal])) for literal in (choice.literal, *partners)]
         if end is None or choice.weight != 1 or largest == 0:
+            # Never in place: not chosen, or not together with any partner.
             builder.linear(terms, 0, 1 if partners else 0)
             return
+        # Chosen only where the instruction axis ends after it: the digit is all of that axis.
         builder.linear([*terms, (-1, np.array([end]))], -1, 1 if partners else 0)
         if largest is None:
             return
@@ -95,6 +99,7 @@ class LinearAccess(Constraint):
         if not partners:
             builder.restrict(choice.stride, allowed)
             return
+        # `free` is true where no partner is chosen; then any stride will do.
         free = builder.boolean()
         builder.exactly_one([free, *partners])
         builder.restrict_unless(free, choice.stride, allowed)
@@ -126,7 +131,7 @@ class LinearAccess(Constraint):
     def _fits(
         self, problem: EmbeddingProblem, option: DigitOption, operand: str, step: int
     ) -> bool:
-        """Whether a digit may read a window in place, where it is all of its instruction axis."""
+        """Return True if a digit reads a window in place as all of its instruction axis."""
         only_digit = len(option.members) == 1 and option.weight == 1
         return only_digit and _steps(problem, operand, option.instruction_axis, step)
 
@@ -164,10 +169,6 @@ class LinearAccess(Constraint):
         return "linear_access: a sliding window is mapped only where it can be read in place"
 
 
-def _stand_still(model: ScalarModel, ids: Ids) -> None:
-    model.builder.equate(ids, ids[(0,) * ids.ndim].reshape((1,) * ids.ndim))
-
-
 def _read_in_place(
     problem: EmbeddingProblem,
     embedding: Embedding,
@@ -175,9 +176,7 @@ def _read_in_place(
     operand: str,
     index: IndexExpr,
 ) -> bool:
-    """Whether every digit that moves a window is all of its instruction axis and takes steps that
-    this axis can take.
-    """
+    """Return True if every digit that moves a window is all of its axis, in steps it can take."""
     for instruction_axis, digits in embedding.digits.items():
         for digit in digits:
             members = members_of(groups, digit.axis)
@@ -194,7 +193,7 @@ def _read_in_place(
 
 
 def _steps(problem: EmbeddingProblem, operand: str, axis: str, step: int) -> bool:
-    """Whether an instruction axis can walk a window in such steps."""
+    """Return True if an instruction axis can walk a window in such steps."""
     largest = stride_in_place(problem, operand, axis)
     return largest is None or 0 < step <= largest
 

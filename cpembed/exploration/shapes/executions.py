@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.strides import Strides
+from cpembed.embedding.constraints.digits import Strides
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.domains import digit_model_obstacle, joint_digits
 from cpembed.embedding.embedding import Digit

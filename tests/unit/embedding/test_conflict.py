@@ -14,7 +14,7 @@ import pytest
 from cpembed.embedding import projection
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
-from cpembed.embedding.constraints.padding import Padding
+from cpembed.embedding.constraints.domain import Padding
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.domains import padded_extents
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
