@@ -1,4 +1,4 @@
-"""Enumerating the solutions of a model with CP-SAT."""
+"""CP-SAT: enumeration of a model's solutions, bounds of an objective, limits and interrupts."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
@@ -21,7 +21,7 @@ _PATIENCE = 0.1
 """Seconds between looks for an interrupt or the end of the time limit."""
 
 _MEMORY_MIB = 1024
-"""Maximum memory of the solver in MiB; a search that needs more ends as one out of time does."""
+"""Maximum memory of the solver in MiB; a search that needs more ends like one out of time."""
 
 
 class Status(StrEnum):
@@ -35,8 +35,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class SearchStatistics:
-    """The solver's effort. ``seconds`` is wall time; ``work`` is the solver's deterministic time,
-    in its own unit (about a second), the same in every run.
+    """The solver's effort.
+
+    ``seconds`` is wall time; ``work`` is the solver's deterministic time, in its own unit (about a
+    second), the same in every run.
     """
 
     branches: int = 0
@@ -44,17 +46,20 @@ class SearchStatistics:
     seconds: float = 0.0
     work: float = 0.0
 
-    def plus(self, other: SearchStatistics) -> SearchStatistics:
+    def plus(self, more: SearchStatistics) -> SearchStatistics:
         return SearchStatistics(
-            self.branches + other.branches,
-            self.conflicts + other.conflicts,
-            self.seconds + other.seconds,
-            self.work + other.work,
+            self.branches + more.branches,
+            self.conflicts + more.conflicts,
+            self.seconds + more.seconds,
+            self.work + more.work,
         )
 
 
 class _Collector(cmh.SolutionCallback):
-    """Passes each solution on as a vector; stops the search when the receiver returns False."""
+    """Callback that passes each solution on as a vector.
+
+    It stops the search when the receiver returns False.
+    """
 
     def __init__(self, receive: Callable[[Ids], bool]) -> None:
         super().__init__()
@@ -74,9 +79,7 @@ class _Collector(cmh.SolutionCallback):
 
 
 def solve_in_thread(wrapper: Any, proto: Any) -> Any:
-    """Solve in a thread, so that this one can take an interrupt, or keep a time limit, and stop the
-    search.
-    """
+    """Solve in a thread, so that this one can be interrupted or reach a time limit."""
     responses: list[Any] = []
     thread = threading.Thread(target=lambda: responses.append(wrapper.solve(proto)))
     thread.start()
@@ -93,25 +96,25 @@ def solve_in_thread(wrapper: Any, proto: Any) -> Any:
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """``seconds`` bounds the search's wall time; ``solutions`` how many are collected."""
+    """Limits of wall time in seconds and of the number of solutions, and the solver's seed."""
 
     seconds: float | None = None
     solutions: int | None = None
     seed: int = 0
 
     def after(self, seconds: float) -> SearchLimits:
-        """The limits with less time left."""
+        """Return the limits with less time left."""
         if self.seconds is None:
             return self
         return replace(self, seconds=max(0.0, self.seconds - seconds))
 
     def share(self, parts: float) -> SearchLimits:
-        """The limits with one of so many parts of the time."""
+        """Return the limits with one of so many parts of the time."""
         return self if self.seconds is None else replace(self, seconds=self.seconds / parts)
 
 
 class StopSignal:
-    """Stops the searches that listen to it, from any thread, and those that would start later."""
+    """Signal that stops the searches that listen to it, and those that would start later."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,12 +144,19 @@ class StopSignal:
 
 @dataclass(frozen=True)
 class SearchControl:
-    """Settings of a search beside its limits; the answer does not depend on them.
+    """Settings of a search that do not change the answer.
 
-    ``presolve``: simplify the model first. ``work`` bounds the search by the solver's
-    deterministic time, which is the same in every run. ``stop`` ends it from outside.
-    ``relaxation``: solve the linear relaxation at each node, which only slows models of Booleans
-    that are enumerated.
+    Attributes
+    ----------
+    presolve : bool
+        True to simplify the model first.
+    work : float, optional
+        Maximum deterministic time, in the solver's unit, the same in every run.
+    stop : StopSignal, optional
+        Signal that ends the search from outside.
+    relaxation : bool
+        True to solve the linear relaxation at each node, which only slows models of Booleans that
+        are enumerated.
     """
 
     presolve: bool = True
@@ -156,8 +166,9 @@ class SearchControl:
 
 
 def _parameters(limits: SearchLimits) -> Any:
-    """The solver's parameters that every search has."""
+    """Return the solver's parameters that every search has."""
     parameters = cmh.SatParameters()
+    # CP-SAT enumerates with one worker only, and one is the same search in every run.
     parameters.num_workers = 1
     parameters.max_memory_in_mb = _MEMORY_MIB
     parameters.random_seed = limits.seed
@@ -212,6 +223,7 @@ def enumerate_solutions(
     wrapper = cmh.SolveWrapper()
     parameters = _parameters(limits)
     parameters.enumerate_all_solutions = True
+    # Symmetry breaking would leave out solutions that are images of others.
     parameters.symmetry_level = 0
     parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
     if control.work is not None:
@@ -247,6 +259,7 @@ def enumerate_solutions(
     if name == "UNKNOWN":
         return Status.UNKNOWN, False, statistics
     complete = name == "OPTIMAL" and not collector.stopped
+    # The model may be a relaxation, all of whose solutions were rejected by the receiver.
     if not accepted:
         return (Status.INFEASIBLE if complete else Status.UNKNOWN), complete, statistics
     return (Status.OPTIMAL if complete else Status.FEASIBLE), complete, statistics
@@ -287,5 +300,6 @@ def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimit
     least = sum(min(c, 0) for c in free.values())
     # Stopped before it had a solution, the solver may not have set its bound.
     if response.status.name in ("OPTIMAL", "FEASIBLE"):
+        # The bound is a float slightly off an integer.
         least = max(least, math.ceil(response.best_objective_bound - 1e-6))
     return constant + least

@@ -1,4 +1,4 @@
-"""Which workload axes could feed an instruction axis, and why each does not, in words.
+"""Roles: the workload axes that could feed an instruction axis, and why each does not, as text.
 
 A workload axis has the role of an instruction axis when both index the same operands and no
 others: ``c`` of a convolution that of ``z`` of ``C[x,y] += A[x,z] * B[z,y]``.
@@ -18,13 +18,13 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 
 
-def join(words: Sequence[str], last: str = "and") -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def join(parts: Sequence[str], last: str = "and") -> str:
+    """Return an enumeration: ``a``, ``a and b``, ``a, b and c``."""
+    return f" {last} ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def candidates(problem: EmbeddingProblem, axis: str) -> tuple[str, ...]:
-    """Workload axes with the role of an instruction axis, in the workload's order."""
+    """Return the workload axes with the role of an instruction axis, in the workload's order."""
     return _candidates(problem.workload, problem.pairs, axis)
 
 
@@ -40,7 +40,7 @@ def _candidates(workload: Computation, pairs: Sequence[AccessPair], axis: str) -
 def every_axis_has_a_role(
     workload: Computation, instruction: Instruction, pairs: Sequence[AccessPair]
 ) -> bool:
-    """True if a workload axis has the role of each instruction axis that must be fed.
+    """Return True if a workload axis has the role of each instruction axis that must be fed.
 
     Parameters
     ----------
@@ -61,14 +61,14 @@ def _indexes(index: Sequence[IndexExpr], axis: str) -> bool:
     return any(axis in expression.iterators for expression in index)
 
 
-def axis_words(problem: EmbeddingProblem, axis: str) -> str:
-    """``z (16, reduction)``: name, extent and kind of an instruction axis."""
+def axis_text(problem: EmbeddingProblem, axis: str) -> str:
+    """Return name, extent and kind of an instruction axis: ``z (16, reduction)``."""
     allowed = problem.instruction.axis(axis).describe_allowed()
     return f"{axis} ({allowed}, {problem.instruction.loop_axis(axis).kind})"
 
 
-def role_words(problem: EmbeddingProblem, axis: str) -> str:
-    """The role in terms of the workload's operands: ``W and O but not I``."""
+def role_text(problem: EmbeddingProblem, axis: str) -> str:
+    """Return a role in terms of the workload's operands: ``W and O but not I``."""
     names = [pair.workload.operand for pair in problem.pairs]
     role = _role(problem.pairs, axis)
     indexed = dict.fromkeys(n for n, inside in zip(names, role, strict=True) if inside)
@@ -78,7 +78,7 @@ def role_words(problem: EmbeddingProblem, axis: str) -> str:
 
 
 def sized(problem: EmbeddingProblem, axis: str) -> str:
-    """``c=3``"""
+    """Return a workload axis with its extent: ``c=3``."""
     return f"{axis}={problem.workload.extents[axis]}"
 
 
@@ -93,14 +93,13 @@ def counts(
         Problem with both axes.
     constraints : ConstraintSet
         Set whose padding limits the counts.
-    axis : str
-        Instruction axis.
-    workload_axis : str
-        Workload axis that feeds it.
+    axis, workload_axis : str
+        Instruction axis, and a workload axis with its role.
     """
     extent = problem.workload.extents[workload_axis]
     allowed = problem.instruction.axis(axis).allowed
     limit = constraints.padding.on(problem).limit(workload_axis, extent)
+    # Without `padding` the limit is that of the coordinates alone: tiles need not cover the axis.
     covered = constraints.get("padding") is not None
     return tuple(
         count
@@ -121,10 +120,8 @@ def obstacles(
         Problem with both axes.
     constraints : ConstraintSet
         Set whose constraints may exclude the axis.
-    axis : str
-        Instruction axis.
-    workload_axis : str
-        Workload axis with its role.
+    axis, workload_axis : str
+        Instruction axis, and a workload axis with its role.
     """
     reasons: list[str] = []
     linear = constraints.get("linear_access")
@@ -141,9 +138,7 @@ def obstacles(
 def all_or_nothing(
     problem: EmbeddingProblem, constraints: ConstraintSet, workload_axis: str
 ) -> bool:
-    """True if a workload axis cannot feed an instruction axis together with further axes.
-
-    A stencil that is read in place is one digit of the axis's full extent.
+    """Return True if a workload axis cannot feed an instruction axis together with further axes.
 
     Parameters
     ----------
@@ -154,9 +149,13 @@ def all_or_nothing(
     workload_axis : str
         Workload axis, of a stencil or not.
     """
+    # A stencil that is read in place is one digit of the instruction axis's full extent.
+    return _reads_in_place(constraints) and workload_axis in stencil_axes(problem)
+
+
+def _reads_in_place(constraints: ConstraintSet) -> bool:
     linear = constraints.get("linear_access")
-    in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
-    return in_place and workload_axis in stencil_axes(problem)
+    return isinstance(linear, LinearAccess) and linear.stencil == "in_place"
 
 
 def _index_obstacles(
@@ -167,22 +166,22 @@ def _index_obstacles(
     axis: str,
     workload_axis: str,
 ) -> list[str]:
-    """Obstacles in one dimension of one operand."""
+    """Return the obstacles in one dimension of one operand."""
     reasons: list[str] = []
     operand, step = pair.instruction.operand, index.coefficient(workload_axis)
     several = len(index.iterators) > 1
     text = f"{pair.workload.operand}[{index}]"
-    linear, dense = constraints.get("linear_access"), constraints.get("dense")
+    dense = constraints.get("dense")
     if step < 0 and constraints.get("hyper_rectangle") is not None:
         reasons.append(f"runs backwards in {text} (hyper_rectangle)")
-    in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
     if (
-        in_place
+        _reads_in_place(constraints)
         and slides(problem, index, (workload_axis,))
         and stride_in_place(problem, operand, axis) == 0
     ):
-        words = f"is a stencil axis of {text}, which {axis} cannot read in place"
-        reasons.append(f"{words} (linear_access)")
+        reasons.append(
+            f"is a stencil axis of {text}, which {axis} cannot read in place (linear_access)"
+        )
     if step > 1 and isinstance(dense, Dense):
         rule = problem.instruction.memory[operand].stride_rule(axis)
         if not (dense.stencil_stride == "memory" and several and rule is StrideRule.ANY):
@@ -190,11 +189,8 @@ def _index_obstacles(
     return reasons
 
 
-def refusal(
-    problem: EmbeddingProblem,
-    constraints: ConstraintSet,
-    axis: str,
-    workload_axis: str,
+def rejection(
+    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
 ) -> str | None:
     """Explain why a workload axis of the right role does not feed an instruction axis by itself.
 
@@ -204,10 +200,8 @@ def refusal(
         Problem with both axes.
     constraints : ConstraintSet
         Set under which it does not.
-    axis : str
-        Instruction axis.
-    workload_axis : str
-        Workload axis with its role.
+    axis, workload_axis : str
+        Instruction axis, and a workload axis with its role.
 
     Returns
     -------
@@ -217,8 +211,9 @@ def refusal(
     """
     reasons = obstacles(problem, constraints, axis, workload_axis)
     if all_or_nothing(problem, constraints, workload_axis):
-        words = f"is a stencil axis that must feed all of {axis} to be read in place"
-        reasons.append(f"{words} (linear_access)")
+        reasons.append(
+            f"is a stencil axis that must feed all of {axis} to be read in place (linear_access)"
+        )
     reasons += _extent_reason(problem, constraints, axis, workload_axis)
     if not reasons:
         return None
@@ -236,12 +231,8 @@ def _extent_reason(
     limit = constraints.padding.on(problem).limit(workload_axis, extent)
     restriction = "without padding" if limit == extent else f"within the padded extent of {limit}"
     goal = instruction_axis.describe_allowed()
-    if not feasible_counts:
-        part = (
-            f"gives no factor of {goal}"
-            if instruction_axis.is_fixed
-            else f"gives no part of {goal}"
-        )
+    if feasible_counts:
+        part = f"at most {feasible_counts[-1]}"
     else:
-        part = f"gives at most {feasible_counts[-1]} of {goal}"
-    return [f"{part} {restriction}"]
+        part = "no factor" if instruction_axis.is_fixed else "no part"
+    return [f"gives {part} of {goal} {restriction}"]

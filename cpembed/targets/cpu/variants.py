@@ -26,9 +26,9 @@ from dataclasses import replace
 from cpembed.codegen.packing import packed_before
 from cpembed.cost.candidate import Candidate, derive_candidate, overheads
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.embedding.checks import check_embedding
-from cpembed.embedding.commute import problem_of
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import candidate_groups, free_name, fused_extent
 from cpembed.errors import InvariantError, TransformError
@@ -85,7 +85,8 @@ def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
     proposed.
     """
     embedding = candidate.embedding
-    problem = problem_of(candidate.program.unfused, spec.instruction, embedding.operands)
+    pairing = Pairing(candidate.program.unfused, spec.instruction)
+    problem = pairing.with_roles(embedding.operands)
     try:
         check_embedding(problem, load_constraint_set(WIDEST), embedding)
     except InvariantError:

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from cpembed.embedding import projection
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.constraints.domain import Padding
@@ -43,7 +44,7 @@ def explain(workload: str, target: str, constraints: str = "strict") -> Conflict
     instruction = load_hardware_spec(target).instruction
     dtypes = tuple(instruction.dtypes[o.name][0] for o in instruction.computation.operands)
     words = parse_workload(workload.split(), dtypes)
-    return explain_infeasible(words, instruction, load_constraint_set(constraints))
+    return explain_infeasible(Pairing(words, instruction), load_constraint_set(constraints))
 
 
 def is_feasible(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:
@@ -65,7 +66,7 @@ def infeasible_problem(seed: int) -> tuple[EmbeddingProblem, ConstraintSet] | No
 
 
 def check_conflict(problem: EmbeddingProblem, constraints: ConstraintSet) -> Conflict:
-    conflict = explain_infeasible(problem.workload, problem.instruction, constraints)
+    conflict = explain_infeasible(Pairing(problem.workload, problem.instruction), constraints)
     assert conflict.words
     assert conflict.constraints
     projected = replace(problem, instruction=project(problem.instruction, conflict.axes))
@@ -331,7 +332,9 @@ def test_every_deepbench_layer_with_few_channels_names_the_channels() -> None:
     slowest = 0.0
     for layer in layers:
         started = time.perf_counter()
-        conflict = explain_infeasible(layer.workload(), instruction, load_constraint_set("strict"))
+        conflict = explain_infeasible(
+            Pairing(layer.workload(), instruction), load_constraint_set("strict")
+        )
         slowest = max(slowest, time.perf_counter() - started)
         assert conflict.axes == ("z",)
         assert "padding" in conflict.constraints
@@ -382,7 +385,7 @@ def test_out_of_time_is_said() -> None:
     instruction = load_hardware_spec("vta_1x16x16").instruction
     workload = suite("deepbench")[0].workload()
     strict = load_constraint_set("strict")
-    conflict = explain_infeasible(workload, instruction, strict, SearchLimits(seconds=0.0))
+    conflict = explain_infeasible(Pairing(workload, instruction), strict, SearchLimits(seconds=0.0))
     assert not conflict.minimal
     assert "time ran out" in conflict.words[-1]
 
@@ -391,7 +394,7 @@ def test_what_is_too_large_is_not_out_of_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(projection, "feasible_without_boxes", lambda *_: None)
     instruction = load_hardware_spec("vta_1x16x16").instruction
     workload = suite("deepbench")[0].workload()
-    conflict = explain_infeasible(workload, instruction, load_constraint_set("strict"))
+    conflict = explain_infeasible(Pairing(workload, instruction), load_constraint_set("strict"))
     assert not conflict.minimal
     assert any("it would take too long to decide whether" in words for words in conflict.words)
     assert not any("time ran out" in words for words in conflict.words)
