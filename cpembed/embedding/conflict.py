@@ -251,7 +251,7 @@ class Conflict:
     minimal: bool = True
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the ``conflict`` of the ``solve`` document: a list, with one entry per conflict."""
+        """Return the ``conflict`` of the ``solve`` document, a list with an entry per conflict."""
         return [
             {
                 "axes": list(self.axes),

@@ -67,7 +67,7 @@ class _Collector(cmh.SolutionCallback):
         self.error: BaseException | None = None
         self.stopped = False
 
-    def OnSolutionCallback(self) -> None:
+    def _on_solution(self) -> None:
         try:
             solution = np.array(list(self.Response().solution), np.int64)
             if not self.receive(solution):
@@ -76,6 +76,9 @@ class _Collector(cmh.SolutionCallback):
         except BaseException as error:  # an exception must not unwind through C++
             self.error = error
             self.StopSearch()
+
+    # The name by which OR-Tools looks the method up.
+    OnSolutionCallback = _on_solution
 
 
 def solve_in_thread(wrapper: Any, proto: Any) -> Any:

@@ -23,7 +23,7 @@ axis is a stride.
 """
 
 
-class TooManyDigits(SpecError):
+class TooManyDigitsError(SpecError):
     """A set leaves more digits to a workload than any memory is for."""
 
 
@@ -106,12 +106,12 @@ def coordinate_bounds(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
 def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
     """Return the digits that every constraint allows by itself.
 
-    Raises :class:`TooManyDigits` where they are more than any memory is for.
+    Raises :class:`TooManyDigitsError` where they are more than any memory is for.
     """
     allowed = (o for o in _digits(problem, constraints) if _allowed(problem, constraints, o))
     options = list(itertools.islice(allowed, MOST_DIGITS + 1))
     if len(options) > MOST_DIGITS:
-        raise TooManyDigits(
+        raise TooManyDigitsError(
             f"{constraints.name} leaves more than {MOST_DIGITS:,} digits for "
             f"{problem.instruction.name} in {problem.workload.name}: allow fewer strides, such as "
             'allowed = ["one"] in [strides]'

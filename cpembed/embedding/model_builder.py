@@ -35,7 +35,7 @@ _COMPARED = 256
 """Maximum number of tuples that are compared two by two where their numbers would not fit."""
 
 
-class TooLargeDomain(SpecError):
+class TooLargeDomainError(SpecError):
     """A set makes the scalar model compare more points than can be numbered."""
 
 
@@ -325,7 +325,7 @@ def _intervals(values: Sequence[int], low: int, high: int) -> list[int]:
 
 
 def _too_large() -> SpecError:
-    return TooLargeDomain("points of a domain beyond 64 bits would be compared one by one")
+    return TooLargeDomainError("points of a domain beyond 64 bits would be compared one by one")
 
 
 _Post = tuple["_Phase", Callable[..., None], tuple[Any, ...]]

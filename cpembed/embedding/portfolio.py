@@ -30,7 +30,7 @@ from cpembed.embedding.cpsat import (
 )
 from cpembed.embedding.domains import coordinate_bounds, padded_extents
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.model_builder import Ids, TooLargeDomain
+from cpembed.embedding.model_builder import Ids, TooLargeDomainError
 from cpembed.embedding.node_map import NodeMap, decode, expand
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.result import Formulation, OrderEffort, SearchEffort, SearchResult, Seconds
@@ -205,11 +205,11 @@ class _Run:
         control = SearchControl(self.presolve, self.work, self.stop)
         try:
             compiled = model.build()
-        except TooLargeDomain as error:
+        except TooLargeDomainError as error:
             needed = ("hyper_rectangle", "fixed_origin")
             missing = [name for name in needed if self.constraints.get(name) is None]
             remedy = f"add {missing[0]} to the set" if missing else "leave the search to auto"
-            raise TooLargeDomain(f"{self.constraints.name}: {error}: {remedy}") from None
+            raise TooLargeDomainError(f"{self.constraints.name}: {error}: {remedy}") from None
         _, exhausted, statistics = enumerate_solutions(compiled, receive, limits, control)
         self.statistics = self.statistics.plus(statistics)
         return exhausted

@@ -25,9 +25,9 @@ from cpembed.embedding.constraints.base import Constraint, stencil_axes
 from cpembed.embedding.constraints.domain import Padding
 from cpembed.embedding.constraints.linear_access import LinearAccess
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.domains import TooManyDigits, padded_extents
+from cpembed.embedding.domains import TooManyDigitsError, padded_extents
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.model_builder import TooLargeDomain
+from cpembed.embedding.model_builder import TooLargeDomainError
 from cpembed.embedding.node_map import Coordinates, NodeMap, from_points
 from cpembed.embedding.problem import EmbeddingProblem, point_grid
 from cpembed.embedding.roles import candidates
@@ -149,7 +149,7 @@ def solve_once(
         if constraints.get("hyper_rectangle") is None:
             return Answer(feasible_without_boxes(problem, constraints, limits))
         result = search(problem, constraints, replace(limits, solutions=1))
-    except (TooManyDigits, TooLargeDomain):
+    except (TooManyDigitsError, TooLargeDomainError):
         return Answer(None)
     if result.status is Status.UNKNOWN:
         return Answer(None)
