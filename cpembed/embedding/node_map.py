@@ -158,7 +158,10 @@ def operand_boxes(node_map: NodeMap) -> dict[str, list[BoxDigit]] | None:
 
 
 def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
-    """Return the axis maps of a node map, None where it is irregular (docs/embedding.md)."""
+    """Return the axis maps of a node map, None where it is not regular.
+
+    They are defined in docs/embedding.md, "Axis maps".
+    """
     if node_map.walks is None:
         return None
     axes = [axis.name for axis in problem.workload.axes]

@@ -11,8 +11,16 @@ from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.onnx.call import Call
-from cpembed.frontends.onnx.definitions import definition, is_defined
-from cpembed.frontends.onnx.model import FOUR_BITS, Body, Model, ModelInput, Node, in_bytes
+from cpembed.frontends.onnx.model import (
+    FOUR_BITS,
+    Body,
+    Model,
+    ModelInput,
+    Node,
+    definition,
+    in_bytes,
+    is_defined,
+)
 from cpembed.frontends.onnx.operators import TRANSLATIONS
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds import TensorType

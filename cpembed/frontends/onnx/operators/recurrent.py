@@ -1,6 +1,6 @@
-"""Recurrent layers of a fixed length, unrolled: one product of all inputs, then in every step a
-product of the state and elementwise operators.
+"""Recurrent layers of a fixed length, unrolled.
 
+One product takes all inputs; then every step has a product of the state and elementwise operators.
 Layout 0 has inputs [steps, batch, size] and results [steps, directions, batch, state]; layout 1 has
 the batch first.
 """
@@ -43,9 +43,22 @@ _LONGEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One direction of a layer: weights [gates * state, size] and [gates * state, state], a bias of
-    each, the activations of the gates, the absolute limit of their sums, and peephole weights [3 *
-    state].
+    """One direction of a layer.
+
+    Attributes
+    ----------
+    state : int
+        Size of the state.
+    weights, recurrent : str
+        Tensors [gates * state, size] and [gates * state, state].
+    bias, recurrent_bias : str, optional
+        Tensors [gates * state].
+    functions : sequence of callable
+        Activations of the gates.
+    limit : float, optional
+        Absolute limit of the gates' sums.
+    peepholes : str, optional
+        Tensor [3 * state]: weights of the cell state in the input, output and forget gate.
     """
 
     call: Call
@@ -81,8 +94,9 @@ class Cell:
         return self.product(state, self.recurrent, self.recurrent_bias)
 
     def with_peephole(self, gate: str, k: int, c: str) -> str:
-        """Add the cell state times the peephole weights of the input (``k`` = 0), output (1) or
-        forget gate (2), if there are any.
+        """Add the cell state times the peephole weights of a gate, if there are any.
+
+        ``k`` is 0 for the input, 1 for the output and 2 for the forget gate.
         """
         if self.peepholes is None:
             return gate
@@ -220,6 +234,7 @@ class Layer:
     ) -> tuple[list[str], list[str]]:
         """Return the state after each step, in the order of the inputs, and the last states."""
         call, (steps, batch) = cell.call, sizes
+        # All steps' inputs are known: one large product is far faster than one in each step.
         sums = cell.product(rows, cell.weights, cell.bias)
         states = [_initial(cell, k, direction, batch) for k in range(self.states)]
         results = [""] * steps

@@ -8,7 +8,7 @@ import numpy as np
 
 from cpembed.frontends.expressions import X, Y, Z, add, apply, div, equal, mul, sub, where
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.frontends.onnx.operators.windows import pooled_image
+from cpembed.frontends.onnx.operators.products import pooled_image
 from cpembed.graph.kinds import Gather, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.kinds.base import axis_of
 
@@ -21,7 +21,7 @@ def _axes(call: Call) -> tuple[int, ...]:
     return tuple(sorted({axis_of(axis, call.rank()) for axis in axes}))
 
 
-def reduced(
+def _reduced(
     operation: str, before: Scalar | None = None, after: Scalar | None = None
 ) -> Translation:
     """Return the translation of a reduction between two elementwise expressions.
@@ -53,13 +53,13 @@ def reduced(
     return translate
 
 
-def log_sum_exp(call: Call) -> str:
+def _log_sum_exp(call: Call) -> str:
     shape, axes, keeps = call.type().shape, _axes(call), call.flag("keepdims", True)
     sizes = [1 if k in axes else size for k, size in enumerate(shape) if keeps or k not in axes]
     return call.log_sum_exp(call.input(), axes, sizes)
 
 
-def index_of(operation: str) -> Translation:
+def _index_of(operation: str) -> Translation:
     """Return the translation of ``argmax`` or ``argmin``."""
 
     def translate(call: Call) -> str:
@@ -74,7 +74,7 @@ def index_of(operation: str) -> Translation:
     return translate
 
 
-def softmax(log: bool) -> Translation:
+def _softmax(log: bool) -> Translation:
     def translate(call: Call) -> str:
         axis, shape = call.axis(-1 if call.version >= 13 else 1), call.type().shape
         if call.version >= 13 or axis == len(shape) - 1:
@@ -90,7 +90,7 @@ def softmax(log: bool) -> Translation:
 # -- normalizations -------------------------------------------------------------------------------
 
 
-def layer_normalization(call: Call) -> list[str]:
+def _layer_normalization(call: Call) -> list[str]:
     x, shape, dtype = call.input(0), call.type().shape, call.type().dtype
     axis, epsilon = call.axis(-1), call.number("epsilon", 1e-5)
     rows = shape[axis:]
@@ -113,7 +113,7 @@ def layer_normalization(call: Call) -> list[str]:
     return [result, mean, deviation]
 
 
-def skip_layer_normalization(call: Call) -> list[str]:
+def _skip_layer_normalization(call: Call) -> list[str]:
     """Emit the layer normalization of a sum, which is the fourth result."""
     if any(call.is_read[1:3]):
         call.reject("the mean or the deviation is read: export the model without")
@@ -127,12 +127,12 @@ def skip_layer_normalization(call: Call) -> list[str]:
     return [call.emit(kind, x, call.input(2), shift), "", "", x]
 
 
-def instance_normalization(call: Call) -> str:
+def _instance_normalization(call: Call) -> str:
     groups, epsilon = call.type().shape[1], call.number("epsilon", 1e-5)
     return call.group_normalized(call.input(0), groups, epsilon, call.input(1), call.input(2))
 
 
-def group_normalization(call: Call) -> str:
+def _group_normalization(call: Call) -> str:
     channels, groups = call.type().shape[1], call.integer("num_groups", 1)
     scale, bias = call.input(1), call.input(2)
     if call.shape(scale) == (groups,) and 0 < groups < channels:
@@ -146,14 +146,14 @@ def group_normalization(call: Call) -> str:
     return call.group_normalized(call.input(0), groups, epsilon, scale, bias)
 
 
-def rms_normalization(call: Call) -> str:
+def _rms_normalization(call: Call) -> str:
     x, axes = call.input(0), tuple(range(call.axis(-1), call.rank()))
     squares = call.emit(Reduce("mean", axes, True), call.elementwise(mul(X, X), x))
     root = apply("sqrt", add(Y, call.number("epsilon", 1e-5)))
     return call.elementwise(mul(X, Y), call.elementwise(div(X, root), x, squares), call.input(1))
 
 
-def mean_variance_normalization(call: Call) -> str:
+def _mean_variance_normalization(call: Call) -> str:
     axes = [axis_of(axis, call.rank()) for axis in call.list_of("axes", (0, 2, 3)) or ()]
     kind = Reduce("mean", tuple(axes), True)
     centred = call.elementwise(sub(X, Y), call.input(), call.emit(kind, call.input()))
@@ -161,7 +161,7 @@ def mean_variance_normalization(call: Call) -> str:
     return call.elementwise(div(X, add(apply("sqrt", Y), 1e-9)), centred, variance)
 
 
-def lp_normalization(call: Call) -> str:
+def _lp_normalization(call: Call) -> str:
     axis, p = call.axis(-1), call.integer("p", 2)
     if p not in (1, 2):
         call.reject(f"p={p} is not known: use 1 or 2")
@@ -174,26 +174,26 @@ def lp_normalization(call: Call) -> str:
 
 
 TABLE: dict[str, Translation] = {
-    "ReduceSum": reduced("sum"),
-    "ReduceMean": reduced("mean"),
-    "ReduceMax": reduced("max"),
-    "ReduceMin": reduced("min"),
-    "ReduceProd": reduced("prod"),
-    "ReduceL1": reduced("sum", apply("abs", X)),
-    "ReduceL2": reduced("sum", mul(X, X), apply("sqrt", X)),
-    "ReduceSumSquare": reduced("sum", mul(X, X)),
-    "ReduceLogSum": reduced("sum", None, apply("log", X)),
-    "ReduceLogSumExp": log_sum_exp,
-    "ArgMax": index_of("argmax"),
-    "ArgMin": index_of("argmin"),
-    "Softmax": softmax(False),
-    "LogSoftmax": softmax(True),
-    "LayerNormalization": layer_normalization,
-    "com.microsoft.SkipLayerNormalization": skip_layer_normalization,
-    "InstanceNormalization": instance_normalization,
-    "GroupNormalization": group_normalization,
-    "RMSNormalization": rms_normalization,
-    "SimplifiedLayerNormalization": rms_normalization,
-    "MeanVarianceNormalization": mean_variance_normalization,
-    "LpNormalization": lp_normalization,
+    "ReduceSum": _reduced("sum"),
+    "ReduceMean": _reduced("mean"),
+    "ReduceMax": _reduced("max"),
+    "ReduceMin": _reduced("min"),
+    "ReduceProd": _reduced("prod"),
+    "ReduceL1": _reduced("sum", apply("abs", X)),
+    "ReduceL2": _reduced("sum", mul(X, X), apply("sqrt", X)),
+    "ReduceSumSquare": _reduced("sum", mul(X, X)),
+    "ReduceLogSum": _reduced("sum", None, apply("log", X)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ArgMax": _index_of("argmax"),
+    "ArgMin": _index_of("argmin"),
+    "Softmax": _softmax(False),
+    "LogSoftmax": _softmax(True),
+    "LayerNormalization": _layer_normalization,
+    "com.microsoft.SkipLayerNormalization": _skip_layer_normalization,
+    "InstanceNormalization": _instance_normalization,
+    "GroupNormalization": _group_normalization,
+    "RMSNormalization": _rms_normalization,
+    "SimplifiedLayerNormalization": _rms_normalization,
+    "MeanVarianceNormalization": _mean_variance_normalization,
+    "LpNormalization": _lp_normalization,
 }
