@@ -1,5 +1,4 @@
-"""Scalar expressions of neural networks, written in the operations of
-:mod:`cpembed.graph.kinds.elementwise` and shared by the front ends.
+"""Scalar expressions of neural networks in the operations of ``graph.kinds.elementwise``.
 
 >>> str(relu(X))
 "Apply(operation='max', arguments=(Input(number=0), Number(value=0)))"
@@ -44,6 +43,7 @@ def differ(a: Scalar | float, b: Scalar | float) -> Scalar:
 
 
 def relu(x: Scalar) -> Scalar:
+    """Return the larger of ``x`` and 0."""
     return apply("max", x, 0)
 
 
@@ -62,6 +62,7 @@ def clip(x: Scalar, low: float | int | None, high: float | int | None) -> Scalar
 
 
 def leaky_relu(x: Scalar, slope: Scalar | float) -> Scalar:
+    """Return ``x``, below 0 times the slope."""
     return where(less(x, 0), mul(x, slope), x)
 
 
@@ -71,11 +72,13 @@ def truncated(x: Scalar) -> Scalar:
 
 
 def sign(x: Scalar) -> Scalar:
+    """Return 1, -1 or, of 0 and NaN, 0."""
     return where(less(0, x), 1, where(less(x, 0), -1, 0))
 
 
 def exp_minus_one(x: Scalar) -> Scalar:
     """Return ``exp(x) - 1``, which near 0 avoids the difference of two numbers near 1."""
+    # exp(x) - 1 = 2 t / (1 - t) with t = tanh(x / 2), exact for small x.
     half = apply("tanh", mul(x, 0.5))
     near = div(mul(half, 2.0), sub(1.0, half))
     return where(less(apply("abs", x), 1.0), near, sub(apply("exp", x), 1.0))
@@ -90,6 +93,7 @@ def log_one_plus(x: Scalar) -> Scalar:
 
 
 def elu(x: Scalar, alpha: float = 1.0) -> Scalar:
+    """Return ``x``, below 0 ``alpha * (exp(x) - 1)``."""
     return where(less(x, 0), mul(exp_minus_one(x), alpha), x)
 
 
@@ -107,6 +111,7 @@ def selu(x: Scalar, alpha: float = SELU_ALPHA, gamma: float = SELU_GAMMA) -> Sca
 
 
 def celu(x: Scalar, alpha: float = 1.0) -> Scalar:
+    """Return ``x``, below 0 ``alpha * (exp(x / alpha) - 1)``."""
     return where(less(x, 0), mul(exp_minus_one(div(x, alpha)), alpha), x)
 
 
@@ -124,6 +129,7 @@ def hard_sigmoid(x: Scalar, alpha: float = 0.2, beta: float = 0.5) -> Scalar:
 
 
 def hard_swish(x: Scalar) -> Scalar:
+    """Return ``x`` times a hard sigmoid of slope 1/6."""
     return mul(x, hard_sigmoid(x, 1 / 6, 0.5))
 
 
@@ -134,18 +140,22 @@ def silu(x: Scalar, alpha: float = 1.0) -> Scalar:
 
 def softplus(x: Scalar) -> Scalar:
     """Return ``log(1 + exp(x))`` without overflow in any step."""
+    # max(x, 0) + log(1 + exp(-|x|)): the exponent is never above 0.
     return add(relu(x), log_one_plus(apply("exp", apply("neg", apply("abs", x)))))
 
 
 def mish(x: Scalar) -> Scalar:
+    """Return ``x * tanh(softplus(x))``."""
     return mul(x, apply("tanh", softplus(x)))
 
 
 def softsign(x: Scalar) -> Scalar:
+    """Return ``x / (1 + |x|)``."""
     return div(x, add(apply("abs", x), 1.0))
 
 
 def gelu(x: Scalar) -> Scalar:
+    """Return ``x`` times the normal distribution function of ``x``."""
     return mul(mul(x, 0.5), add(apply("erf", mul(x, math.sqrt(0.5))), 1.0))
 
 

@@ -1,5 +1,5 @@
 # pyright: basic
-"""An ONNX model as plain values, and its reading from a file.
+"""An ONNX model as plain values, its reading from a file, and the format's definitions.
 
 Nothing in a file is executed, and nothing outside the model's folder is read.
 """
@@ -32,8 +32,10 @@ ELEMENT_TYPES = (
 FOUR_BITS: Mapping[str, str] = {"int4": "int8", "uint4": "uint8"}
 """Types that hold the integers of four bits."""
 _EXTERNAL_BYTES, _EXTERNAL_SHARE = 64 << 20, 4
-"""Maximum size in bytes of all tensors in other files, beyond this multiple of the files' size:
-several tensors may lie in the same place."""
+"""Maximum size in bytes of all tensors in other files, beyond a multiple of the files' size.
+
+Several tensors may lie in the same place.
+"""
 
 
 def in_bytes(array: Array) -> Array:
@@ -44,6 +46,7 @@ def in_bytes(array: Array) -> Array:
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """A node ``outputs = operator(inputs)``; the empty name stands for an input that is left out.
+
     The number is its place in the file, from 1, and the version that of the domain's operators.
     Attributes are numbers, texts, tuples of these, arrays, and graphs (:class:`Body`).
     """
@@ -69,8 +72,9 @@ class Node:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """A tensor as the file declares it: the element type, empty where it is open, and the sizes. A
-    size is a number or the name of an open one (empty without a name); None stands for an open
+    """A tensor as the file declares it; the element type is empty where it is open.
+
+    A size is a number or the name of an open one (empty without a name); None stands for an open
     number of dimensions.
     """
 
@@ -81,8 +85,9 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class Body:
-    """The graph of a model, or of a branch of one of its operators; ``declared`` are the types that
-    the file states for tensors of the graph, by name.
+    """The graph of a model, or of a branch of one of its operators.
+
+    ``declared`` are the types that the file states for tensors of the graph, by name.
     """
 
     inputs: tuple[ModelInput, ...]
@@ -92,7 +97,7 @@ class Body:
     declared: Mapping[str, ModelInput] = field(default_factory=dict[str, ModelInput])
 
     def branches(self) -> Iterator[Body]:
-        """The graphs inside its nodes, at any depth."""
+        """Yield the graphs inside its nodes, at any depth."""
         for node in self.nodes:
             for value in node.attributes.values():
                 if isinstance(value, Body):
@@ -149,9 +154,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _check(proto: Any, path: Path) -> None:
-    """Run the checks of the format, except those of tensors outside the file, which
-    :class:`Reader` checks.
-    """
+    """Run the format's checks, except of tensors outside the file, which are checked when read."""
     import onnx
 
     checked = onnx.ModelProto()
@@ -396,7 +399,7 @@ class Reader:
 
 
 def is_defined(node: Node) -> bool:
-    """True if the format has a definition of a node's operator."""
+    """Return True if the format has a definition of a node's operator."""
     if node.domain != "ai.onnx" or any(isinstance(v, Body) for v in node.attributes.values()):
         return False
     return _schema(node.operator, node.version) is not None
@@ -420,19 +423,26 @@ def definition(node: Node, types: Sequence[TensorType | None]) -> Body:
     """
     import onnx
 
+    def latest(versions: Sequence[int]) -> int:
+        return max((v for v in versions if v <= node.version), default=min(versions))
+
     schema, function = _schema(node.operator, node.version), onnx.FunctionProto()
-    proto = _message(node)
+    arrays = {k: v for k, v in node.attributes.items() if isinstance(v, np.ndarray)}
+    tensors = {name: onnx.numpy_helper.from_array(value) for name, value in arrays.items()}
+    values = {**node.attributes, **tensors}
+    proto = onnx.helper.make_node(node.operator, node.inputs, node.outputs, node.name, **values)
     if schema.function_opset_versions:
-        version = _latest(schema.function_opset_versions, node.version)
+        version = latest(schema.function_opset_versions)
         function.ParseFromString(schema.get_function_with_opset_version(version))
     else:
-        version = _latest(schema.context_dependent_function_opset_versions, node.version)
+        version = latest(schema.context_dependent_function_opset_versions)
         messages = [_type_message(kind).SerializeToString() for kind in types]
         try:
             content = schema.get_context_dependent_function_with_opset_version(
                 version, proto.SerializeToString(), messages
             )
         except Exception:
+            # onnx raises errors of C++ for types that a definition does not have.
             raise WorkloadError("its definition does not cover these inputs") from None
         function.ParseFromString(content)
     if not function.node:
@@ -457,10 +467,6 @@ def definition(node: Node, types: Sequence[TensorType | None]) -> Body:
     return Body(inputs, tuple(function.output)[: len(node.outputs)], {}, nodes)
 
 
-def _latest(versions: Sequence[int], version: int) -> int:
-    return max((v for v in versions if v <= version), default=min(versions))
-
-
 def _resolve_references(inner: Any, attributes: dict[str, Any]) -> None:
     """Replace references to the operator's attributes by the attributes."""
     resolved = []
@@ -478,17 +484,6 @@ def _resolve_references(inner: Any, attributes: dict[str, Any]) -> None:
         resolved.append(attribute)
     del inner.attribute[:]
     inner.attribute.extend(resolved)
-
-
-def _message(node: Node) -> Any:
-    """Return the protobuf message of a node without graphs among its attributes."""
-    import onnx
-
-    attributes: dict[str, Any] = {
-        name: onnx.numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
-        for name, value in node.attributes.items()
-    }
-    return onnx.helper.make_node(node.operator, node.inputs, node.outputs, node.name, **attributes)
 
 
 def _type_message(kind: TensorType | None) -> Any:

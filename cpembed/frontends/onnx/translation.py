@@ -1,4 +1,4 @@
-"""Translation of a :class:`Model` to a graph, node by node."""
+"""Translation of an ONNX model to a graph, node by node."""
 
 from __future__ import annotations
 
@@ -161,8 +161,10 @@ def _input_shape(
 
 
 class _Translator:
-    """Translation of one model's nodes into a builder; ``four_bits`` are tensors of bytes that hold
-    integers of four bits, whose range other operators would not preserve.
+    """Translation of one model's nodes into a builder.
+
+    ``four_bits`` are tensors of bytes that hold integers of four bits, whose range operators other
+    than movements would not preserve.
     """
 
     def __init__(self, model: Model, builder: Builder) -> None:
@@ -181,6 +183,7 @@ class _Translator:
             if str(array.dtype) in FOUR_BITS:
                 self.four_bits.add(values[name])
             self._check_declared(f"constant {name}", name, values[name], body.declared)
+        # A branch reads the names around it as well, so that its nodes count as readers of them.
         inner = list(body.branches())
         nodes = [node for graph in (body, *inner) for node in graph.nodes]
         readers = Counter(name for node in nodes for name in {*node.inputs})
@@ -204,9 +207,9 @@ class _Translator:
         )
         dtype = declaration.dtype
         if not same or FOUR_BITS.get(dtype, dtype) not in ("", computed.dtype):
-            shown = f"{dtype} [{', '.join(str(size) or '?' for size in sizes)}]".strip()
+            text = f"{dtype} [{', '.join(str(size) or '?' for size in sizes)}]".strip()
             raise self.error(
-                f"{writer}: {name} is declared as {shown} and is {computed}: correct the "
+                f"{writer}: {name} is declared as {text} and is {computed}: correct the "
                 "declaration, or leave it out"
             )
 
@@ -234,6 +237,7 @@ class _Translator:
             with np.errstate(all="ignore"):
                 results = self._translated(call)
         except CpembedError as error:
+            # An inner node of a branch or a definition has named its place already.
             if isinstance(error, ModelError) and str(error).startswith(f"{self.model.name}: "):
                 raise
             raise self.error(f"{node}: {error}") from error
@@ -278,7 +282,7 @@ class _Translator:
         return [values.get(name, "") for name in body.outputs]
 
     def _has_four_bits(self, node: Node, values: Mapping[str, str]) -> bool:
-        """True if the results of a node are integers of four bits."""
+        """Return True if the results of a node are integers of four bits."""
         value: Array | None = node.attributes.get("value")
         is_constant = isinstance(value, np.ndarray) and str(value.dtype) in FOUR_BITS
         reads = any(values.get(name) in self.four_bits for name in node.inputs)
@@ -302,6 +306,7 @@ class _Translator:
                 continue
             if name in values:
                 raise self.error(f"{node} writes {name} again")
+            # A tensor that is two outputs keeps its name; the second could not have another one.
             is_single = results.count(result) == 1
             values[name] = self.builder.rename(result, name) if is_single else result
             if has_four_bits:

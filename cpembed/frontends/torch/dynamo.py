@@ -172,8 +172,9 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
 
 
 class Compiled:
-    """A captured module, whose inputs include its parameters; it is compiled at its first call,
-    when these are known.
+    """A captured module, compiled at its first call.
+
+    Its inputs include its parameters, which are known only then.
     """
 
     def __init__(
@@ -254,16 +255,16 @@ def _by_inductor(
 
 
 def _is_parameter(node: torch.fx.Node) -> bool:
-    """True if an input of a captured module is a parameter or a buffer."""
+    """Return True if an input of a captured module is a parameter or a buffer."""
     described = node.meta.get("tensor_dict") or {}
     return bool(described.get("_dynamo_static_input_type")) or node.type is torch.nn.Parameter
 
 
 @dataclass(frozen=True)
 class State:
-    """State of a parameter, which is unequal once it is replaced or written to. The storage
-    identifies the memory without keeping it alive: no other storage is equal to it, whatever the
-    address. The version counts writes; in inference mode, where they are not counted, there is a
+    """State of a parameter, which is unequal once the parameter is replaced or written to.
+
+    The version counts writes. In inference mode, where they are not counted, ``content`` is a
     digest of the elements instead.
     """
 
@@ -274,6 +275,8 @@ class State:
 
     @classmethod
     def of_tensor(cls, tensor: torch.Tensor) -> State:
+        # A weak reference identifies the memory without keeping it alive: no other storage is equal
+        # to it, whatever the address.
         storage = tensor.untyped_storage()
         place = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(),
                  tensor.dtype)  # fmt: skip
@@ -287,6 +290,7 @@ def _frozen(
     module: torch.fx.GraphModule, arguments: Sequence[Any], parameters: Sequence[bool]
 ) -> torch.fx.GraphModule:
     """Return the module with attributes instead of the inputs that are parameters."""
+    # The captured module stays as it is: it is frozen again when a parameter changes.
     frozen = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     placeholders = [node for node in frozen.graph.nodes if node.op == "placeholder"]
     for node, value, is_parameter in zip(placeholders, arguments, parameters, strict=True):

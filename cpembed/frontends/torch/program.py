@@ -77,9 +77,9 @@ _MUTATIONS = {
 
 @functools.cache
 def operators() -> Mapping[str, Any]:
-    """Return operators by their names in a file: those with a handler or a decomposition, and the
-    core of ATen. None of them reads or writes a file, or calls a function of Python's.
-    """
+    """Return operators by their names in a file."""
+    # Those with a handler or a decomposition, and the core of ATen: none of them reads or writes a
+    # file, or calls a function of Python's.
     table: dict[str, Any] = {}
     for operation in list(default_decompositions().keys()):
         table[f"torch.ops.{operation}"] = operation
@@ -118,7 +118,7 @@ def read_program(archive: Archive) -> tuple[ExportedProgram, Mapping[str, str]]:
 
 
 class _Reader:
-    """The nodes built so far, by their names in the file."""
+    """Builder of a program's graph; ``nodes`` are those built so far, by their names in the file."""
 
     def __init__(self, archive: Archive) -> None:
         self.path: Path = archive.path

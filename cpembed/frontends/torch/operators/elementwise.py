@@ -21,8 +21,9 @@ Function = Callable[..., Scalar]
 
 
 def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
-    """Emit an expression of tensors and numbers promoted to an element type; the result has the
-    type of the call's. A constant of one element becomes a number.
+    """Emit an expression of tensors and numbers promoted to an element type.
+
+    The result has the type of the call's. A constant of one element becomes a number.
     """
     tensors: list[str] = []
     arguments: list[Scalar] = []
@@ -44,9 +45,7 @@ def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
 
 
 def _unary(expression: Function, *parameters: str) -> Handler:
-    """Return the handler of a function of ``self`` and of arguments that are numbers, by their
-    names.
-    """
+    """Return the handler of a function of ``self`` and of the named arguments, numbers."""
     return lambda call: _activated(call, expression, *(call[name] for name in parameters))
 
 
@@ -98,9 +97,8 @@ def _remainder(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
-    """Return a floored quotient of floats as PyTorch computes it: the remainder is subtracted
-    first, so that the quotient is next to an integer.
-    """
+    """Return a floored quotient of floats as PyTorch computes it."""
+    # The remainder is subtracted first, so that the quotient is next to an integer.
     near = div(e.sub(a, _remainder(a, b)), b)
     low = apply("floor", near)
     rounded = e.where(e.less(0.5, e.sub(near, low)), e.add(low, 1), low)
@@ -244,9 +242,8 @@ def _prelu(call: Call) -> str:
 
 
 def _promoted(call: Call, *values: Any) -> str:
-    """Return the element type in which a comparison compares: tensors go before scalars, floats
-    before integers, and then the larger type wins.
-    """
+    """Return the element type in which a comparison compares."""
+    # PyTorch's promotion: tensors go before scalars, floats before integers, then the larger type.
     tensors = [value for value in values if isinstance(value, str)]
     ranked = [t for t in tensors if call.shape(t) != ()] or tensors
     dtypes = [call.dtype(t) for t in ranked]

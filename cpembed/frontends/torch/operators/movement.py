@@ -1,6 +1,4 @@
-"""Operators that move elements: views, permutations, parts and joints, padding, resizing, and
-elements at indices.
-"""
+"""Operators that move elements: views, permutations, parts, padding, resizing, indices."""
 
 from __future__ import annotations
 
@@ -269,9 +267,9 @@ def _linear(axes: int) -> Handler:
 
 
 def _nearest(axes: int, offset: float) -> Handler:
-    """Return the handler that takes the pixel at the corner of a pixel of the result, or at its
-    middle (an ``offset`` of 0.5). Coordinates are computed in float32, as PyTorch does, since it
-    matters where they meet the border of a pixel.
+    """Return the handler that takes the nearest pixel.
+
+    It is the one at the corner of a pixel of the result, or at its middle (an ``offset`` of 0.5).
     """
 
     def handler(call: Call) -> str:
@@ -279,6 +277,7 @@ def _nearest(axes: int, offset: float) -> Handler:
         image, sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
         tables: list[Array] = []
         for scale, size, result in zip(_scales(call, axes), image, sizes, strict=True):
+            # In float32, as PyTorch computes: coordinates may meet the border of a pixel.
             step = 1 / scale if scale else size / result
             coordinates = np.arange(result, dtype=np.float32) + np.float32(offset)
             places = np.floor(coordinates * np.float32(step)).astype(np.int64)
@@ -303,9 +302,7 @@ def _index_select(call: Call) -> str:
 
 
 def _index(call: Call) -> str:
-    """Emit advanced indexing: as in numpy, the axes of the indices come first where the indexed
-    axes are not neighbours.
-    """
+    """Emit advanced indexing."""
     x, indices = call["self"], call["indices"]
     shape = call.shape(x)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
@@ -315,10 +312,12 @@ def _index(call: Call) -> str:
         )
     if len(indexed) == 1:
         return call.emit(Gather(indexed[0]), x, indices[indexed[0]])
+    # As in numpy, the axes of the indices come first where the indexed axes are no neighbours.
     first = indexed[0]
     if indexed != list(range(first, first + len(indexed))):
         order = [*indexed, *(axis for axis in range(len(shape)) if axis not in indexed)]
         x, first = call.transposed(x, order), 0
+    # The indexed axes are merged into one, from which elements are gathered by their number.
     sizes = [shape[axis] for axis in indexed]
     place = ""
     for k, axis in enumerate(indexed):

@@ -1,5 +1,6 @@
-"""Convolutions, products of matrices, attention, and pooling. A bias is added by an operator of its
-own.
+"""Convolutions, products of matrices, attention, and pooling.
+
+A bias is added by an operator of its own.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def _attention(call: Call) -> Results:
     query, key, value = call["query"], call["key"], call["value"]
     if call["dropout_p"]:
         call.reject("weights are dropped at random: call model.eval() before the export")
+    # Grouped queries: several heads of queries share one of keys and values.
     if call.get("enable_gqa"):
         heads = call.shape(query)[-3]
         key, value = _shared(call, key, heads), _shared(call, value, heads)

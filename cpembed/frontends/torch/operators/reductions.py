@@ -19,9 +19,7 @@ def _axes(call: Call, x: str) -> tuple[int, ...]:
 
 
 def _reduced(call: Call, operation: str, x: str, axes: Sequence[int] | None = None) -> str:
-    """Reduce a tensor as the call does: along its axes, which it keeps or not. A scalar stays as
-    it is.
-    """
+    """Reduce a tensor along the call's axes; a scalar stays as it is."""
     axes = _axes(call, x) if axes is None else axes
     kind = Reduce(operation, tuple(axes), bool(call.get("keepdim")))
     return call.emit(kind, x) if call.shape(x) else x
@@ -45,6 +43,7 @@ def _variance(*, root: bool = False, with_mean: bool = False) -> Handler:
         mean = call.emit(Reduce("mean", axes, True), x) if call.shape(x) else x
         difference = sub(X, Y)
         squares = call.elementwise(mul(difference, difference), x, mean)
+        # The second pass, over differences from the mean, loses no digits to cancellation.
         total = _reduced(call, "sum", squares, axes)
         value = div(X, max(0, count - correction))
         result = call.elementwise(apply("sqrt", value) if root else value, total)
