@@ -32,16 +32,7 @@ from cpembed.embedding.projection import (
     project,
     solve_once,
 )
-from cpembed.embedding.roles import (
-    all_or_nothing,
-    axis_text,
-    candidates,
-    join,
-    obstacles,
-    rejection,
-    role_text,
-    sized,
-)
+from cpembed.embedding.roles import Feed, axis_text, candidates, join, role_text, sized
 from cpembed.time_limit import check_time
 
 _Solve = Callable[[EmbeddingProblem, ConstraintSet], Answer]
@@ -171,19 +162,12 @@ def _options(
     problem: EmbeddingProblem, constraints: ConstraintSet, axis: str
 ) -> Iterator[dict[str, int]]:
     """Yield the ways to feed an instruction axis by padding, as workload axis -> padded extent."""
-    open_axes = [
-        workload_axis
-        for workload_axis in candidates(problem, axis)
-        if not obstacles(problem, constraints, axis, workload_axis)
-    ]
-    undivided = {
-        workload_axis: all_or_nothing(problem, constraints, workload_axis)
-        for workload_axis in open_axes
-    }
+    feeds = [Feed(problem, constraints, axis, name) for name in candidates(problem, axis)]
+    undivided = {f.workload_axis: f.is_undivided for f in feeds if not f.obstacles()}
     for extent in problem.instruction.axis(axis).allowed:
-        for shares in _factorisations(extent, len(open_axes)):
+        for shares in _factorisations(extent, len(undivided)):
             check_time()
-            by_axis = dict(zip(open_axes, shares, strict=True))
+            by_axis = dict(zip(undivided, shares, strict=True))
             if any(undivided[name] and share not in (1, extent) for name, share in by_axis.items()):
                 continue
             yield {
@@ -404,7 +388,7 @@ class _Explanation:
         projected = self._projected(axes)
         if len(axes) == 1:
             reasons = (
-                rejection(projected, self.constraints, axes[0], workload_axis)
+                Feed(projected, self.constraints, axes[0], workload_axis).rejection()
                 for workload_axis in candidates(projected, axes[0])
             )
             return [reason for reason in reasons if reason is not None]

@@ -6,7 +6,8 @@ others: ``c`` of a convolution that of ``z`` of ``C[x,y] += A[x,z] * B[z,y]``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides, stencil_axes
@@ -82,157 +83,106 @@ def sized(problem: EmbeddingProblem, axis: str) -> str:
     return f"{axis}={problem.workload.extents[axis]}"
 
 
-def counts(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
-) -> tuple[int, ...]:
-    """Return the digit counts above 1 that a workload axis can give an axis at stride 1.
+@dataclass(frozen=True)
+class Feed:
+    """An instruction axis and a workload axis of its role that may feed it under a set."""
 
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with both axes.
-    constraints : ConstraintSet
-        Set whose padding limits the counts.
-    axis, workload_axis : str
-        Instruction axis, and a workload axis with its role.
-    """
-    extent = problem.workload.extents[workload_axis]
-    allowed = problem.instruction.axis(axis).allowed
-    limit = constraints.padding.on(problem).limit(workload_axis, extent)
-    # Without `padding` the limit is that of the coordinates alone: tiles need not cover the axis.
-    covered = constraints.get("padding") is not None
-    return tuple(
-        count
-        for count in range(2, allowed[-1] + 1)
-        if any(full % count == 0 for full in allowed)
-        and (limit is None or (-(-extent // count) * count if covered else count) <= limit)
-    )
+    problem: EmbeddingProblem
+    constraints: ConstraintSet
+    axis: str
+    workload_axis: str
 
+    @property
+    def _extent(self) -> int:
+        return self.problem.workload.extents[self.workload_axis]
 
-def obstacles(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
-) -> list[str]:
-    """Return reasons why a workload axis of the right role cannot feed an axis at any extent.
+    @property
+    def _limit(self) -> int | None:
+        """Largest padded extent of the workload axis; None when unlimited."""
+        rule = self.constraints.padding.on(self.problem)
+        return rule.limit(self.workload_axis, self._extent)
 
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with both axes.
-    constraints : ConstraintSet
-        Set whose constraints may exclude the axis.
-    axis, workload_axis : str
-        Instruction axis, and a workload axis with its role.
-    """
-    reasons: list[str] = []
-    linear = constraints.get("linear_access")
-    stencil = stencil_axes(problem).get(workload_axis)
-    if stencil is not None and isinstance(linear, LinearAccess) and linear.stencil == "none":
-        reasons.append(f"is a stencil axis of {stencil} (linear_access)")
-    for pair in problem.pairs:
-        for index in pair.workload.index:
-            if workload_axis in index.iterators:
-                reasons += _index_obstacles(problem, constraints, pair, index, axis, workload_axis)
-    return reasons
-
-
-def all_or_nothing(
-    problem: EmbeddingProblem, constraints: ConstraintSet, workload_axis: str
-) -> bool:
-    """Return True if a workload axis cannot feed an instruction axis together with further axes.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with the axis.
-    constraints : ConstraintSet
-        Set that may have ``linear_access`` in place.
-    workload_axis : str
-        Workload axis, of a stencil or not.
-    """
-    # A stencil that is read in place is one digit of the instruction axis's full extent.
-    return _reads_in_place(constraints) and workload_axis in stencil_axes(problem)
-
-
-def _reads_in_place(constraints: ConstraintSet) -> bool:
-    linear = constraints.get("linear_access")
-    return isinstance(linear, LinearAccess) and linear.stencil == "in_place"
-
-
-def _index_obstacles(
-    problem: EmbeddingProblem,
-    constraints: ConstraintSet,
-    pair: AccessPair,
-    index: IndexExpr,
-    axis: str,
-    workload_axis: str,
-) -> list[str]:
-    """Return the obstacles in one dimension of one operand."""
-    reasons: list[str] = []
-    operand, step = pair.instruction.operand, index.coefficient(workload_axis)
-    several = len(index.iterators) > 1
-    text = f"{pair.workload.operand}[{index}]"
-    dense = constraints.get("dense")
-    if step < 0 and constraints.get("hyper_rectangle") is not None:
-        reasons.append(f"runs backwards in {text} (hyper_rectangle)")
-    if (
-        _reads_in_place(constraints)
-        and slides(problem, index, (workload_axis,))
-        and stride_in_place(problem, operand, axis) == 0
-    ):
-        reasons.append(
-            f"is a stencil axis of {text}, which {axis} cannot read in place (linear_access)"
+    def counts(self) -> tuple[int, ...]:
+        """Return the counts above 1 that a digit of stride 1 can have."""
+        extent, limit = self._extent, self._limit
+        allowed = self.problem.instruction.axis(self.axis).allowed
+        # Without `padding` coordinates are limited, but tiles need not cover the axis.
+        covered = self.constraints.get("padding") is not None
+        return tuple(
+            count
+            for count in range(2, allowed[-1] + 1)
+            if any(full % count == 0 for full in allowed)
+            and (limit is None or (-(-extent // count) * count if covered else count) <= limit)
         )
-    if step > 1 and isinstance(dense, Dense):
-        rule = problem.instruction.memory[operand].stride_rule(axis)
-        if not (dense.stencil_stride == "memory" and several and rule is StrideRule.ANY):
-            reasons.append(f"has stride {step} in {text} (dense)")
-    return reasons
 
+    def obstacles(self) -> list[str]:
+        """Return reasons for which the workload axis cannot feed the other one at any extent."""
+        reasons: list[str] = []
+        linear = self.constraints.get("linear_access")
+        stencil = stencil_axes(self.problem).get(self.workload_axis)
+        if stencil is not None and isinstance(linear, LinearAccess) and linear.stencil == "none":
+            reasons.append(f"is a stencil axis of {stencil} (linear_access)")
+        for pair in self.problem.pairs:
+            for index in pair.workload.index:
+                if self.workload_axis in index.iterators:
+                    reasons += self._index_obstacles(pair, index)
+        return reasons
 
-def rejection(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
-) -> str | None:
-    """Explain why a workload axis of the right role does not feed an instruction axis by itself.
+    def _index_obstacles(self, pair: AccessPair, index: IndexExpr) -> Iterator[str]:
+        """Yield the obstacles in one dimension of one operand."""
+        operand, step = pair.instruction.operand, index.coefficient(self.workload_axis)
+        several = len(index.iterators) > 1
+        text = f"{pair.workload.operand}[{index}]"
+        dense = self.constraints.get("dense")
+        if step < 0 and self.constraints.get("hyper_rectangle") is not None:
+            yield f"runs backwards in {text} (hyper_rectangle)"
+        if (
+            self._reads_in_place
+            and slides(self.problem, index, (self.workload_axis,))
+            and stride_in_place(self.problem, operand, self.axis) == 0
+        ):
+            cannot = f"{self.axis} cannot read in place"
+            yield f"is a stencil axis of {text}, which {cannot} (linear_access)"
+        if step > 1 and isinstance(dense, Dense):
+            rule = self.problem.instruction.memory[operand].stride_rule(self.axis)
+            if not (dense.stencil_stride == "memory" and several and rule is StrideRule.ANY):
+                yield f"has stride {step} in {text} (dense)"
 
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with both axes.
-    constraints : ConstraintSet
-        Set under which it does not.
-    axis, workload_axis : str
-        Instruction axis, and a workload axis with its role.
+    @property
+    def _reads_in_place(self) -> bool:
+        linear = self.constraints.get("linear_access")
+        return isinstance(linear, LinearAccess) and linear.stencil == "in_place"
 
-    Returns
-    -------
-    str or None
-        A clause that begins with the axis and its extent; None where no reason concerns this axis
-        alone.
-    """
-    reasons = obstacles(problem, constraints, axis, workload_axis)
-    if all_or_nothing(problem, constraints, workload_axis):
-        reasons.append(
-            f"is a stencil axis that must feed all of {axis} to be read in place (linear_access)"
-        )
-    reasons += _extent_reason(problem, constraints, axis, workload_axis)
-    if not reasons:
-        return None
-    return f"{sized(problem, workload_axis)} {join(list(dict.fromkeys(reasons)))}"
+    @property
+    def is_undivided(self) -> bool:
+        """True if the axis can be fed by this workload axis alone, or not by it at all."""
+        # A stencil that is read in place is one digit of the instruction axis's full extent.
+        return self._reads_in_place and self.workload_axis in stencil_axes(self.problem)
 
+    def rejection(self) -> str | None:
+        """Explain why the workload axis does not feed the other one by itself.
 
-def _extent_reason(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
-) -> list[str]:
-    instruction_axis = problem.instruction.axis(axis)
-    feasible_counts = counts(problem, constraints, axis, workload_axis)
-    if set(feasible_counts) & set(instruction_axis.allowed):
-        return []
-    extent = problem.workload.extents[workload_axis]
-    limit = constraints.padding.on(problem).limit(workload_axis, extent)
-    restriction = "without padding" if limit == extent else f"within the padded extent of {limit}"
-    goal = instruction_axis.describe_allowed()
-    if feasible_counts:
-        part = f"at most {feasible_counts[-1]}"
-    else:
-        part = "no factor" if instruction_axis.is_fixed else "no part"
-    return [f"gives {part} of {goal} {restriction}"]
+        Returns a clause that begins with the axis and its extent; None where no reason concerns
+        this axis alone.
+        """
+        reasons = self.obstacles()
+        if self.is_undivided:
+            goal = f"must feed all of {self.axis} to be read in place"
+            reasons.append(f"is a stencil axis that {goal} (linear_access)")
+        reasons += self._extent_reason()
+        if not reasons:
+            return None
+        return f"{sized(self.problem, self.workload_axis)} {join(list(dict.fromkeys(reasons)))}"
+
+    def _extent_reason(self) -> Iterator[str]:
+        instruction_axis = self.problem.instruction.axis(self.axis)
+        counts, limit = self.counts(), self._limit
+        if set(counts) & set(instruction_axis.allowed):
+            return
+        if counts:
+            part = f"at most {counts[-1]}"
+        else:
+            part = "no factor" if instruction_axis.is_fixed else "no part"
+        within = f"within the padded extent of {limit}"
+        restriction = "without padding" if limit == self._extent else within
+        yield f"gives {part} of {instruction_axis.describe_allowed()} {restriction}"

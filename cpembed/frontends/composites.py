@@ -254,8 +254,8 @@ class Composites(Emitter):
     ) -> str:
         """Emit running sums as a product with a triangle of ones.
 
-        An ``exclusive`` sum leaves out its last element, a ``reverse`` one runs from the end. Raises
-        :class:`WorkloadError` for an axis whose triangle is too large a constant.
+        An ``exclusive`` sum leaves out its last element, a ``reverse`` one runs from the end.
+        Raises :class:`WorkloadError` for an axis whose triangle is too large a constant.
         """
         shape, dtype = self.shape(x), self.dtype(x)
         size, rank = shape[axis], len(shape)

@@ -41,20 +41,9 @@ from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
 from cpembed.ir.dtypes import numpy_dtype
 
-ELEMENT_TYPES = frozenset(
-    (
-        "float32",
-        "float64",
-        "bfloat16",
-        "float16",
-        "int8",
-        "uint8",
-        "int16",
-        "int32",
-        "int64",
-        "bool",
-    )
-)
+ELEMENT_TYPES = frozenset({
+    "float32", "float64", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "int64", "bool"
+})  # fmt: skip
 """Element types of a graph's tensors."""
 _CHECKS = ("aten._assert_",)
 """Prefixes of operators that compute nothing."""

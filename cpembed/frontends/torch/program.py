@@ -118,7 +118,7 @@ def read_program(archive: Archive) -> tuple[ExportedProgram, Mapping[str, str]]:
 
 
 class _Reader:
-    """Builder of a program's graph; ``nodes`` are those built so far, by their names in the file."""
+    """Builder of a program's graph; ``nodes`` are by their names in the file."""
 
     def __init__(self, archive: Archive) -> None:
         self.path: Path = archive.path

@@ -26,7 +26,7 @@ from cpembed.embedding.projection import (
     feasible_without_boxes,
     project,
 )
-from cpembed.embedding.roles import all_or_nothing, candidates, counts, obstacles
+from cpembed.embedding.roles import Feed, candidates
 from cpembed.embedding.search import find_embeddings, search
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
@@ -124,9 +124,10 @@ def test_no_embedding_contradicts_what_is_said_about_workload_axes() -> None:
         for embedding in search(problem, constraints, SearchLimits()).embeddings:
             for axis, digits in embedding.digits.items():
                 for digit in (d for d in digits if d.axis in candidates(problem, axis)):
-                    assert not obstacles(problem, constraints, axis, digit.axis)
-                    assert digit.count in counts(problem, constraints, axis, digit.axis)
-                    if all_or_nothing(problem, constraints, digit.axis):
+                    feed = Feed(problem, constraints, axis, digit.axis)
+                    assert not feed.obstacles()
+                    assert digit.count in feed.counts()
+                    if feed.is_undivided:
                         assert digit.count == embedding.extents[axis]
                     compared += 1
     assert compared > 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -40,21 +40,17 @@ def _broadcast(call: Call) -> tuple[str, str]:
     return a, b
 
 
-def _of_all_inputs(operation: str, is_mean: bool = False) -> Translation:
-    """Return the translation of an operation on any number of inputs."""
-
-    def translate(call: Call) -> str:
-        tensors = call.all_inputs()
-        total: Scalar = reduce(function(operation), map(Input, range(len(tensors))))
-        if is_mean and len(tensors) > 1:
-            total = e.div(total, float(len(tensors)))
-        return tensors[0] if len(tensors) == 1 else call.elementwise(total, *tensors)
-
-    return translate
+def _of_all_inputs(call: Call, operation: str, is_mean: bool = False) -> str:
+    """Emit an operation on any number of inputs."""
+    tensors = call.all_inputs()
+    total: Scalar = reduce(function(operation), map(Input, range(len(tensors))))
+    if is_mean and len(tensors) > 1:
+        total = e.div(total, float(len(tensors)))
+    return tensors[0] if len(tensors) == 1 else call.elementwise(total, *tensors)
 
 
 def _parametric(expression: Callable[..., Scalar], **defaults: float) -> Translation:
-    """Return the translation of a function whose parameters are attributes with these defaults."""
+    """Return the translation of a function whose parameters are attributes with defaults."""
     return lambda call: call.elementwise(
         expression(X, *(call.number(name, value) for name, value in defaults.items())),
         call.input(),
@@ -88,6 +84,7 @@ def _clip(call: Call) -> str:
 def _prelu(call: Call) -> str:
     x, slope = call.input(0), call.input(1)
     rank, slopes = call.rank(0), call.shape(slope)
+    # Until version 9 a vector of slopes was one of channels; since then it broadcasts.
     if call.version < 9 and len(slopes) == 1 and slopes[0] > 1 and rank > 2:
         slope = call.channels(slope, rank)
     return call.elementwise(e.leaky_relu(X, Y), x, slope)
@@ -98,15 +95,11 @@ def _gelu(call: Call) -> str:
     return call.elementwise(e.gelu_tanh(X) if tanh else e.gelu(X), call.input())
 
 
-def _biased_gelu(expression: Callable[[Scalar], Scalar]) -> Translation:
-    """Return the translation of a GELU of a sum, whose second term may be left out."""
-
-    def translate(call: Call) -> str:
-        if call.optional(1) is None:
-            return call.elementwise(expression(X), call.input(0))
-        return call.elementwise(expression(e.add(X, Y)), call.input(0), call.input(1))
-
-    return translate
+def _biased_gelu(call: Call, expression: Callable[[Scalar], Scalar]) -> str:
+    """Emit a GELU of a sum, whose second term may be left out."""
+    if call.optional(1) is None:
+        return call.elementwise(expression(X), call.input(0))
+    return call.elementwise(expression(e.add(X, Y)), call.input(0), call.input(1))
 
 
 def _shrink(call: Call) -> str:
@@ -201,10 +194,10 @@ TABLE: dict[str, Translation] = {
     **{name: _binary(apply(name.lower(), X, Y)) for name in ("Add", "Sub", "Mul", "Div")},
     "Pow": _power,
     "Mod": _mod,
-    "Max": _of_all_inputs("max"),
-    "Min": _of_all_inputs("min"),
-    "Sum": _of_all_inputs("add"),
-    "Mean": _of_all_inputs("add", is_mean=True),
+    "Max": partial(_of_all_inputs, operation="max"),
+    "Min": partial(_of_all_inputs, operation="min"),
+    "Sum": partial(_of_all_inputs, operation="add"),
+    "Mean": partial(_of_all_inputs, operation="add", is_mean=True),
     "Sign": _unary(e.where(e.equal(X, X), e.sign(X), X)),
     "Reciprocal": _unary(e.div(1.0, X)),
     "Tan": _unary(e.div(apply("sin", X), apply("cos", X))),
@@ -225,8 +218,8 @@ TABLE: dict[str, Translation] = {
     "Gelu": _gelu,
     "com.microsoft.Gelu": _unary(e.gelu(X)),
     "com.microsoft.QuickGelu": _parametric(e.silu, alpha=1.702),
-    "com.microsoft.BiasGelu": _biased_gelu(e.gelu),
-    "com.microsoft.FastGelu": _biased_gelu(e.gelu_tanh),
+    "com.microsoft.BiasGelu": partial(_biased_gelu, expression=e.gelu),
+    "com.microsoft.FastGelu": partial(_biased_gelu, expression=e.gelu_tanh),
     "Shrink": _shrink,
     "PRelu": _prelu,
     "Clip": _clip,

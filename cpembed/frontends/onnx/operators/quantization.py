@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -313,12 +314,9 @@ def _qgemm(call: Call) -> str:
     return result if call.optional(7) is None else _integers(call, result, 7)
 
 
-def _qlinear_binary(operation: str) -> Translation:
-    def translate(call: Call) -> str:
-        a, b = _floats(call, 0), _floats(call, 3)
-        return _integers(call, call.elementwise(apply(operation, X, Y), a, b), 6)
-
-    return translate
+def _qlinear_binary(call: Call, operation: str) -> str:
+    a, b = _floats(call, 0), _floats(call, 3)
+    return _integers(call, call.elementwise(apply(operation, X, Y), a, b), 6)
 
 
 def _qlinear_unary(write: Callable[[Call, str], str]) -> Translation:
@@ -363,8 +361,8 @@ TABLE: dict[str, Translation] = {
     "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_matmul,
     "com.microsoft.QGemm": _qgemm,
-    "com.microsoft.QLinearAdd": _qlinear_binary("add"),
-    "com.microsoft.QLinearMul": _qlinear_binary("mul"),
+    "com.microsoft.QLinearAdd": partial(_qlinear_binary, operation="add"),
+    "com.microsoft.QLinearMul": partial(_qlinear_binary, operation="mul"),
     "com.microsoft.QLinearSigmoid": _qlinear_unary(
         lambda call, x: call.elementwise(apply("sigmoid", X), x)
     ),

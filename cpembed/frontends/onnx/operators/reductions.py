@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -22,35 +23,23 @@ def _axes(call: Call) -> tuple[int, ...]:
 
 
 def _reduced(
-    operation: str, before: Scalar | None = None, after: Scalar | None = None
-) -> Translation:
-    """Return the translation of a reduction between two elementwise expressions.
-
-    Parameters
-    ----------
-    operation : str
-        An operation of :class:`Reduce`.
-    before, after : Scalar, optional
-        Expressions of its input and of its result.
-    """
-
-    def translate(call: Call) -> str:
-        x, axes, keeps = call.input(), _axes(call), call.flag("keepdims", True)
-        shape, dtype = call.type().shape, call.type().dtype
-        if before is not None:
-            x = call.elementwise(before, x)
-        if dtype == "bool":
-            x = call.cast(x, "uint8")
-        is_image = axes == tuple(range(2, len(shape))) and len(shape) in (4, 5)
-        if axes and operation in ("mean", "max") and is_image and dtype == "float32":
-            x = pooled_image(call, operation, x)
-            x = x if keeps else call.reshaped(x, shape[:2])
-        elif axes:
-            x = call.emit(Reduce(operation, axes, keeps), x)
-        x = x if dtype != "bool" else call.cast(x, "bool")
-        return x if after is None else call.elementwise(after, x)
-
-    return translate
+    call: Call, operation: str, before: Scalar | None = None, after: Scalar | None = None
+) -> str:
+    """Emit a reduction between expressions of its input and of its result."""
+    x, axes, keeps = call.input(), _axes(call), call.flag("keepdims", True)
+    shape, dtype = call.type().shape, call.type().dtype
+    if before is not None:
+        x = call.elementwise(before, x)
+    if dtype == "bool":
+        x = call.cast(x, "uint8")
+    is_image = axes == tuple(range(2, len(shape))) and len(shape) in (4, 5)
+    if axes and operation in ("mean", "max") and is_image and dtype == "float32":
+        x = pooled_image(call, operation, x)
+        x = x if keeps else call.reshaped(x, shape[:2])
+    elif axes:
+        x = call.emit(Reduce(operation, axes, keeps), x)
+    x = x if dtype != "bool" else call.cast(x, "bool")
+    return x if after is None else call.elementwise(after, x)
 
 
 def _log_sum_exp(call: Call) -> str:
@@ -59,32 +48,26 @@ def _log_sum_exp(call: Call) -> str:
     return call.log_sum_exp(call.input(), axes, sizes)
 
 
-def _index_of(operation: str) -> Translation:
+def _index_of(call: Call, operation: str) -> str:
     """Return the translation of ``argmax`` or ``argmin``."""
-
-    def translate(call: Call) -> str:
-        x, axis = call.input(), call.axis()
-        kind = Reduce(operation, (axis,), call.flag("keepdims", True))
-        if not call.flag("select_last_index"):
-            return call.emit(kind, x)
-        size = call.type().shape[axis]
-        turned = call.emit(Gather(axis), x, call.tensor(np.arange(size)[::-1].copy()))
-        return call.elementwise(sub(size - 1, X), call.emit(kind, turned))
-
-    return translate
+    x, axis = call.input(), call.axis()
+    kind = Reduce(operation, (axis,), call.flag("keepdims", True))
+    if not call.flag("select_last_index"):
+        return call.emit(kind, x)
+    size = call.type().shape[axis]
+    # The first index of the reversed axis is the last one of the axis.
+    turned = call.emit(Gather(axis), x, call.tensor(np.arange(size)[::-1].copy()))
+    return call.elementwise(sub(size - 1, X), call.emit(kind, turned))
 
 
-def _softmax(log: bool) -> Translation:
-    def translate(call: Call) -> str:
-        axis, shape = call.axis(-1 if call.version >= 13 else 1), call.type().shape
-        if call.version >= 13 or axis == len(shape) - 1:
-            return call.emit(Softmax(axis, log), call.input())
-        # Before version 13 the axes from this one on count as one.
-        rows = math.prod(shape[:axis]), math.prod(shape[axis:])
-        flat = call.reshaped(call.input(), rows)
-        return call.reshaped(call.emit(Softmax(1, log), flat), shape)
-
-    return translate
+def _softmax(call: Call, log: bool) -> str:
+    axis, shape = call.axis(-1 if call.version >= 13 else 1), call.type().shape
+    if call.version >= 13 or axis == len(shape) - 1:
+        return call.emit(Softmax(axis, log), call.input())
+    # Before version 13 the axes from this one on count as one.
+    rows = math.prod(shape[:axis]), math.prod(shape[axis:])
+    flat = call.reshaped(call.input(), rows)
+    return call.reshaped(call.emit(Softmax(1, log), flat), shape)
 
 
 # -- normalizations -------------------------------------------------------------------------------
@@ -174,20 +157,20 @@ def _lp_normalization(call: Call) -> str:
 
 
 TABLE: dict[str, Translation] = {
-    "ReduceSum": _reduced("sum"),
-    "ReduceMean": _reduced("mean"),
-    "ReduceMax": _reduced("max"),
-    "ReduceMin": _reduced("min"),
-    "ReduceProd": _reduced("prod"),
-    "ReduceL1": _reduced("sum", apply("abs", X)),
-    "ReduceL2": _reduced("sum", mul(X, X), apply("sqrt", X)),
-    "ReduceSumSquare": _reduced("sum", mul(X, X)),
-    "ReduceLogSum": _reduced("sum", None, apply("log", X)),
+    "ReduceSum": partial(_reduced, operation="sum"),
+    "ReduceMean": partial(_reduced, operation="mean"),
+    "ReduceMax": partial(_reduced, operation="max"),
+    "ReduceMin": partial(_reduced, operation="min"),
+    "ReduceProd": partial(_reduced, operation="prod"),
+    "ReduceL1": partial(_reduced, operation="sum", before=apply("abs", X)),
+    "ReduceL2": partial(_reduced, operation="sum", before=mul(X, X), after=apply("sqrt", X)),
+    "ReduceSumSquare": partial(_reduced, operation="sum", before=mul(X, X)),
+    "ReduceLogSum": partial(_reduced, operation="sum", after=apply("log", X)),
     "ReduceLogSumExp": _log_sum_exp,
-    "ArgMax": _index_of("argmax"),
-    "ArgMin": _index_of("argmin"),
-    "Softmax": _softmax(False),
-    "LogSoftmax": _softmax(True),
+    "ArgMax": partial(_index_of, operation="argmax"),
+    "ArgMin": partial(_index_of, operation="argmin"),
+    "Softmax": partial(_softmax, log=False),
+    "LogSoftmax": partial(_softmax, log=True),
     "LayerNormalization": _layer_normalization,
     "com.microsoft.SkipLayerNormalization": _skip_layer_normalization,
     "InstanceNormalization": _instance_normalization,

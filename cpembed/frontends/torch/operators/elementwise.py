@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,14 +71,10 @@ def _times(x: Scalar, factor: float) -> Scalar:
     return x if factor == 1 else mul(x, factor)
 
 
-def _scaled(expression: Binary) -> Handler:
-    """Return the handler of a function of ``self`` and ``alpha`` times ``other``."""
-
-    def handler(call: Call) -> Results:
-        alpha = call["alpha"]
-        return _binary(lambda a, b: expression(a, _times(b, alpha)))(call)
-
-    return handler
+def _scaled(call: Call, expression: Binary) -> Results:
+    """Emit a function of ``self`` and ``alpha`` times ``other``."""
+    alpha = call["alpha"]
+    return _binary(lambda a, b: expression(a, _times(b, alpha)))(call)
 
 
 def _reversed_sub(call: Call) -> Results:
@@ -158,19 +155,15 @@ def _clamp(call: Call) -> str:
     return _write(call, call.result.dtype, expression, call["self"], *values)
 
 
-def _product_added(product: Binary) -> Handler:
-    """Return the handler of ``self`` plus ``value`` times a product or quotient of two tensors."""
+def _product_added(call: Call, product: Binary) -> Results:
+    """Emit ``self`` plus ``value`` times a product or quotient of two tensors."""
+    value = call["value"]
 
-    def handler(call: Call) -> Results:
-        value = call["value"]
+    def expression(x: Scalar, a: Scalar, b: Scalar) -> Scalar:
+        return e.add(x, _times(product(a, b), value))
 
-        def expression(x: Scalar, a: Scalar, b: Scalar) -> Scalar:
-            return e.add(x, _times(product(a, b), value))
-
-        tensors = call["self"], call["tensor1"], call["tensor2"]
-        return _write(call, call.result.dtype, expression, *tensors)
-
-    return handler
+    tensors = call["self"], call["tensor1"], call["tensor2"]
+    return _write(call, call.result.dtype, expression, *tensors)
 
 
 def _lerp(call: Call) -> Results:
@@ -180,20 +173,16 @@ def _lerp(call: Call) -> Results:
     return _write(call, call.result.dtype, expression, call["self"], call["end"], call["weight"])
 
 
-def _filled(value: float | None) -> Handler:
-    """Return the handler of a constant tensor, by default of the argument ``fill_value``."""
-
-    def handler(call: Call) -> str:
-        call.in_result("self")
-        fill = call["fill_value"] if value is None else value
-        fill = call.value(fill) if isinstance(fill, str) else fill
-        if fill is None:
-            call.reject("the number that fills a tensor is computed while the model runs")
-        shape, dtype = call.result.shape, call.result.dtype
-        element = np.full((1,) * len(shape), fill, "float32" if dtype == "bfloat16" else dtype)
-        return call.expanded(call.cast(call.tensor(element), dtype), shape)
-
-    return handler
+def _filled(call: Call, value: float | None) -> str:
+    """Emit a constant tensor, by default of the argument ``fill_value``."""
+    call.in_result("self")
+    fill = call["fill_value"] if value is None else value
+    fill = call.value(fill) if isinstance(fill, str) else fill
+    if fill is None:
+        call.reject("the number that fills a tensor is computed while the model runs")
+    shape, dtype = call.result.shape, call.result.dtype
+    element = np.full((1,) * len(shape), fill, "float32" if dtype == "bfloat16" else dtype)
+    return call.expanded(call.cast(call.tensor(element), dtype), shape)
 
 
 def _convert(call: Call) -> str:
@@ -257,30 +246,21 @@ def _promoted(call: Call, *values: Any) -> str:
     return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
 
 
-def _comparison(expression: Binary) -> Handler:
-    def handler(call: Call) -> str:
-        values = call["self"], call["other"]
-        return _write(call, _promoted(call, *values), expression, *values)
-
-    return handler
+def _comparison(call: Call, expression: Binary) -> str:
+    values = call["self"], call["other"]
+    return _write(call, _promoted(call, *values), expression, *values)
 
 
-def _logical(expression: Function) -> Handler:
-    def handler(call: Call) -> str:
-        values = [call[name] for name in ("self", "other") if call.get(name) is not None]
-        booleans = [call.cast(v, "bool") if isinstance(v, str) else bool(v) for v in values]
-        return _write(call, "bool", expression, *booleans)
-
-    return handler
+def _logical(call: Call, expression: Function) -> str:
+    values = [call[name] for name in ("self", "other") if call.get(name) is not None]
+    booleans = [call.cast(v, "bool") if isinstance(v, str) else bool(v) for v in values]
+    return _write(call, "bool", expression, *booleans)
 
 
-def _bitwise(expression: Function) -> Handler:
-    def handler(call: Call) -> Results:
-        if call.result.dtype != "bool":
-            call.reject("operations on the bits of integers are not known: only on Booleans")
-        return _logical(expression)(call)
-
-    return handler
+def _bitwise(call: Call, expression: Function) -> Results:
+    if call.result.dtype != "bool":
+        call.reject("operations on the bits of integers are not known: only on Booleans")
+    return _logical(call, expression)
 
 
 def _where(call: Call) -> str:
@@ -310,16 +290,12 @@ def _masked_fill(call: Call) -> str:
     return call.emit(Elementwise(e.where(X, fill, Input(1)), result), *tensors)
 
 
-def _float_test(expression: Unary) -> Handler:
-    """Return the handler of a test for NaN or infinity, which integers never pass."""
-
-    def handler(call: Call) -> str:
-        x, shape = call["self"], call.result.shape
-        if is_float(call.dtype(x)):
-            return _write(call, call.dtype(x), expression, x)
-        return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
-
-    return handler
+def _float_test(call: Call, expression: Unary) -> str:
+    """Emit a test for NaN or infinity, which integers never pass."""
+    x, shape = call["self"], call.result.shape
+    if is_float(call.dtype(x)):
+        return _write(call, call.dtype(x), expression, x)
+    return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
 
 
 _UNARY: Mapping[str, Unary] = {
@@ -363,8 +339,8 @@ _COMPARISONS: Mapping[str, Binary] = {
 HANDLERS: Mapping[str, Handler] = table(
     {
         **{name: _unary(make) for name, make in _UNARY.items()},
-        "add.Tensor|Scalar": _scaled(e.add),
-        "sub.Tensor|Scalar": _scaled(e.sub),
+        "add.Tensor|Scalar": partial(_scaled, expression=e.add),
+        "sub.Tensor|Scalar": partial(_scaled, expression=e.sub),
         "rsub.Tensor|Scalar": _reversed_sub,
         "mul.Tensor|Scalar": _binary(mul),
         "div.Tensor|Scalar|Tensor_mode|Scalar_mode": _divide,
@@ -375,14 +351,14 @@ HANDLERS: Mapping[str, Handler] = table(
         "maximum max.other": _binary(function("max")),
         "minimum min.other": _binary(function("min")),
         "clamp.default|Tensor": _clamp,
-        "addcmul": _product_added(mul),
-        "addcdiv": _product_added(div),
+        "addcmul": partial(_product_added, product=mul),
+        "addcdiv": partial(_product_added, product=div),
         "lerp.Scalar|Tensor": _lerp,
         "_to_copy to.dtype|device|dtype_layout type_as lift_fresh_copy": _convert,
         # The contents of an empty tensor are undefined: zeros are as good as anything.
-        "zeros_like new_zeros empty_like new_empty empty.memory_format": _filled(0),
-        "ones_like new_ones": _filled(1),
-        "full_like new_full": _filled(None),
+        "zeros_like new_zeros empty_like new_empty empty.memory_format": partial(_filled, value=0),
+        "ones_like new_ones": partial(_filled, value=1),
+        "full_like new_full": partial(_filled, value=None),
         "hardtanh": _hardtanh,
         "elu": _unary(_elu, "alpha", "scale", "input_scale"),
         "gelu": _gelu,
@@ -390,18 +366,21 @@ HANDLERS: Mapping[str, Handler] = table(
         "prelu _prelu_kernel": _prelu,
         "threshold": _unary(_threshold, "threshold", "value"),
         "leaky_relu": _unary(e.leaky_relu, "negative_slope"),
-        **{f"{name}.Tensor|Scalar": _comparison(make) for name, make in _COMPARISONS.items()},
+        **{
+            f"{name}.Tensor|Scalar": partial(_comparison, expression=make)
+            for name, make in _COMPARISONS.items()
+        },
         "where.self|ScalarOther|ScalarSelf|Scalar": _where,
         "masked_fill.Tensor|Scalar": _masked_fill,
-        "logical_and": _logical(function("and")),
-        "logical_or": _logical(function("or")),
-        "logical_xor": _logical(e.differ),
-        "logical_not": _logical(function("not")),
-        "bitwise_and.Tensor|Scalar": _bitwise(function("and")),
-        "bitwise_or.Tensor|Scalar": _bitwise(function("or")),
-        "bitwise_xor.Tensor|Scalar": _bitwise(e.differ),
-        "bitwise_not": _bitwise(function("not")),
-        "isnan": _float_test(lambda x: e.differ(x, x)),
-        "isinf": _float_test(lambda x: e.equal(apply("abs", x), math.inf)),
+        "logical_and": partial(_logical, expression=function("and")),
+        "logical_or": partial(_logical, expression=function("or")),
+        "logical_xor": partial(_logical, expression=e.differ),
+        "logical_not": partial(_logical, expression=function("not")),
+        "bitwise_and.Tensor|Scalar": partial(_bitwise, expression=function("and")),
+        "bitwise_or.Tensor|Scalar": partial(_bitwise, expression=function("or")),
+        "bitwise_xor.Tensor|Scalar": partial(_bitwise, expression=e.differ),
+        "bitwise_not": partial(_bitwise, expression=function("not")),
+        "isnan": partial(_float_test, expression=lambda x: e.differ(x, x)),
+        "isinf": partial(_float_test, expression=lambda x: e.equal(apply("abs", x), math.inf)),
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,36 +57,30 @@ def _check_type(call: Call, dtype: str) -> None:
         call.reject(f"values are quantized to {dtype}: only int8, uint8 and int32 are known")
 
 
-def _quantize(scale: str, zero: str) -> Handler:
-    def handler(call: Call) -> str:
-        x, dtype = call["input"], call["dtype"]
-        _check_type(call, dtype)
-        source, integers = call.dynamic.get(call[scale], ("", ""))
-        if source != x:
-            return _quantized(call, x, call[scale], call[zero], dtype)
-        if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
-            call.reject("a tensor is quantized by its own range to uint8 only")
-        # The zero point belongs to the scale.
-        call.in_result(zero)
-        return integers
-
-    return handler
+def _quantize(call: Call, scale: str, zero: str) -> str:
+    x, dtype = call["input"], call["dtype"]
+    _check_type(call, dtype)
+    source, integers = call.dynamic.get(call[scale], ("", ""))
+    if source != x:
+        return _quantized(call, x, call[scale], call[zero], dtype)
+    if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
+        call.reject("a tensor is quantized by its own range to uint8 only")
+    # The zero point belongs to the scale.
+    call.in_result(zero)
+    return integers
 
 
-def _dequantize(scale: str, zero: str) -> Handler:
-    def handler(call: Call) -> str:
-        q, result = call["input"], call.result.dtype
-        # The range to which the integers were limited has no effect any more.
-        call.in_result("quant_min", "quant_max", "out_dtype", zero, "axis")
-        if call[scale] in call.dynamic:
-            value = e.mul(e.sub(X, Y), Z)
-            return call.elementwise(value, q, call[zero], call[scale], dtype=result)
-        _check_type(call, call.dtype(q))
-        scales, zeros = _parameters(call, call[scale], call[zero])
-        axis = call.axis(q, call.get("axis") or 0)
-        return call.cast(call.emit(Dequantize(scales, zeros, axis), q), result)
-
-    return handler
+def _dequantize(call: Call, scale: str, zero: str) -> str:
+    q, result = call["input"], call.result.dtype
+    # The range to which the integers were limited has no effect any more.
+    call.in_result("quant_min", "quant_max", "out_dtype", zero, "axis")
+    if call[scale] in call.dynamic:
+        value = e.mul(e.sub(X, Y), Z)
+        return call.elementwise(value, q, call[zero], call[scale], dtype=result)
+    _check_type(call, call.dtype(q))
+    scales, zeros = _parameters(call, call[scale], call[zero])
+    axis = call.axis(q, call.get("axis") or 0)
+    return call.cast(call.emit(Dequantize(scales, zeros, axis), q), result)
 
 
 def _choose(call: Call) -> tuple[str, str]:
@@ -103,20 +98,18 @@ def _choose(call: Call) -> tuple[str, str]:
     return scale, zero
 
 
-_SCALARS = "scale", "zero_point"
-_VECTORS = "scales", "zero_points"
+_KINDS: Mapping[str, tuple[str, str, str]] = {
+    "tensor": ("scale", "zero_point", "default tensor tensor2"),
+    "channel": ("scales", "zero_points", "default"),
+}
+"""Names of scale and zero point, and overloads, of conversions by one scale or one a channel."""
 
 HANDLERS: Mapping[str, Handler] = {
-    f"quantized_decomposed.{name}": handler
-    for name, handler in {
-        "quantize_per_tensor.default": _quantize(*_SCALARS),
-        "quantize_per_tensor.tensor": _quantize(*_SCALARS),
-        "quantize_per_tensor.tensor2": _quantize(*_SCALARS),
-        "quantize_per_channel.default": _quantize(*_VECTORS),
-        "dequantize_per_tensor.default": _dequantize(*_SCALARS),
-        "dequantize_per_tensor.tensor": _dequantize(*_SCALARS),
-        "dequantize_per_tensor.tensor2": _dequantize(*_SCALARS),
-        "dequantize_per_channel.default": _dequantize(*_VECTORS),
-        "choose_qparams.tensor": _choose,
-    }.items()
+    **{
+        f"quantized_decomposed.{name}_per_{kind}.{overload}": partial(write, scale=scale, zero=zero)
+        for name, write in (("quantize", _quantize), ("dequantize", _dequantize))
+        for kind, (scale, zero, overloads) in _KINDS.items()
+        for overload in overloads.split()
+    },
+    "quantized_decomposed.choose_qparams.tensor": _choose,
 }
