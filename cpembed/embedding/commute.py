@@ -109,6 +109,7 @@ def is_symmetric(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
     its partner: embeddings with the operands exchanged are the same ones.
     """
     axes = [axis.name for axis in instruction.axes]
+    # Instructions have a handful of axes, so that all renamings can be tried.
     return _keeps_elements(instruction, exchange) and any(
         _invariant(instruction, exchange, dict(zip(axes, order, strict=True)))
         for order in itertools.permutations(axes)

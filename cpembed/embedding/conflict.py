@@ -314,6 +314,7 @@ class _Explanation:
         check_time()
         left = self.deadline - time.perf_counter()
         if left <= 0:
+            # Out of time, a question stays open.
             return Answer(None)
         return solve_once(problem, constraints, replace(self.limits, seconds=left))
 
@@ -324,6 +325,7 @@ class _Explanation:
         """Return the infeasible projections on the fewest axes; True if all smaller ones fit."""
         settled = True
         everything = tuple(self.problem.instruction.extents)
+        # Few axes first: the fewest that fail are the clearest reason.
         for subsets in axis_subsets(self.problem.instruction):
             answers = {
                 axes: self._solve(self._projected(axes), self.constraints).feasible

@@ -177,6 +177,7 @@ def _read(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
     base = tables.pop("extends", None)
     if base is None:
         return tables
+    # A shipped set, else one beside the file, else one of another distribution.
     parent = constraint_files().get(str(base), path.parent / f"{base}.toml")
     if not _exists(parent):
         parent = plugin_file("cpembed.constraint_sets", str(base)) or parent
@@ -226,6 +227,7 @@ def _convert(table: object, kind: type[T], path: Path, key: str) -> T:
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
+        # msgspec writes the path of a key within the table as `$.key`.
         raise SpecError(f"{path}: {key}: {error}".replace("`$.", "`")) from None
 
 

@@ -205,6 +205,7 @@ def from_points(
         images = np.zeros((len(pair.workload.index), *shape), np.int64)
         for dimension, index in enumerate(pair.workload.index):
             images[dimension] = index.evaluate(workload_point)
+        # One operation that accesses an element gives its image; all others must agree.
         operand_images = problem.first_points(pair, images, extents)
         for operand_image, image in zip(operand_images, images, strict=True):
             if np.any(problem.at_points(pair, operand_image, extents) != image):

@@ -211,6 +211,7 @@ class EmbeddingProblem:
         """
         dimensions = self._plain_dimensions(pair)
         if dimensions is not None:
+            # The element is the same at all points of the other axes: 0 stands for them.
             first = images[(slice(None), *(0 if d is None else slice(None) for d in dimensions))]
             order = [dimension for dimension in dimensions if dimension is not None]
             return first.transpose(0, *(1 + order.index(d) for d in range(len(order))))

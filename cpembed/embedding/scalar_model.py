@@ -180,6 +180,7 @@ class ScalarModel:
         }
         cut = tuple(slice(0, extents[axis.name]) for axis in instruction.axes)
         shape = tuple(extents[axis.name] for axis in instruction.axes)
+        # What lies beyond the chosen extents repeats other nodes.
         coordinates = [values[ids[cut]] for ids in self.points.values()]
         points = np.array(coordinates, np.int64).reshape(len(coordinates), *shape)
         elements: dict[str, Ids] = {}

@@ -90,6 +90,7 @@ class Builder:
 
     def constant(self, array: Array, stem: str = "constant") -> str:
         """Add a constant and return its name."""
+        # A model with large constants of its own may have large computed ones.
         self._bytes_left += COMPUTED_SHARE * array.nbytes
         return self._constant(array, stem)
 
@@ -156,6 +157,7 @@ class Builder:
         if all(result.elements == 0 for result in types):
             return tuple(self.constant(_zeros(result), stem) for result in types)
         if isinstance(kind, Concat):
+            # A part without elements adds nothing.
             inputs = [tensor for tensor in inputs if self.types[tensor].elements]
             if len(inputs) == 1:
                 return (inputs[0],)
@@ -216,6 +218,7 @@ class Builder:
         str
             The name of the tensor now.
         """
+        # Operators hold the names of what they read: only an unread tensor can be renamed.
         unread = tensor in self.constants or self._is_last(tensor)
         if name in self.types or tensor not in self.fresh or not unread:
             return tensor

@@ -157,6 +157,7 @@ class Emitter(ABC):
         if mode == "reflect" and any(max(b, a) >= size for size, b, a in widths if b or a):
             raise WorkloadError(f"a reflection of more than {list(sizes)} has")
         if self.dtype(x).startswith(("int", "uint", "bool")):
+            # Models give the value as a float, whatever the type of the tensor.
             value = int(value)
         return self.emit(Pad(before, after, value, mode), x)
 
@@ -175,6 +176,7 @@ class Emitter(ABC):
         rank = max(len(counts), len(shape))
         shape = (*(1,) * (rank - len(shape)), *shape)
         counts = (*(1,) * (rank - len(counts)), *counts)
+        # Each axis gets one of length 1 before it, which is expanded to the count.
         x = self.reshaped(x, [size for extent in shape for size in (1, extent)])
         x = self.expanded(x, [size for pair in zip(counts, shape, strict=True) for size in pair])
         return self.reshaped(x, [count * size for count, size in zip(counts, shape, strict=True)])

@@ -87,6 +87,7 @@ def exp_minus_one(x: Scalar) -> Scalar:
 def log_one_plus(x: Scalar) -> Scalar:
     """Return ``log(1 + x)``, corrected near 0 for the rounding error of ``1 + x`` (Kahan)."""
     plus = add(x, 1.0)
+    # The factor x / ((1 + x) - 1) undoes the rounding of 1 + x; where that is 1, log(1 + x) is x.
     near = div(mul(apply("log", plus), x), sub(plus, 1.0))
     near = where(equal(plus, 1.0), x, near)
     return where(less(apply("abs", x), 1.0), near, apply("log", plus))

@@ -235,6 +235,7 @@ def _convolution(
         extents[output], reduced[tap] = axis.output_extent, axis.taps
         result.append(output)
         read.append(axis.index(output, tap))
+        # A transposed convolution reads its filter backwards.
         taps.append(f"{axis.taps - 1} - {tap}" if axis.flipped else tap)
         sizes.append(axis.extent)
     computation = parse_computation(
@@ -304,6 +305,7 @@ def matrix_product(
         )
     shape = (*batch, *([] if row else [m]), *([] if column else [n]))
     matrix = "n, k" if transposed else "k, n"
+    # Of a single second matrix, the rows of all batches are rows of one product.
     if math.prod(b[:-2]) == 1:
         text, extents = f"C[m, n] += A[m, k] * B[{matrix}]", {"m": math.prod(a[:-2]) * m}
         return _product(text, "gemm", {**extents, "n": n, "k": k}, shape, dtypes, varying)
@@ -322,6 +324,7 @@ def _batch_axes(
     """Return the batch axes with their extents, and those that index each factor."""
     # Shapes are aligned at their last axes.
     padded = [[1] * (len(batch) - len(s)) + list(s) for s in (first, second)]
+    # Where neither factor is broadcast, all batch axes are one.
     if padded[0] == padded[1]:
         return {"b": math.prod(batch)}, ["b"], ["b"]
     # Neighbouring axes along which the same factors are broadcast are one axis.

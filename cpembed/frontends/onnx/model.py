@@ -213,6 +213,7 @@ class Reader:
     def __init__(self, path: Path, versions: Mapping[str, int]) -> None:
         self.path = path
         self.versions = versions
+        # Unique in the file: branches count with the graph around them.
         self.numbers = iter(range(1, 1 << 62))
         self._files: set[Path] = set()
         self._bytes_left = _EXTERNAL_BYTES
@@ -366,6 +367,7 @@ class Reader:
                 f"{label} does not lie in {place!r}, which is shorter or of another "
                 "size: get the whole file"
             )
+        # A file counts once, however many tensors lie in it.
         if file not in self._files:
             self._files.add(file)
             self._bytes_left += _EXTERNAL_SHARE * file.stat().st_size
@@ -387,6 +389,7 @@ class Reader:
                 f"{label} lies in {place!r}: external data is read from the model's own folder only"
             )
         try:
+            # A link could lead out of the folder.
             linked = any((folder / Path(*parts[:k])).is_symlink() for k in range(1, len(parts) + 1))
             is_file = (folder / place).is_file()
         except (OSError, ValueError):
@@ -435,6 +438,7 @@ def definition(node: Node, types: Sequence[TensorType | None]) -> Body:
         version = latest(schema.function_opset_versions)
         function.ParseFromString(schema.get_function_with_opset_version(version))
     else:
+        # Other definitions are made for the types of the inputs.
         version = latest(schema.context_dependent_function_opset_versions)
         messages = [_type_message(kind).SerializeToString() for kind in types]
         try:

@@ -67,6 +67,7 @@ def _check_operators(model: Model) -> None:
     unknown = [node for node in nodes if node.key not in TRANSLATIONS and not is_defined(node)]
     if not unknown:
         return
+    # One message names all of them, so that the model is exported anew only once.
     counts = Counter(node.key for node in unknown)
     first = unknown[0]
     rest = [f"{count} of {name}" for name, count in counts.items() if name != first.key]
@@ -232,8 +233,10 @@ class _Translator:
             is_read=tuple(bool(name) and readers[name] > 0 for name in node.outputs),
             run=branch,
         )
+        # Only tensors that this node adds may take the names of its outputs.
         self.builder.fresh.clear()
         try:
+            # Constants are computed as the network would compute them, infinities and NaN included.
             with np.errstate(all="ignore"):
                 results = self._translated(call)
         except CpembedError as error:

@@ -128,6 +128,7 @@ class _Reader:
         self.names: dict[str, str] = {}
         self.parameters: dict[str, torch.Tensor] = {}
         self.types: Mapping[str, d.TensorMeta] = {}
+        # Types are computed without data, and by no kernel that would need any.
         self.fake = FakeTensorMode(
             allow_fallback_kernels=False, allow_non_fake_inputs=False, shape_env=ShapeEnv()
         )
@@ -407,7 +408,9 @@ def _bound_arguments(
         if parameter.name not in arguments:
             continue
         required = not parameter.has_default_value() and not parameter.kwarg_only
+        # An argument named `from` cannot be passed by its name.
         at_place = parameter.name in by_place or required or keyword.iskeyword(parameter.name)
+        # After a named argument none can be positional.
         if at_place and not parameter.kwarg_only and not named:
             positional.append(arguments[parameter.name])
         else:

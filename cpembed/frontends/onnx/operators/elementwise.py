@@ -67,11 +67,13 @@ def _celu(call: Call) -> str:
 def _clip(call: Call) -> str:
     x, dtype = call.input(), call.type().dtype
     if call.version < 11:
+        # Until version 11 the ends were attributes.
         return call.elementwise(e.clip(X, call.attribute("min"), call.attribute("max")), x)
     ends = [call.optional(1), call.optional(2)]
     values = [call.builder.value(tensor) if tensor else None for tensor in ends]
     if all((end is None) == (value is None) for end, value in zip(ends, values, strict=True)):
         low, high = (None if v is None else v.reshape(-1)[0].item() for v in values)
+        # An infinite end limits nothing.
         low = None if low is not None and np.isneginf(low) else low
         high = None if high is not None and np.isposinf(high) else high
         return x if low is None and high is None else call.elementwise(e.clip(X, low, high), x)
@@ -125,6 +127,7 @@ def _power(call: Call) -> str:
     if value is not None and value.size == 1:
         products = e.SMALL_POWERS.get(float(value.reshape(-1)[0]))
         shape = call.shape(x)
+        # An exponent of more dimensions would enlarge the result.
         if products and np.broadcast_shapes(shape, value.shape) == shape:
             return call.elementwise(products(X), x)
     return call.elementwise(apply("pow", X, Y), *_broadcast(call))
@@ -198,6 +201,7 @@ TABLE: dict[str, Translation] = {
     "Min": partial(_of_all_inputs, operation="min"),
     "Sum": partial(_of_all_inputs, operation="add"),
     "Mean": partial(_of_all_inputs, operation="add", is_mean=True),
+    # NaN stays NaN, of which `sign` alone would make 0.
     "Sign": _unary(e.where(e.equal(X, X), e.sign(X), X)),
     "Reciprocal": _unary(e.div(1.0, X)),
     "Tan": _unary(e.div(apply("sin", X), apply("cos", X))),
@@ -231,6 +235,7 @@ TABLE: dict[str, Translation] = {
     "And": _compared(apply("and", X, Y)),
     "Or": _compared(apply("or", X, Y)),
     "Xor": _compared(e.differ(X, Y)),
+    # Only NaN is not equal to itself.
     "IsNaN": _unary(e.differ(X, X), "bool"),
     "IsInf": _is_inf,
     "Where": _where,

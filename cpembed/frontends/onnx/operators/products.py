@@ -108,6 +108,7 @@ def _fused_conv(call: Call) -> str:
     result = call.convolved(image, weights, bias, **options)
     if call.optional(3) is not None:
         result = call.elementwise(add(X, Y), result, call.input(3))
+    # An activation has two parameters at most.
     a, b = (*(call.attribute("activation_params") or ()), 0.0, 0.0)[:2]
     activations = {
         "": X,
@@ -149,6 +150,7 @@ def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
         call.reject(f"output_shape {list(output_shape)} does not name the {axes} sizes of an image")
     is_same = automatic.startswith("SAME")
     if output_shape is None and is_same:
+        # SAME makes the result as many times larger as the stride is.
         output_shape = tuple(n * stride for n, stride in zip(sizes, moving.strides, strict=True))
     before, after = [*moving.before], [*moving.after]
     for k, size in enumerate(output_shape or ()):
@@ -297,6 +299,7 @@ def _gemm(call: Call) -> str:
         return call.elementwise(add(X, Y if beta == 1.0 else mul(Y, beta)), result, c)
 
     columns = call.type(1).shape[0 if transposed else 1]
+    # A later normalization can rewrite a bias of one number a column, with the weights.
     by_column = c is None or call.shape(c) in ((), (1,), (columns,), (1, columns))
     if call.number("alpha", 1.0) == beta == 1.0 and by_column:
         return call.scalable(call.input(1), c, write, axis=0 if transposed else 1)
@@ -321,6 +324,7 @@ def _einsum(call: Call) -> str:
     if 0 in sizes.values():
         return call.tensor(np.zeros([sizes[name] for name in result]), call.dtype(tensors[0]))
     factors = list(zip(tensors, letters, strict=True))
+    # What is summed before a product makes it smaller.
     total = _summed(call, factors[0], {*result, *"".join(letters[1:])})
     for k, factor in enumerate(factors[1:], 1):
         needed = {*result, *"".join(letters[k + 1 :])}
@@ -336,6 +340,7 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     factors = left.split(",")
     if len(factors) != len(ranks):
         raise WorkloadError(f"equation {equation!r} is of {len(factors)} factors, not {len(ranks)}")
+    # Axes of an ellipsis get letters that the equation does not use, aligned at the last one.
     free = [letter for letter in string.ascii_lowercase if letter not in text]
     unnamed = [rank - len(f.replace("...", "")) for f, rank in zip(factors, ranks, strict=True)]
     count = max((n for n, f in zip(unnamed, factors, strict=True) if "..." in f), default=0)
@@ -353,6 +358,8 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     if arrow:
         result = result.replace("...", ellipsis)
     else:
+        # Without an arrow the result has the axes that occur once, in alphabetical order, after
+        # those of the ellipsis.
         every = "".join(parts)
         single = (x for x in {*every} - {*ellipsis} if every.count(x) == 1)
         result = ellipsis + "".join(sorted(single))
@@ -379,6 +386,7 @@ def _multiplied(
     sizes: Mapping[str, int],
 ) -> Factor:
     """Multiply two factors and sum over the axes that nothing else has."""
+    # Only a second factor that is constant is packed ahead.
     if call.builder.is_constant(first[0]) and not call.builder.is_constant(second[0]):
         first, second = second, first
     both = {*first[1], *second[1]}

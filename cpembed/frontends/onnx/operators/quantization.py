@@ -146,6 +146,7 @@ def _zero_point(call: Call, tensor: str | None) -> tuple[int, str | None]:
     if value is None:
         return 0, tensor
     values = {int(v) for v in value.reshape(-1)}
+    # Zero points that differ from channel to channel are subtracted beforehand, by `_centred`.
     return (values.pop(), None) if len(values) == 1 else (0, None)
 
 
@@ -157,6 +158,7 @@ def _centred(call: Call, weights: str, zero: str | None, axis: int) -> str:
     shape = [1] * len(call.shape(weights))
     shape[axis] = -1
     zeros = value if value.ndim > 1 else value.reshape(shape)
+    # A difference of two bytes has nine bits.
     return call.elementwise(sub(X, Y), weights, call.tensor(zeros), dtype="int16")
 
 
@@ -184,6 +186,7 @@ def _conv_integer(call: Call) -> str:
             "the filter and the image's zero point are computed while the network runs: make one "
             "constant"
         )
+    # An image of ones gives the sum of the weights that lie inside the image at each pixel.
     kind = replace(form.product, zero_points=(0, zero_w))
     (inside,) = kind.evaluate([np.ones(shape, dtype), weights])
     # Without padding the sum of the weights is the same at every pixel.
@@ -296,6 +299,7 @@ def _qlinear_conv(call: Call) -> str:
 
 
 def _qlinear_matmul(call: Call) -> str:
+    # Each row of the first factor, and each column of the second, may have its own scale.
     a = _floats(call, 0, max(0, call.rank(0) - 2))
     return _integers(call, call.matmul(a, _floats(call, 3, call.rank(3) - 1)), 6)
 
@@ -326,6 +330,7 @@ def _qlinear_unary(write: Callable[[Call, str], str]) -> Translation:
 
 def _softmax(call: Call, x: str) -> str:
     axis = call.integer("axis", -1)
+    # Before version 13 of Softmax the axes from this one on counted as one.
     if call.integer("opset", 13) < 13 and axis % call.rank() != call.rank() - 1:
         call.reject("softmax over several axes at once: give the last axis")
     return call.emit(Softmax(axis % call.rank()), x)

@@ -125,6 +125,8 @@ def _gru_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
     """Emit a step of a GRU, whose gates are in the order update, reset, hidden."""
     call, h = cell.call, states[0]
     xz, xr, xh = cell.gates(x, 3)
+    # The reset gate scales either what the product makes of the state, or the state before it: then
+    # the hidden gate needs a product of its own.
     if call.flag("linear_before_reset"):
         hz, hr, hh = cell.gates(cell.product_of_state(h), 3)
         r = call.elementwise(cell.activate(0, add(X, Y)), xr, hr)
@@ -177,6 +179,7 @@ class Layer:
         last: list[list[str]] = []
         for k in range(directions):
             cell = self._cell(call, k, functions[k])
+            # The second direction of a bidirectional layer runs backwards.
             reverse = order == "reverse" or k == 1
             results, states = self._unrolled(cell, rows, (steps, batch), k, reverse)
             parts = [call.reshaped(tensor, (1, 1, batch, state)) for tensor in results]
@@ -187,6 +190,7 @@ class Layer:
             parts = [call.reshaped(states[k], (1, batch, state)) for states in last]
             outputs.append(call.joined(parts, 0))
         if batch_first:
+            # Layout 1 has the batch first in the results as well.
             orders = [(2, 0, 1, 3), *[(1, 0, 2)] * self.states]
             outputs = [call.transposed(t, o) for t, o in zip(outputs, orders, strict=True)]
         return outputs
@@ -215,6 +219,7 @@ class Layer:
         biases: list[str | None] = [None, None]
         if (bias := call.optional(3)) is not None:
             both, n = _direction(call, bias, k), self.gates * state
+            # One input holds the bias of the inputs, then that of the state.
             biases = [call.part(both, 0, 0, n), call.part(both, 0, n, 2 * n)]
         peepholes = call.optional(7) if self.step is _lstm_step else None
         return Cell(

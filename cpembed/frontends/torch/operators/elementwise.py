@@ -38,9 +38,11 @@ def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
             arguments.append(Input(len(tensors) - 1))
         else:
             scalar = constant.item()
+            # In arithmetic a Boolean counts as 0 or 1.
             is_number = isinstance(scalar, bool) and dtype != "bool"
             arguments.append(Number(int(scalar) if is_number else scalar))
     scalar_type = "float32" if dtype == "bfloat16" else dtype
+    # An operator has at least one input; this one has no effect.
     tensors = tensors or [call.tensor(np.zeros((), scalar_type))]
     return call.emit(Elementwise(expression(*arguments), call.result.dtype), *tensors)
 
@@ -200,6 +202,7 @@ def _elu(x: Scalar, alpha: float, scale: float, input_scale: float) -> Scalar:
 
 def _softplus(x: Scalar, beta: float, threshold: float) -> Scalar:
     scaled = _times(x, beta)
+    # Beyond the threshold PyTorch returns the argument itself.
     value = e.softplus(scaled)
     return e.where(e.less(threshold, scaled), x, value if beta == 1 else div(value, beta))
 
@@ -223,6 +226,7 @@ def _gelu(call: Call) -> str:
 def _prelu(call: Call) -> str:
     x, slope = call["self"], call["weight"]
     if call.rank(slope) == 1:
+        # One slope for each channel, which is the second axis.
         slope = call.channels(slope, max(2, call.rank(x)))
     return _write(call, call.result.dtype, e.leaky_relu, x, slope)
 

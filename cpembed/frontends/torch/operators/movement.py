@@ -26,6 +26,7 @@ def _dropout(call: Call) -> Results:
 
 
 def _view(call: Call) -> str:
+    # All of these keep the elements in their order: only the shape of the result matters.
     call.in_result("start_dim", "end_dim", "dim", "other")
     return call.reshaped(call["self"], call.result.shape)
 
@@ -79,6 +80,7 @@ def _repeat_each(call: Call) -> str:
     x, count, axis = call["self"], call["repeats"], call["dim"]
     if axis is None:
         x, axis = call.reshaped(x, (math.prod(call.shape(x)),)), 0
+    # Each element is an axis of its own, which is expanded.
     axis, shape = call.axis(x, axis) + 1, call.shape(x)
     x = call.reshaped(x, (*shape[:axis], 1, *shape[axis:]))
     x = call.expanded(x, (*shape[:axis], count, *shape[axis:]))
@@ -97,6 +99,7 @@ def _flip(call: Call) -> str:
     axes, shape = call.axes(x, call["dims"]), call.shape(x)
     if not call["dims"]:
         return x
+    # A slice that runs backwards ends before element 0, at -1.
     ranges = [(size - 1, -1, -1) if k in axes else (0, size, 1) for k, size in enumerate(shape)]
     starts, stops, steps = zip(*ranges, strict=True)
     return call.emit(Slice(starts, stops, steps), x)

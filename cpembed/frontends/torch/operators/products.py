@@ -177,6 +177,7 @@ def _average_pool(call: Call, axes: int) -> str:
         return _pooled(call, "mean", axes, counts and padded)
     if call["ceil_mode"]:
         call.reject("divisor_override together with ceil_mode: leave one of them out")
+    # A mean over all taps, padding included, times their number is the sum.
     mean = _pooled(call, "mean", axes, True)
     count = math.prod(per_axis(call["kernel_size"], axes))
     return call.elementwise(mul(X, count / divisor), mean)

@@ -66,6 +66,7 @@ def _softmax(call: Call, log: bool) -> str:
     x, axis = call.cast(call["self"], call.result.dtype), call["dim"]
     if call.shape(x):
         return call.emit(Softmax(call.axis(x, axis), log), x)
+    # A scalar has no axis: it is a vector of one element.
     return call.reshaped(call.emit(Softmax(0, log), call.reshaped(x, (1,))), ())
 
 
@@ -75,6 +76,7 @@ def _log_sum_exp(call: Call) -> str:
 
 
 def _of_booleans(call: Call, operation: str) -> str:
+    # Of zeros and ones the maximum says whether any is true, the minimum whether all are.
     x = call.cast(call.cast(call["self"], "bool"), "int32")
     return call.cast(_reduced(call, operation, x), "bool")
 
