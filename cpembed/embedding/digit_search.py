@@ -116,7 +116,7 @@ def check_embedding(
     constraints.check(problem, node_map)
 
 
-# -- digits that are judged together ----------------------------------------------------------
+# -- digits that are judged together --------------------------------------------------------------
 
 
 def joint_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
@@ -205,7 +205,7 @@ class JointDigits:
         )
 
 
-# -- search -----------------------------------------------------------------------------------
+# -- search ---------------------------------------------------------------------------------------
 
 
 class _Effort:

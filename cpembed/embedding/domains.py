@@ -100,7 +100,7 @@ def coordinate_bounds(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
     return {axis: min(last, longest(axis)) for axis, last in last_coordinates.items()}
 
 
-# -- digits -----------------------------------------------------------------------------------
+# -- digits ---------------------------------------------------------------------------------------
 
 
 def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:

@@ -250,19 +250,33 @@ class Emitter(ABC):
             raise WorkloadError(f"indices {list(index_shape)} of a tensor {list(shape)}")
         self.check_indices(index, shape[axis])
         # What the other axes add to an element's number is known now.
-        steps = row_major_steps(shape)
-        rest = np.zeros(index_shape, np.int64)
-        for k, places in enumerate(np.indices(index_shape, sparse=True)):
-            if k != axis:
-                rest += places * steps[k]
+        rest = numbers_beside(axis, index_shape, shape)
         index = self.from_front(index, shape[axis])
-        places = self.elementwise(add(mul(X, steps[axis]), Y), index, self.tensor(rest))
+        number = add(mul(X, row_major_steps(shape)[axis]), Y)
+        places = self.elementwise(number, index, self.tensor(rest))
         return self.flat_gather(x, places)
 
 
 def row_major_steps(shape: Sequence[int]) -> list[int]:
     """Return the distance of neighbours along each axis, in elements."""
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+
+
+def numbers_beside(axis: int, index_shape: Sequence[int], shape: Sequence[int]) -> Array:
+    """Return what the coordinates beside an axis add to an element's row-major number.
+
+    Parameters
+    ----------
+    axis : int
+        Axis of the indices.
+    index_shape, shape : sequence of int
+        Shape of the indices, which is that of the result, and of the indexed tensor.
+    """
+    numbers = np.zeros(index_shape, np.int64)
+    for k, coordinates in enumerate(np.indices(index_shape, sparse=True)):
+        if k != axis:
+            numbers += coordinates * row_major_steps(shape)[k]
+    return numbers
 
 
 def is_float(dtype: str) -> bool:

@@ -55,7 +55,7 @@ class Constraint(ABC):
         """Return the constraint as a phrase for an explanation ("no strides: ...")."""
 
 
-# -- digits -----------------------------------------------------------------------------------
+# -- digits ---------------------------------------------------------------------------------------
 
 
 def moved_dimensions(
@@ -149,7 +149,7 @@ def couple_meeting(model: DigitModel, operands: Collection[str]) -> None:
             model.couple(set[str]().union(*feeding.values()))
 
 
-# -- sliding windows --------------------------------------------------------------------------
+# -- sliding windows ------------------------------------------------------------------------------
 
 
 def walker(problem: EmbeddingProblem, index: IndexExpr) -> str | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.builder import LARGEST_CONSTANT
-from cpembed.frontends.emitter import row_major_steps
+from cpembed.frontends.emitter import numbers_beside, row_major_steps
 from cpembed.frontends.expressions import X, Y, Z, add, equal, mul, where
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.model import Body, in_bytes
@@ -272,11 +272,7 @@ def _scatter_elements(call: Call) -> str:
     index = np.where(index < 0, index + shape[axis], index)
     if index.ndim != len(shape) or (index < 0).any() or (index >= shape[axis]).any():
         raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
-    steps = row_major_steps(shape)
-    places = index * steps[axis]
-    for k, coordinates in enumerate(np.indices(index.shape, sparse=True)):
-        if k != axis:
-            places = places + coordinates * steps[k]
+    places = index * row_major_steps(shape)[axis] + numbers_beside(axis, index.shape, shape)
     return _scattered(call, places)
 
 
