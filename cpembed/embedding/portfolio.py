@@ -100,7 +100,7 @@ class Solutions:
         constraints: ConstraintSet,
         report: Callable[[int], None],
     ) -> None:
-        self._problem, self._constraints, self._report = problem, constraints, report
+        self.problem, self.constraints, self._report = problem, constraints, report
         self._lock = threading.Lock()
         self._solutions: dict[bytes, Embedding | NodeMap] = {}
 
@@ -115,11 +115,11 @@ class Solutions:
         return digest
 
     def _checked(self, node_map: NodeMap) -> Embedding | NodeMap:
-        self._constraints.check(self._problem, node_map)
-        embedding = decode(self._problem, node_map)
+        self.constraints.check(self.problem, node_map)
+        embedding = decode(self.problem, node_map)
         if embedding is None:
             return node_map
-        expanded = expand(self._problem, embedding)
+        expanded = expand(self.problem, embedding)
         if expanded is None or expanded.key() != node_map.key():
             raise InvariantError(f"axis maps {embedding.to_json()} do not expand to their node map")
         return embedding
@@ -151,12 +151,9 @@ class _Run:
     or has as many solutions as were requested.
     """
 
-    name: str
-    problem: EmbeddingProblem
-    constraints: ConstraintSet
-    axes: tuple[str, ...]
-    bounds: Mapping[str, int]
+    order: DecisionOrder
     solutions: Solutions
+    bounds: Mapping[str, int]
     presolve: bool
     work: float | None
     stop: StopSignal = field(default_factory=StopSignal)
@@ -171,7 +168,7 @@ class _Run:
         """Enumerate all configurations within limits."""
         begun = time.perf_counter()
         exhausted = True
-        for configuration in configurations(self.problem, self.constraints):
+        for configuration in configurations(self.solutions.problem, self.solutions.constraints):
             left = limits.after(time.perf_counter() - begun)
             if self.stop.stopped or left.seconds == 0:
                 return
@@ -187,8 +184,8 @@ class _Run:
             self.status = Status.OPTIMAL if self.digests else Status.INFEASIBLE
 
     def _post(self, configuration: Mapping[str, int] | None) -> ScalarModel:
-        model = post(self.problem, self.constraints, configuration)
-        model.axis_order = self.axes
+        model = post(self.solutions.problem, self.solutions.constraints, configuration)
+        model.axis_order = self.order.axes
         for axis, largest in self.bounds.items():
             model.builder.bound(model.points[axis], 0, largest)
         return model
@@ -207,9 +204,10 @@ class _Run:
             compiled = model.build()
         except TooLargeDomainError as error:
             needed = ("hyper_rectangle", "fixed_origin")
-            missing = [name for name in needed if self.constraints.get(name) is None]
+            constraints = self.solutions.constraints
+            missing = [name for name in needed if constraints.get(name) is None]
             remedy = f"add {missing[0]} to the set" if missing else "leave the search to auto"
-            raise TooLargeDomainError(f"{self.constraints.name}: {error}: {remedy}") from None
+            raise TooLargeDomainError(f"{constraints.name}: {error}: {remedy}") from None
         _, exhausted, statistics = enumerate_solutions(compiled, receive, limits, control)
         self.statistics = self.statistics.plus(statistics)
         return exhausted
@@ -366,12 +364,9 @@ class _Portfolio:
         bounds = coordinate_bounds(self.problem, self.constraints)
         runs = [
             _Run(
-                name=order.name,
-                problem=self.problem,
-                constraints=self.constraints,
-                axes=order.axes,
-                bounds=bounds if order.bounded else {},
+                order=order,
                 solutions=self.solutions,
+                bounds=bounds if order.bounded else {},
                 presolve=self.presolve,
                 work=work,
             )
@@ -379,9 +374,9 @@ class _Portfolio:
         ]
         self._race(runs, any_winner=work is None)
         for run in (run for run in runs if run.started):
-            before = self.efforts.get(run.name)
-            spent = SearchStatistics() if before is None else before.statistics
-            self.efforts[run.name] = OrderEffort(run.name, run.status, spent.plus(run.statistics))
+            name = run.order.name
+            spent = self.efforts[name].statistics if name in self.efforts else SearchStatistics()
+            self.efforts[name] = OrderEffort(name, run.status, spent.plus(run.statistics))
         self.solving += max((run.statistics.seconds for run in runs), default=0.0)
         # Of a race that any order may end, one that came in meanwhile has the same answer.
         return next((run for run in runs if run.decided), None)
@@ -424,7 +419,7 @@ class _Portfolio:
         digests = self.solutions.keys() if won is None else won.digests
         if won is not None and won.complete and len(digests) != len(self.solutions.keys()):
             raise InvariantError(
-                f"decision order {won.name} missed a solution that another one found: please "
+                f"decision order {won.order.name} missed a solution that another one found: please "
                 f"report this with the workload {self.problem.workload} and "
                 f"{self.problem.instruction.name}"
             )
@@ -442,6 +437,8 @@ class _Portfolio:
             embeddings=embeddings,
             irregular=irregular,
             seconds=Seconds(seconds - solving, solving),
-            effort=SearchEffort(Formulation.SCALAR, won and won.name, tuple(self.efforts.values())),
+            effort=SearchEffort(
+                Formulation.SCALAR, won and won.order.name, tuple(self.efforts.values())
+            ),
             problem=self.problem,
         )
