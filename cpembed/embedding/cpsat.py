@@ -183,6 +183,32 @@ def _parameters(limits: SearchLimits) -> Any:
     return parameters
 
 
+def _enumeration_parameters(limits: SearchLimits, control: SearchControl) -> Any:
+    parameters = _parameters(limits)
+    parameters.enumerate_all_solutions = True
+    # Symmetry breaking would leave out solutions that are images of others.
+    parameters.symmetry_level = 0
+    # The model's own decision order: solutions come in it, and the search is the same in every run.
+    parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
+    if control.work is not None:
+        parameters.max_deterministic_time = control.work
+    if not control.presolve:
+        parameters.cp_model_presolve = False
+        parameters.cp_model_probing_level = 0
+    if not control.relaxation:
+        parameters.linearization_level = 0
+    return parameters
+
+
+def _solved(wrapper: Any, proto: Any) -> tuple[Any, str]:
+    """Return the solver's response and the name of its status."""
+    response = solve_in_thread(wrapper, proto)
+    name = str(response.status.name)
+    if name == "MODEL_INVALID":
+        raise ValueError(cmh.CpSatHelper.validate_model(proto))
+    return response, name
+
+
 def enumerate_solutions(
     model: CompiledModel,
     receive: Callable[[Ids], bool],
@@ -224,24 +250,12 @@ def enumerate_solutions(
 
     collector = _Collector(accept)
     wrapper = cmh.SolveWrapper()
-    parameters = _parameters(limits)
-    parameters.enumerate_all_solutions = True
-    # Symmetry breaking would leave out solutions that are images of others.
-    parameters.symmetry_level = 0
-    parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
-    if control.work is not None:
-        parameters.max_deterministic_time = control.work
-    if not control.presolve:
-        parameters.cp_model_presolve = False
-        parameters.cp_model_probing_level = 0
-    if not control.relaxation:
-        parameters.linearization_level = 0
-    wrapper.set_parameters(parameters)
+    wrapper.set_parameters(_enumeration_parameters(limits, control))
     wrapper.add_solution_callback(collector)
     if control.stop is not None:
         control.stop.listen(wrapper)
     try:
-        response = solve_in_thread(wrapper, model.proto)
+        response, name = _solved(wrapper, model.proto)
     finally:
         if control.stop is not None:
             control.stop.leave(wrapper)
@@ -254,9 +268,6 @@ def enumerate_solutions(
         float(response.wall_time),
         float(response.deterministic_time),
     )
-    name = response.status.name
-    if name == "MODEL_INVALID":
-        raise ValueError(cmh.CpSatHelper.validate_model(model.proto))
     if name == "INFEASIBLE":
         return Status.INFEASIBLE, True, statistics
     if name == "UNKNOWN":
@@ -295,14 +306,12 @@ def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimit
     model.proto.objective.coeffs.extend(list(free.values()))
     wrapper = cmh.SolveWrapper()
     wrapper.set_parameters(_parameters(limits))
-    response = solve_in_thread(wrapper, model.proto)
-    if response.status.name == "INFEASIBLE":
+    response, name = _solved(wrapper, model.proto)
+    if name == "INFEASIBLE":
         return None
-    if response.status.name == "MODEL_INVALID":
-        raise ValueError(cmh.CpSatHelper.validate_model(model.proto))
     least = sum(min(c, 0) for c in free.values())
     # Stopped before it had a solution, the solver may not have set its bound.
-    if response.status.name in ("OPTIMAL", "FEASIBLE"):
+    if name in ("OPTIMAL", "FEASIBLE"):
         # The bound is a float slightly off an integer.
         least = max(least, math.ceil(response.best_objective_bound - 1e-6))
     return constant + least
