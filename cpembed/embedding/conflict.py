@@ -337,6 +337,7 @@ class _Explanation:
             settled &= all(answers.values())
         if settled:
             raise ValueError("the problem to be explained has an embedding")
+        # Every variant was left open; that all axes together fail is known from the search.
         return [everything], False
 
     def _core(self, problem: EmbeddingProblem) -> tuple[tuple[str, ...], bool]:
@@ -365,6 +366,7 @@ class _Explanation:
         quoted = join([f"`{name}`" for name in core])
         exclude = f"{quoted} exclude{'' if len(core) > 1 else 's'}"
         if len(axes) > 1:
+            # Axes of one group cannot be cut from each other: of them there is no "fewer".
             groups = [g for g in axis_groups(problem.instruction) if set(g) <= set(axes)]
             fewer = "each alone" if len(groups) == 2 else "any fewer of them"
             though = f", though {fewer} can" if settled and len(groups) > 1 else ""

@@ -136,6 +136,7 @@ class StopSignal:
 
     def listen(self, wrapper: Any) -> None:
         with self._lock:
+            # A search that starts after the signal must end at once.
             self._wrappers.append(wrapper)
             if self._stopped:
                 wrapper.stop_search()

@@ -212,7 +212,7 @@ class DigitModel:
         )
 
     def build(self) -> CompiledModel:
-        """Compile the model, to be searched extents first, then options as chosen first."""
+        """Compile the model, whose search decides extents first, then options."""
         extents = [lit for literals in self.extent_literals.values() for lit in literals.values()]
         self.builder.decide(np.array(extents, np.int64), largest_first=True)
         # Choosing a digit fixes many others; rejecting one leaves nearly all of them open.

@@ -166,6 +166,7 @@ def _ordered_groups(
             signatures.setdefault(touched, []).append(axis.name)
     for axes in signatures.values():
         for size in range(2, min(largest, len(axes)) + 1):
+            # Every order, since tiles of (r, s) and of (s, r) cover different points.
             yield from itertools.permutations(axes, size)
 
 

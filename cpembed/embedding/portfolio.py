@@ -107,6 +107,7 @@ class Solutions:
     def add(self, node_map: NodeMap) -> bytes:
         """Check a solution if it is new, and return its digest."""
         shape, images = node_map.key()
+        # The images of a large instruction take kilobytes; a digest is enough to recognize them.
         digest = hashlib.blake2b(repr(shape).encode() + images, digest_size=16).digest()
         with self._lock:
             if digest not in self._solutions:
@@ -330,6 +331,7 @@ def solve_portfolio(
 
 
 def _cores() -> int:
+    # The process may be confined to some of the cores.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -398,7 +400,9 @@ class _Portfolio:
 
         pool = ThreadPoolExecutor(min(len(runs), self.workers))
         futures: list[Future[None]] = [
-            pool.submit(copy_context().run, go, position) for position in range(len(runs))
+            # The context carries the surrounding time limit into the thread.
+            pool.submit(copy_context().run, go, position)
+            for position in range(len(runs))
         ]
         try:
             while wait(futures, _PATIENCE, FIRST_EXCEPTION).not_done:

@@ -133,6 +133,7 @@ class EmbeddingProblem:
             groups = {axis: frozenset([axis]) for axis in self.operand_axes[operand]}
             for axes in dimensions:
                 joined = frozenset[str]().union(*(groups[axis] for axis in axes))
+                # Windows that share an axis are one group.
                 groups |= dict.fromkeys(joined, joined)
             windows[operand] = groups
         return windows

@@ -80,6 +80,7 @@ class EmbeddingSpace(_LazyEmbeddings):
 
     def at(self, place: int) -> Embedding:
         parts: list[AxisMaps] = []
+        # The place is a mixed-radix number: its lowest digit is the place in the last component.
         for component in reversed(self.components):
             place, rest = divmod(place, len(component.maps))
             parts.append(component.maps[rest])

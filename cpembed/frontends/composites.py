@@ -196,6 +196,7 @@ class Composites(Emitter):
         dtype, rank = self.dtype(x), len(self.shape(x))
         # Compiled code rounds this once; in float32 the definition does too.
         total = apply("fma", X, Y, Z) if dtype == "float32" else add(mul(X, Y), Z)
+        # Vectors of float32 keep their digits where the image has less than that.
         vector_type = "float64" if dtype == "float64" else "float32"
         vectors = (self.channels(self.tensor(v, vector_type), rank) for v in (scale, shift))
         return self.elementwise(total, x, *vectors)

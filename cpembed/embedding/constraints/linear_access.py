@@ -108,6 +108,7 @@ class LinearAccess(Constraint):
         base, groups = problem.unfused or problem, problem.groups
         axes = [axis.name for axis in problem.workload.axes]
         mapped = [a for a, image in zip(axes, node_map.points, strict=True) if np.ptp(image)]
+        # Windows are those of the original axes: a fused one moves all of its members.
         moved = {member for axis in mapped for member in members_of(groups, axis)}
         if self.stencil == "none":
             return moved.isdisjoint(stencil_axes(base))

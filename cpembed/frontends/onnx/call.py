@@ -211,6 +211,7 @@ def _defaults(operator: str, version: int, domain: str) -> dict[str, Any]:
     import onnx
 
     try:
+        # Operators of other domains have no schema, and so no defaults.
         schema = onnx.defs.get_schema(operator, version, "" if domain == "ai.onnx" else domain)
     except Exception:
         return {}

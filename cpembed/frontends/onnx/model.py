@@ -272,19 +272,19 @@ class Reader:
 
     def node(self, node: Any) -> Node:
         """Convert a node; numbers are given in the order of the calls."""
-        number = next(self.numbers)
-        place = f"{f'{node.op_type} {node.name}'.strip()} (node {number})"
         domain = node.domain or "ai.onnx"
-        return Node(
-            number=number,
+        converted = Node(
+            number=next(self.numbers),
             operator=node.op_type,
             domain=domain,
             version=self.versions.get(domain, 1),
             name=node.name,
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes={a.name: self._attribute(a, place) for a in node.attribute},
+            attributes={},
         )
+        attributes = {a.name: self._attribute(a, str(converted)) for a in node.attribute}
+        return replace(converted, attributes=attributes)
 
     def _attribute(self, attribute: Any, place: str) -> Any:
         import onnx
@@ -315,6 +315,7 @@ class Reader:
             name = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number)))
         except Exception:
             raise self._error(f"{label} has no element type") from None
+        # onnx maps texts to objects of Python.
         name = "string" if name == "object" else name
         if name not in ELEMENT_TYPES and name not in FOUR_BITS:
             raise self._error(
@@ -482,9 +483,8 @@ def _resolve_references(inner: Any, attributes: dict[str, Any]) -> None:
                 copy.name = attribute.name
                 resolved.append(copy)
             continue
-        if attribute.HasField("g"):
-            for deeper in attribute.g.node:
-                _resolve_references(deeper, attributes)
+        for deeper in attribute.g.node:
+            _resolve_references(deeper, attributes)
         resolved.append(attribute)
     del inner.attribute[:]
     inner.attribute.extend(resolved)

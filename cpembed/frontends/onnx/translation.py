@@ -314,5 +314,6 @@ class _Translator:
             values[name] = self.builder.rename(result, name) if is_single else result
             if has_four_bits:
                 self.four_bits.add(values[name])
+            # A later normalization looks the product up by its new name.
             if result in self.scaling:
                 self.scaling[values[name]] = self.scaling[result]

@@ -190,6 +190,7 @@ def decoded(place: str, content: bytes, kind: Any) -> Any:
     ModelError
         For JSON that is damaged, has another type, or has more than :data:`MOST_VALUES` values.
     """
+    # Counted before the values become objects.
     values = sum(map(content.count, (b"{", b"[", b",")))
     if values > MOST_VALUES:
         raise ModelError(f"{place} has more than {MOST_VALUES:,} values: split the model in parts")

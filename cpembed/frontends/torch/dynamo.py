@@ -77,6 +77,7 @@ class Options:
             if value not in choices:
                 raise ModelError(f"torch.compile: {name}={value!r} is none of {', '.join(choices)}")
         threads = options.threads
+        # A Boolean is an int for Python, but no number of threads.
         if threads is not None and (type(threads) is not int or threads < 1):
             raise ModelError(f"torch.compile: threads={threads!r} is no number of threads")
         if options.target is not None:
@@ -111,6 +112,7 @@ def report(fallbacks: Sequence[Fallback], options: Options) -> None:
     text = f"torch.compile: PyTorch runs {len(fallbacks)} operators: {'; '.join(parts)}"
     if options.fallback == "error":
         raise ModelError(text)
+    # Reasons may be errors of several lines.
     warnings.warn(" ".join(text.split()), FallbackWarning, stacklevel=2)
 
 
@@ -147,6 +149,7 @@ def backend(
     reason = ""
     if torch.is_grad_enabled():
         reason = "gradients are recorded: call it under torch.no_grad()"
+    # Dynamo passes open sizes as symbolic integers among the tensors.
     elif not all(isinstance(i, torch.Tensor) for i in inputs):
         reason = "sizes are left open: compile with dynamic=False"
     if reason:

@@ -205,6 +205,7 @@ def array_of(tensor: torch.Tensor) -> Array:
     """Return the elements of a tensor."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype is torch.bfloat16:
+        # numpy itself has no bfloat16: the bits are those of ml_dtypes.
         return plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return np.array(plain.numpy())
 
@@ -254,6 +255,7 @@ class Lowering:
 
         Raises :class:`ModelError` with name, place and number of the first unknown operator.
         """
+        # Checks of arguments have no users: they go with all else that nothing reads.
         calls = [node for node in nodes if node.op == "call_function" and node.users]
         for node in calls:
             if node.target is operator.getitem:

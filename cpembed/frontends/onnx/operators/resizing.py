@@ -213,6 +213,7 @@ def _resized(call: Call, sampling: Sampling, factors: list[float], results: list
         call.reject(f"mode {sampling.mode} is not known: use nearest, linear or cubic")
     if max(results, default=1) > _LARGEST:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are below a million")
+    # Of no images or channels only the shape of the result is left.
     if 0 in results[:2] and list(shape[:2]) == results[:2] and min(results[2:], default=1) > 0:
         return call.tensor(np.zeros(results), dtype)
     if min((*results, *shape), default=1) < 1 or min(factors, default=1.0) <= 0:
@@ -244,9 +245,11 @@ def _weighted(call: Call, x: str, axis: int, index: Array, weights: Array) -> st
     total: Scalar | None = None
     shape = [-1 if k == axis else 1 for k in range(len(call.shape(x)))]
     for row, factor in zip(index, weights, strict=True):
+        # A neighbour without weight is not gathered.
         if not factor.any():
             continue
         parts.append(call.emit(Gather(axis), x, call.tensor(row)))
+        # The nearest element is the only neighbour, of weight 1.
         if len(weights) == 1:
             return parts[0]
         parts.append(call.tensor(factor.reshape(shape), "float32"))

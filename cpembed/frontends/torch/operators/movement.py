@@ -278,6 +278,7 @@ def _nearest(call: Call, axes: int, offset: float) -> str:
         coordinates = np.arange(result, dtype=np.float32) + np.float32(offset)
         places = np.floor(coordinates * np.float32(step)).astype(np.int64)
         tables.append(np.minimum(places, size - 1))
+    # The kind of the graph is taken where it picks the same pixels.
     plain = Resize(sizes, "nearest", "asymmetric", "floor")
     pairs = zip(image, sizes, tables, strict=True)
     if all(np.array_equal(plain.indices(size, result), t) for size, result, t in pairs):

@@ -25,10 +25,12 @@ from cpembed.graph.kinds import Elementwise, Reduce, Softmax
 def _convolution(call: Call, axes: int, transposed: bool) -> str:
     x, weights, bias = call["input"], call["weight"], call["bias"]
     if call.rank(x) != axes + 2:
+        # An image without a batch axis is a batch of one.
         x = call.reshaped(x, (1, *call.shape(x)))
     dilations, padding = per_axis(call["dilation"], axes), call["padding"]
     if padding == "same":
         taps = call.shape(weights)[2:]
+        # An odd pixel of padding lies after the image.
         totals = [d * (t - 1) for d, t in zip(dilations, taps, strict=True)]
         before, after = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     else:
@@ -134,6 +136,7 @@ def _masked(call: Call, scores: str, mask: str | None, causal: bool) -> str:
         rows, columns = call.shape(scores)[-2:]
         if rows * columns > _LARGEST_MASK:
             call.reject(f"a causal mask of {rows} by {columns} is too large a constant")
+        # Minus infinity above the diagonal: positions that come later have no weight.
         later = np.triu(np.full((rows, columns), -np.inf, np.float32), 1)
         scores = call.elementwise(add(X, Y), scores, call.tensor(later))
     if mask is None:

@@ -106,6 +106,7 @@ def _scale_and_shift(call: Call, channels: int) -> tuple[Array, Array]:
         else call.constant(call[name], "a weight of a batch normalisation").astype(np.float64)
         for name, default in (("weight", 1.0), ("bias", 0.0))
     )
+    # In float64, so that rewritten weights are rounded only once.
     scale = weight / np.sqrt(variance + call["eps"])
     return scale, bias - mean * scale
 
