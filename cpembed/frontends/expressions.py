@@ -14,6 +14,12 @@ from cpembed.graph.kinds import Apply, Input, Number, Scalar
 X, Y, Z = Input(0), Input(1), Input(2)
 """The first inputs of an operator."""
 
+PLAIN = (
+    "neg", "abs", "exp", "log", "sqrt", "sin", "cos", "floor", "ceil", "round", "erf", "sigmoid",
+    "tanh",
+)  # fmt: skip
+"""Operations of one argument that the graph and all frameworks have by the same name."""
+
 SELU_ALPHA, SELU_GAMMA = 1.6732632423543772, 1.0507009873554805
 """Klambauer et al. 2017, "Self-normalizing neural networks"."""
 

@@ -188,12 +188,8 @@ def _hyperbolic(operation: str) -> Scalar:
     return e.div(apply(operation, apply("exp", X), apply("exp", apply("neg", X))), 2.0)
 
 
-_PLAIN = ("Neg", "Abs", "Exp", "Log", "Sqrt", "Sin", "Cos", "Floor", "Ceil", "Round", "Erf",
-          "Sigmoid", "Tanh", "Not")  # fmt: skip
-"""Operators that the graph has an operation for, by the same name."""
-
 TABLE: dict[str, Translation] = {
-    **{name: _unary(apply(name.lower(), X)) for name in _PLAIN},
+    **{name.capitalize(): _unary(apply(name, X)) for name in (*e.PLAIN, "not")},
     **{name: _binary(apply(name.lower(), X, Y)) for name in ("Add", "Sub", "Mul", "Div")},
     "Pow": _power,
     "Mod": _mod,

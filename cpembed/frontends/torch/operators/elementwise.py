@@ -398,13 +398,7 @@ def _choose(call: Call) -> tuple[str, str]:
 
 
 _UNARY: Mapping[str, Unary] = {
-    **{
-        name: function(name)
-        for name in (
-            *("neg", "abs", "exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos"),
-            *("floor", "ceil", "round"),
-        )
-    },
+    **{name: function(name) for name in e.PLAIN},
     "rsqrt": lambda x: div(1.0, apply("sqrt", x)),
     "reciprocal": lambda x: div(1.0, x),
     "square": lambda x: mul(x, x),
