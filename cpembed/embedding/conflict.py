@@ -17,9 +17,8 @@ from typing import Any
 
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.dense import Dense
 from cpembed.embedding.constraints.domain import Padding
-from cpembed.embedding.constraints.linear_access import LinearAccess
+from cpembed.embedding.constraints.memory_access import Dense, LinearAccess
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch

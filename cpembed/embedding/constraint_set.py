@@ -13,8 +13,8 @@ import msgspec
 
 from cpembed.embedding.constraints import CONSTRAINTS, constraint_names, find_constraint
 from cpembed.embedding.constraints.base import Constraint
-from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.constraints.domain import Padding
+from cpembed.embedding.constraints.isomorphism import Dataflow
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.errors import InvariantError, SpecError

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 from cpembed.embedding.commute import Pairing, orders_left_out
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.all_different import AllDifferent
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
-from cpembed.embedding.constraints.linear_access import LinearAccess
+from cpembed.embedding.constraints.isomorphism import AllDifferent
+from cpembed.embedding.constraints.memory_access import LinearAccess
 from cpembed.embedding.cpsat import (
     SearchControl,
     SearchLimits,

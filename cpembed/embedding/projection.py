@@ -23,7 +23,7 @@ import numpy as np
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import Constraint, stencil_axes
 from cpembed.embedding.constraints.domain import Padding
-from cpembed.embedding.constraints.linear_access import LinearAccess
+from cpembed.embedding.constraints.memory_access import LinearAccess
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.domains import TooManyDigitsError, padded_extents
 from cpembed.embedding.embedding import Embedding

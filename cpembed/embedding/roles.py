@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides, stencil_axes
-from cpembed.embedding.constraints.dense import Dense
-from cpembed.embedding.constraints.linear_access import LinearAccess, stride_in_place
+from cpembed.embedding.constraints.memory_access import Dense, LinearAccess, stride_in_place
 from cpembed.embedding.problem import AccessPair, EmbeddingProblem
 from cpembed.hw.instruction import Instruction, StrideRule
 from cpembed.ir.computation import Computation

@@ -1,22 +1,22 @@
 """The constraints of Rieber et al. 2021, section 4.2, in the order in which they are posted.
 
-Small constraints of one subject share a file: ``digits``, ``extents`` and ``strides`` are in
-:mod:`~.digits`, ``fixed_origin``, ``padding`` and ``domain_bound`` in :mod:`~.domain`; each other
-one has a file of its name. A new constraint is a class and a line in :data:`CONSTRAINTS`.
+Each is a class; those of one subject share a file: :mod:`~.isomorphism` has ``dataflow`` and
+``all_different``, :mod:`~.memory_access` ``dense`` and ``linear_access``, :mod:`~.digits`
+``digits``, ``extents`` and ``strides``, :mod:`~.domain` ``fixed_origin``, ``padding`` and
+``domain_bound``. A new one is a class, here or in a file of its own, and a line in
+:data:`CONSTRAINTS`.
 """
 
 import dataclasses
 import inspect
 from typing import Any
 
-from cpembed.embedding.constraints.all_different import AllDifferent
 from cpembed.embedding.constraints.base import Constraint
-from cpembed.embedding.constraints.dataflow import Dataflow
-from cpembed.embedding.constraints.dense import Dense
 from cpembed.embedding.constraints.digits import Digits, Extents, Strides
 from cpembed.embedding.constraints.domain import DomainBound, FixedOrigin, Padding
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
-from cpembed.embedding.constraints.linear_access import LinearAccess
+from cpembed.embedding.constraints.isomorphism import AllDifferent, Dataflow
+from cpembed.embedding.constraints.memory_access import Dense, LinearAccess
 from cpembed.plugins import load_plugin, plugin_names
 
 CONSTRAINTS: dict[str, type[Constraint]] = {

@@ -135,20 +135,6 @@ def can_feed(problem: EmbeddingProblem, instruction_axis: str, axis: str) -> boo
     )
 
 
-def couple_meeting(model: DigitModel, operands: Collection[str]) -> None:
-    """Decide digits together that meet in a dimension of an operand whose elements must differ."""
-    movers: dict[tuple[str, int], dict[str, set[str]]] = {}
-    for option in model.options:
-        for operand, dimension, _ in moved_dimensions(model.problem, option):
-            if operand in operands:
-                feeding = movers.setdefault((operand, dimension), {})
-                feeding.setdefault(option.digit.axis, set()).add(option.instruction_axis)
-    for feeding in movers.values():
-        # One workload axis feeds one digit at most, so that alone it meets nothing.
-        if len(feeding) > 1:
-            model.couple(set[str]().union(*feeding.values()))
-
-
 # -- sliding windows ------------------------------------------------------------------------------
 
 
