@@ -128,8 +128,7 @@ def joint_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> str |
     for operand, groups in problem.window_groups.items():
         if any(len(group) > 1 for group in groups.values()):
             return f"{operand} of the instruction is read by windows"
-    shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
-    if problem.shared_elements(shapes):
+    if problem.shared_elements():
         return "an element of the instruction's operands is reached in two ways"
     signatures = {
         axis.name: frozenset(
@@ -168,8 +167,7 @@ class JointDigits:
     """
 
     def __init__(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> None:
-        shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
-        self._ports = bool(problem.shared_elements(shapes))
+        self._ports = bool(problem.shared_elements())
         self._windows = {
             axis
             for groups in problem.window_groups.values()

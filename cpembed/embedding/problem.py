@@ -80,12 +80,14 @@ class EmbeddingProblem:
         return tuple(pair for pair in self.pairs if pair.instruction.operand in self.outputs)
 
     def shared_elements(
-        self, shapes: Mapping[str, tuple[int, ...]]
+        self, shapes: Mapping[str, tuple[int, ...]] | None = None
     ) -> list[tuple[Element, Element]]:
         """Return the pairs of elements of two ports that are one of the instruction's tensor.
 
-        ``shapes`` are the operands' at the extents in question.
+        ``shapes`` are the operands' at other than the largest extents.
         """
+        operands = self.instruction.computation.operands
+        shapes = shapes or {operand.name: operand.shape for operand in operands}
         owners: dict[Element, Element] = {}
         shared: list[tuple[Element, Element]] = []
         for port, element in port_elements(self.instruction, shapes):

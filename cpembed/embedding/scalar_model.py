@@ -120,9 +120,7 @@ class ScalarModel:
 
     def _shared_elements(self) -> None:
         """Post that an element of the instruction which two of its ports reach has one image."""
-        computation = self.problem.instruction.computation
-        shapes = {operand.name: operand.shape for operand in computation.operands}
-        for (first, first_at), (second, second_at) in self.problem.shared_elements(shapes):
+        for (first, first_at), (second, second_at) in self.problem.shared_elements():
             for first_ids, second_ids in zip(
                 self.elements[first], self.elements[second], strict=True
             ):

@@ -131,8 +131,7 @@ def _post_window(model: DigitModel, operand: str, group: frozenset[str]) -> None
 
 def _overlapping_ports(problem: EmbeddingProblem) -> Iterator[frozenset[str]]:
     """Yield the instruction axes of each two ports that share elements."""
-    shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
-    shared = problem.shared_elements(shapes)
+    shared = problem.shared_elements()
     for first, second in {(first, second) for (first, _), (second, _) in shared}:
         yield problem.operand_axes[first] | problem.operand_axes[second]
 
