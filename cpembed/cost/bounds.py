@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cost.footprint import Dimension, Fused, State, Tile, ports_of, states_of
-from cpembed.embedding.commute import problem_of
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.constraints.digits import Digits
 from cpembed.embedding.digit_model import AxisMaps, DigitOption, combine
-from cpembed.embedding.domains import digit_model_obstacle, full_digits
+from cpembed.embedding.digit_search import digit_model_obstacle
+from cpembed.embedding.domains import full_digits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import members_of
 from cpembed.embedding.problem import EmbeddingProblem
@@ -416,7 +417,7 @@ def _spaces(
         for embedding in space:
             roles.setdefault(tuple(embedding.operands.items()), []).append(embedding)
         for names, members in roles.items():
-            yield _Space(problem_of(workload, instruction, dict(names)), (members,))
+            yield _Space(Pairing(workload, instruction).with_roles(dict(names)), (members,))
 
 
 # ------------------------------------------------------------------------------ without a search

@@ -19,8 +19,7 @@ from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits, Status, minimise
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.digit_search import DigitSearch
-from cpembed.embedding.domains import digit_model_obstacle
+from cpembed.embedding.digit_search import DigitSearch, digit_model_obstacle
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.result import (
     Formulation,

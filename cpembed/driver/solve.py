@@ -21,11 +21,11 @@ from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
 from cpembed.driver.presets import Reweigh, best_of, default_searches, with_bound
 from cpembed.driver.result import SolveResult
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing
-from cpembed.embedding.conflict import Conflict, explain_pairing
+from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.result import Formulation, silent
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
@@ -268,7 +268,7 @@ def explained(result: SolveResult, clock: Clock, progress: Progress | None = Non
     try:
         conflict = within(
             clock.left(_PROOF_SECONDS),
-            lambda: explain_pairing(result.pairing, result.constraints, limits),
+            lambda: explain_infeasible(result.pairing, result.constraints, limits),
         )
     except OutOfTime:
         messages = ("the time was over before a reason was found",)

@@ -246,10 +246,10 @@ def solver_rows(result: SolveResult) -> Iterator[Row]:
     effort, seconds = result.search, result.seconds
     times = f"{seconds.model:.2f} s to build the model, {seconds.solve:.2f} s to search"
     yield "solver", f"{result.status.value}; {times}"
-    if not effort.assets:
+    if not effort.orders:
         return
     model = "digit model" if effort.formulation is Formulation.DIGITS else "scalar model"
-    portfolio = {asset.name: asset.statistics for asset in effort.assets}
+    portfolio = {order.name: order.statistics for order in effort.orders}
     total = effort.total
     if len(portfolio) == 1:
         spent = f"{model}: {_effort_text(total)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from cpembed.embedding.commute import problem_of
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
@@ -64,7 +64,7 @@ def derive(
             "the embedding is a translation of the one at the origin: derive that one instead"
         )
     if not _has_single_accesses(workload, instruction, embedding):
-        problem = problem_of(workload, instruction, embedding.operands)
+        problem = Pairing(workload, instruction).with_roles(embedding.operands)
         workload, instruction = problem.workload, problem.instruction
     original = workload
     workload = flatten(workload, embedding.flattened, embedding.pitches)

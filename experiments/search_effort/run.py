@@ -34,7 +34,13 @@ from cpembed.embedding.cpsat import (
     enumerate_solutions,
 )
 from cpembed.embedding.model_builder import Ids
-from cpembed.embedding.portfolio import Asset, make_orders, own_order, post, solve_portfolio
+from cpembed.embedding.portfolio import (
+    DecisionOrder,
+    axis_orders,
+    post,
+    solve_portfolio,
+    workload_order,
+)
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
@@ -96,10 +102,10 @@ def posted_strictly(problem: EmbeddingProblem, strategy: str) -> Found:
     """All solutions, every constraint posted."""
     constraints = load_constraint_set("strict")
     chosen = bounded(constraints) if "B" in strategy else constraints
-    assets = make_orders(problem, chosen) if "A" in strategy else [own_order(problem)]
+    assets = axis_orders(problem, chosen) if "A" in strategy else [workload_order(problem)]
     limits = SearchLimits(seconds=SECONDS)
     effort = solve_portfolio(problem, chosen, limits, assets, presolve=False).effort
-    won = [a.statistics for a in effort.assets if a.name == effort.winner]
+    won = [a.statistics for a in effort.orders if a.name == effort.winner]
     spent = won[0] if won else effort.total
     return Found(effort.winner, spent.branches, spent.conflicts, effort.total.branches)
 
@@ -112,11 +118,11 @@ def checked_late(problem: EmbeddingProblem, strategy: str) -> Found:
     """
     posted = load_constraint_set(str(HERE / "posted.toml"))
     names = {constraint.name for constraint in posted.constraints}
-    late = load_constraint_set("strict").without(*names)
+    late = load_constraint_set("strict").removing(*names)
     if "B" in strategy:
         posted = bounded(posted)
     if "A" not in strategy:
-        own = own_order(problem)
+        own = workload_order(problem)
         spent, refused, accepted = first_accepted(problem, posted, late, own, None)
         winner = own.name if accepted else None
         return Found(winner, spent.branches, spent.conflicts, spent.branches, refused)
@@ -124,7 +130,7 @@ def checked_late(problem: EmbeddingProblem, strategy: str) -> Found:
     while True:
         runs = [
             (asset.name, *first_accepted(problem, posted, late, asset, work))
-            for asset in make_orders(problem, posted)
+            for asset in axis_orders(problem, posted)
         ]
         total += sum(spent.branches for _, spent, _, _ in runs)
         answers = [(spent.work, name, spent, refused) for name, spent, refused, ok in runs if ok]
@@ -138,7 +144,7 @@ def first_accepted(
     problem: EmbeddingProblem,
     posted: ConstraintSet,
     late: ConstraintSet,
-    asset: Asset,
+    asset: DecisionOrder,
     work: float | None,
 ) -> tuple[SearchStatistics, int, bool]:
     """Search in the asset's order until every late constraint accepts an assignment: the effort,

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from cpembed.cost.bounds import Lower, best_first
 from cpembed.cost.ranking import Candidate, Overheads, derive_candidate, overheads
 from cpembed.cost.search import LimitedSearch, RankedSearch, Ranker
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import SearchResult, merged, silent
 from cpembed.embedding.search import find_embeddings

@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.strides import Strides
+from cpembed.embedding.constraints.digits import Strides
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.domains import digit_model_obstacle, joint_digits
+from cpembed.embedding.digit_search import digit_model_obstacle, joint_digits
 from cpembed.embedding.embedding import Digit
 from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
-from cpembed.embedding.search import alternative_problems
 from cpembed.errors import InvariantError, WorkloadError
 from cpembed.exploration.shapes.shape import AXES, Extents, Scope, representative
 from cpembed.ir.computation import Computation
@@ -136,7 +136,7 @@ class FeedTables:
 
     def __init__(self, constraints: ConstraintSet, largest: int) -> None:
         # The axes of a shape are fixed, so the rule for configurable axes does not apply.
-        self.constraints, self.largest = constraints.without("extents"), largest
+        self.constraints, self.largest = constraints.removing("extents"), largest
         every = self.constraints.constraints
         self._axis_judges = [c for c in every if c.name != "padding"]
         self._count_judges = [c for c in every if c.name == "padding"]
@@ -321,7 +321,7 @@ def _lower_bounds(
     # factors in either role; and no execution is more than useful throughout.
     ideal = np.ceil(workload.macs / scope.shapes.prod(axis=1))
     omitted = [c.name for c in constraints.constraints if c.name not in TABULATED]
-    relaxed = constraints.without(*omitted)
+    relaxed = constraints.removing(*omitted)
     if relaxed.get("dataflow") is not None:
         relaxed = relaxed.with_commuted_operands()
     table = _tabulated(workload, relaxed, scope)
@@ -333,7 +333,7 @@ def _tabulated(workload: Computation, constraints: ConstraintSet, scope: Scope) 
     count = len(scope.shapes)
     unfit = LayerExecutions(np.full(count, np.inf), np.zeros(count, np.bool_))
     try:
-        problems = alternative_problems(workload, representative(), constraints)
+        problems = Pairing(workload, representative()).problems(constraints.commutes)
     except WorkloadError as error:
         return replace(unfit, reason=str(error))
     if isinstance(problems, LabelMismatch):

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpembed.cost.ranking import Candidate, derive_candidate, overheads
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Embedding
 from cpembed.exploration.shapes.cells import (
     Cell,

@@ -25,9 +25,9 @@ from dataclasses import replace
 
 from cpembed.codegen.packing import packed_before
 from cpembed.cost.ranking import Candidate, RankedCandidate, derive_candidate, overheads
-from cpembed.embedding.checks import check_embedding
-from cpembed.embedding.commute import problem_of
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import candidate_groups, free_name, fused_extent
 from cpembed.errors import InvariantError, TransformError
@@ -84,7 +84,8 @@ def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
     """True if the widest constraint set allows the embedding."""
     # A search would not list what the widest set rejects, so it is not proposed either.
     embedding = candidate.embedding
-    problem = problem_of(candidate.program.unfused, spec.instruction, embedding.operands)
+    pairing = Pairing(candidate.program.unfused, spec.instruction)
+    problem = pairing.with_roles(embedding.operands)
     try:
         check_embedding(problem, load_constraint_set(WIDEST), embedding)
     except InvariantError:

@@ -1,8 +1,12 @@
-"""``linear_access``: no stencils among the mapped axes (Rieber et al. 2021, section 4.2.3)."""
+"""``dense`` and ``linear_access``: accesses that the instruction's memory side can make.
+
+They exclude strides and sliding windows (Rieber et al. 2021, section 4.2.3), or admit those that
+the memory side reads in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,16 +14,18 @@ import numpy as np
 
 from cpembed.embedding.constraints.base import (
     Constraint,
+    along_index,
+    can_feed,
     moved_dimensions,
     slides,
     stencil_axes,
     walker,
 )
+from cpembed.embedding.constraints.hyper_rectangle import index_digits
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import Groups, members_of
-from cpembed.embedding.model_builder import Ids
-from cpembed.embedding.node_map import NodeMap, decode
+from cpembed.embedding.node_map import NodeMap, decode, profile_digit
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.scalar_model import DigitChoice, ScalarModel
 from cpembed.hw.instruction import StrideRule
@@ -28,10 +34,126 @@ from cpembed.ir.index import IndexExpr
 
 
 @dataclass(frozen=True)
+class Dense(Constraint):
+    """Images have no gaps.
+
+    Each index of an instruction operand that moves along a dimension does so as one digit of
+    stride 1, whichever axes make it up.
+
+    ``stencil_stride = "memory"`` also allows a stride in a dimension that several iterators index
+    (an image row under a strided convolution) where the instruction's memory side takes any
+    stride along the instruction axes that walk it.
+    """
+
+    name: ClassVar[str] = "dense"
+    stencil_stride: Literal["one", "memory"] = "one"
+
+    def post(self, model: ScalarModel) -> None:
+        for operand, dimensions in model.elements.items():
+            for dimension in range(len(dimensions)):
+                for choice in index_digits(model, operand, dimension):
+                    if not self._free(model.problem, operand, dimension, choice.index):
+                        model.builder.bound(np.array([choice.stride]), 0, 1)
+
+    def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+        for operand, image in node_map.elements.items():
+            for index in range(image.ndim - 1):
+                line: list[int | slice] = [0] * (image.ndim - 1)
+                line[index] = slice(None)
+                for dimension, profile in enumerate(image[(slice(None), *line)]):
+                    # By lines alone: dense is defined for images that are no boxes as well.
+                    digit = profile_digit(profile - profile[0])
+                    if digit is None:
+                        return False
+                    if digit[2] > 1 and not self._free(problem, operand, dimension, index):
+                        return False
+        return True
+
+    def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        # What a tile of a fused axis moves along is seen on nodes: such solutions are judged.
+        return len(option.members) > 1 or all(
+            step == 1
+            or len(problem.window_groups[operand][option.instruction_axis]) > 1
+            or (step > 0 and self._takes(problem, operand, dimension, option))
+            or (step > 0 and self._continues(problem, operand, dimension, option))
+            for operand, dimension, step in _index_steps(problem, option)
+        )
+
+    def post_digits(self, model: DigitModel) -> None:
+        # A step above 1 must continue other digits of the instruction axis in the same dimension.
+        # Whether these make one digit together is judged on nodes, as windows are.
+        problem = model.problem
+        for option in (o for o in model.options if len(o.members) == 1):
+            for operand, dimension, step in _index_steps(problem, option):
+                window = len(problem.window_groups[operand][option.instruction_axis]) > 1
+                if step == 1 or window or self._takes(problem, operand, dimension, option):
+                    continue
+                along = self._neighbours(problem, operand, dimension, option)
+                inner = [
+                    inner_option
+                    for inner_option in model.options
+                    if inner_option.instruction_axis == option.instruction_axis
+                    and inner_option.weight < option.weight
+                    and along & set(inner_option.members)
+                ]
+                model.requires_other(option, inner)
+
+    def _continues(
+        self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
+    ) -> bool:
+        """Return True if a digit may continue another one of its instruction axis."""
+        return option.weight > 1 and bool(self._neighbours(problem, operand, dimension, option))
+
+    def _neighbours(
+        self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
+    ) -> set[str]:
+        """Return the axes that move a dimension and can feed a digit's instruction axis."""
+        index = problem.workload_indices[operand][dimension]
+        neighbours = set(index.iterators) - set(option.members)
+        return {axis for axis in neighbours if can_feed(problem, option.instruction_axis, axis)}
+
+    @property
+    def needs_boxes(self) -> bool:
+        return True
+
+    def words(self) -> str:
+        return "dense: no operand is read or written with a stride"
+
+    def _takes(
+        self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
+    ) -> bool:
+        """Return True if a digit may move a dimension in any steps."""
+        return any(
+            option.instruction_axis in axes and self._free(problem, operand, dimension, index)
+            for index, axes in enumerate(problem.index_axes[operand])
+        )
+
+    def _free(self, problem: EmbeddingProblem, operand: str, dimension: int, index: int) -> bool:
+        """Return True if an index of the instruction operand takes any stride in a dimension."""
+        if self.stencil_stride == "one":
+            return False
+        # A dimension that one iterator walks could be laid out without gaps: it must be.
+        several = len(problem.workload_indices[operand][dimension].iterators) > 1
+        memory, extents = problem.instruction.memory[operand], problem.instruction.extents
+        return several and all(
+            extents[axis] == 1 or memory.stride_rule(axis) is StrideRule.ANY
+            for axis in problem.index_axes[operand][index]
+        )
+
+
+def _index_steps(problem: EmbeddingProblem, option: DigitOption) -> Iterator[tuple[str, int, int]]:
+    """Yield the dimensions that a digit moves, each with its step along the operand's index."""
+    instruction_axis = option.instruction_axis
+    for operand, dimension, step in moved_dimensions(problem, option):
+        yield operand, dimension, along_index(problem, operand, instruction_axis, step)
+
+
+@dataclass(frozen=True)
 class LinearAccess(Constraint):
-    """Only workload axes that walk each index of the operands alone are mapped
-    (:func:`~cpembed.embedding.constraints.base.walker`): an axis of one step beside them makes no
-    window.
+    """Only workload axes that walk each index of the operands alone are mapped.
+
+    An axis of one step beside them makes no window
+    (:func:`~cpembed.embedding.constraints.base.walker`).
 
     ``stencil = "in_place"`` weakens it: an axis that walks an index beside others may be mapped
     where the instruction's memory side reads the window as it lies. Each digit that moves the index
@@ -49,7 +171,9 @@ class LinearAccess(Constraint):
         problem = model.problem
         if self.stencil == "none":
             for axis in stencil_axes(problem):
-                _stand_still(model, model.points[axis])
+                # All operations have the first one's coordinate: the axis stays an outer loop.
+                ids = model.points[axis]
+                model.builder.equate(ids, ids[(0,) * ids.ndim].reshape((1,) * ids.ndim))
             return
         for operand, indices in problem.workload_indices.items():
             for index in indices:
@@ -86,8 +210,10 @@ class LinearAccess(Constraint):
         end = model.extent_literals[instruction_axis].get(choice.count)
         terms = [(1, np.array([literal])) for literal in (choice.literal, *partners)]
         if end is None or choice.weight != 1 or largest == 0:
+            # Never in place: not chosen, or not together with any partner.
             builder.linear(terms, 0, 1 if partners else 0)
             return
+        # Chosen only where the instruction axis ends after it: the digit is all of that axis.
         builder.linear([*terms, (-1, np.array([end]))], -1, 1 if partners else 0)
         if largest is None:
             return
@@ -95,6 +221,7 @@ class LinearAccess(Constraint):
         if not partners:
             builder.restrict(choice.stride, allowed)
             return
+        # `free` is true where no partner is chosen; then any stride will do.
         free = builder.boolean()
         builder.exactly_one([free, *partners])
         builder.restrict_unless(free, choice.stride, allowed)
@@ -103,6 +230,7 @@ class LinearAccess(Constraint):
         base, groups = problem.unfused or problem, problem.groups
         axes = [axis.name for axis in problem.workload.axes]
         mapped = [a for a, image in zip(axes, node_map.points, strict=True) if np.ptp(image)]
+        # Windows are those of the original axes: a fused one moves all of its members.
         moved = {member for axis in mapped for member in members_of(groups, axis)}
         if self.stencil == "none":
             return moved.isdisjoint(stencil_axes(base))
@@ -126,9 +254,9 @@ class LinearAccess(Constraint):
     def _fits(
         self, problem: EmbeddingProblem, option: DigitOption, operand: str, step: int
     ) -> bool:
-        """Whether a digit may read a window in place, where it is all of its instruction axis."""
+        """Return True if a digit reads a window in place as all of its instruction axis."""
         only_digit = len(option.members) == 1 and option.weight == 1
-        return only_digit and _steps(problem, operand, option.instruction_axis, step)
+        return only_digit and _can_walk(problem, operand, option.instruction_axis, step)
 
     def post_digits(self, model: DigitModel) -> None:
         """Require that a digit which moves a window is the only one of its instruction axis."""
@@ -164,10 +292,6 @@ class LinearAccess(Constraint):
         return "linear_access: a sliding window is mapped only where it can be read in place"
 
 
-def _stand_still(model: ScalarModel, ids: Ids) -> None:
-    model.builder.equate(ids, ids[(0,) * ids.ndim].reshape((1,) * ids.ndim))
-
-
 def _read_in_place(
     problem: EmbeddingProblem,
     embedding: Embedding,
@@ -175,9 +299,7 @@ def _read_in_place(
     operand: str,
     index: IndexExpr,
 ) -> bool:
-    """Whether every digit that moves a window is all of its instruction axis and takes steps that
-    this axis can take.
-    """
+    """Return True if every digit that moves a window is all of its axis, in steps it can take."""
     for instruction_axis, digits in embedding.digits.items():
         for digit in digits:
             members = members_of(groups, digit.axis)
@@ -187,14 +309,14 @@ def _read_in_place(
             if (
                 len(digits) > 1
                 or len(members) > 1
-                or not _steps(problem, operand, instruction_axis, step)
+                or not _can_walk(problem, operand, instruction_axis, step)
             ):
                 return False
     return True
 
 
-def _steps(problem: EmbeddingProblem, operand: str, axis: str, step: int) -> bool:
-    """Whether an instruction axis can walk a window in such steps."""
+def _can_walk(problem: EmbeddingProblem, operand: str, axis: str, step: int) -> bool:
+    """Return True if an instruction axis can walk a window in such steps."""
     largest = stride_in_place(problem, operand, axis)
     return largest is None or 0 < step <= largest
 
