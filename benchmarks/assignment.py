@@ -1,6 +1,6 @@
-"""Layouts across networks: size, time, cost and bound of the assignment, for synthetic networks.
+"""Size, time, cost and bound of the assignment of layouts, for synthetic networks.
 
-Usage: ``python benchmarks/assignment.py [SHAPE …]``. A network has the graph of a published one;
+Usage: ``python -m benchmarks.assignment [SHAPE …]``. A network has the graph of a published one;
 the options of its nodes and their costs are drawn from a fixed seed: products have 8 to 16 options
 over 6 to 12 layouts, everything else one option for each layout. ``reduced`` is solved as always,
 ``whole`` by the solver alone. Times are this process's own on the processor.
@@ -19,13 +19,15 @@ from cpembed.network.assignment import REDUCTIONS, Node, Option, Problem, Reduct
 
 TIME_LIMIT = 40.0
 SIZES = ((6, 8), (12, 16))
-"""Layouts of each tensor, and options at most of each product."""
+"""Number of layouts of each tensor, and maximum number of options of each product."""
 
 
 @dataclass
 class Drawing:
-    """A network under construction; each method adds a node and returns the tensor it writes.
-    Products of equal ``size`` have equal options.
+    """A network under construction.
+
+    Each method adds a node and returns the tensor that it writes. Products of equal ``size`` have
+    equal options.
     """
 
     seed: int
@@ -33,7 +35,7 @@ class Drawing:
     options: int = 16
     nodes: list[Node] = field(default_factory=list[Node])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
-    known: dict[object, tuple[Option, ...]] = field(
+    options_by_kind: dict[object, tuple[Option, ...]] = field(
         default_factory=dict[object, tuple[Option, ...]]
     )
 
@@ -51,23 +53,23 @@ class Drawing:
         return self.tensor(size, input_layout=0)
 
     def product(self, *reads: str, size: float = 1.0) -> str:
-        """A convolution or a matrix product."""
+        """Add a convolution or a matrix product."""
         key = ("product", size, len(reads))
-        if key not in self.known:
+        if key not in self.options_by_kind:
             rng = random.Random(f"{self.seed} {key}")
             count = rng.randint(self.options // 2, self.options)
-            self.known[key] = tuple(
+            self.options_by_kind[key] = tuple(
                 Option(f"o{k}", self._ports(rng, len(reads) + 1), size * rng.uniform(2, 10))
                 for k in range(count)
             )
         return self._node(key, reads, size)
 
     def through(self, *reads: str, size: float = 1.0) -> str:
-        """An operator that takes any one layout, such as an addition or a concatenation."""
+        """Add an operator that takes any one layout, such as an addition or a concatenation."""
         key = ("through", size, len(reads))
-        if key not in self.known:
+        if key not in self.options_by_kind:
             rng = random.Random(f"{self.seed} {key}")
-            self.known[key] = tuple(
+            self.options_by_kind[key] = tuple(
                 Option(f"L{k}", (k,) * (len(reads) + 1), size * rng.uniform(0.1, 0.5))
                 for k in range(self.layouts)
             )
@@ -84,11 +86,12 @@ class Drawing:
     def _node(self, key: tuple[str, float, int], reads: tuple[str, ...], size: float) -> str:
         written = self.tensor(size)
         name = f"{key[0]}{len(self.nodes)}"
-        self.nodes.append(Node(name, reads, (written,), self.known[key]))
+        self.nodes.append(Node(name, reads, (written,), self.options_by_kind[key]))
         return written
 
 
 def resnet50(net: Drawing) -> None:
+    """Draw ResNet-50."""
     x = net.through(net.product(net.image()))
     for stage, blocks in enumerate((3, 4, 6, 3)):
         size = 1 / (stage + 1)
@@ -101,7 +104,7 @@ def resnet50(net: Drawing) -> None:
 
 
 def inception(net: Drawing) -> None:
-    """GoogLeNet: four branches and a concatenation, nine times."""
+    """Draw GoogLeNet: four branches and a concatenation, nine times."""
     x = net.product(net.product(net.image()), size=0.9)
     for module in range(9):
         size = 1 / (module // 3 + 1)
@@ -116,6 +119,7 @@ def inception(net: Drawing) -> None:
 
 
 def bert(net: Drawing) -> None:
+    """Draw BERT: twelve layers of attention and two products."""
     x, mask = net.product(net.image()), net.image(0.3)
     for _ in range(12):
         q, k, v = (net.product(x, size=0.9) for _ in range(3))
@@ -128,6 +132,7 @@ def bert(net: Drawing) -> None:
 
 
 def mobilenet(net: Drawing) -> None:
+    """Draw MobileNet-V2: inverted residuals."""
     x = net.product(net.image())
     for block in range(17):
         size = 1 / (block // 4 + 1)
@@ -138,7 +143,7 @@ def mobilenet(net: Drawing) -> None:
 
 
 def shufflenet(net: Drawing) -> None:
-    """Half of the channels pass a block as they are; then both halves are mixed."""
+    """Draw ShuffleNet: half of the channels pass a block as they are, then halves are mixed."""
     x = net.product(net.image())
     for block in range(16):
         size = 1 / (block // 6 + 1)
@@ -149,7 +154,7 @@ def shufflenet(net: Drawing) -> None:
 
 
 def densenet(net: Drawing) -> None:
-    """DenseNet-121: each layer of a block reads what all layers before it have written."""
+    """Draw DenseNet-121: each layer of a block reads the results of all layers before it."""
     x = net.product(net.image())
     for stage, layers in enumerate((6, 12, 24, 16)):
         size = 1 / (stage + 1)
@@ -162,6 +167,7 @@ def densenet(net: Drawing) -> None:
 
 
 def unet(net: Drawing) -> None:
+    """Draw a U-Net: five levels down and up, with skips."""
     x, skips = net.image(), list[str]()
     for level in range(5):
         x = net.product(net.product(x, size=1 / (level + 1)), size=0.9 / (level + 1))
@@ -174,7 +180,7 @@ def unet(net: Drawing) -> None:
 
 
 def hrnet(net: Drawing) -> None:
-    """Four resolutions side by side, each of which reads all of them again and again."""
+    """Draw HRNet: four resolutions side by side, each of which reads all of them repeatedly."""
     xs = [net.product(net.image(), size=1 / (k + 1)) for k in range(4)]
     for _ in range(6):
         ys = [net.product(net.product(x, size=1 / (k + 1)), size=0.9) for k, x in enumerate(xs)]
@@ -198,28 +204,40 @@ SHAPES: dict[str, Callable[[Drawing], None]] = {
 
 
 def drawn(shape: str, layouts: int = 12, options: int = 16, seed: int = 0) -> Problem:
-    """A network of a shape, the same for the same numbers."""
+    """Return a network of a shape, the same for the same numbers.
+
+    Parameters
+    ----------
+    shape : str
+        Key of :data:`SHAPES`.
+    layouts, options : int
+        Numbers as in :data:`SIZES`.
+    seed : int
+        Seed of the drawing.
+    """
     net = Drawing(seed, layouts, options)
     SHAPES[shape](net)
     return net.problem()
 
 
 def line(problem: Problem, reductions: Reductions | None) -> str:
+    """Return the effort and the result of an assignment."""
     started = time.process_time()
     try:
-        found = assign(problem, time_limit=TIME_LIMIT, reductions=reductions)
+        assignment = assign(problem, time_limit=TIME_LIMIT, reductions=reductions)
     except LoweringError as error:
         return str(error)
     seconds = time.process_time() - started
     return (
-        f"{found.solver_entries:9,} entries left to the solver  {seconds:7.2f} s  "
-        f"cost {found.cost:9.3f}  "
-        f"bound {found.bound:9.3f}  gap {found.gap:7.2%}  "
-        f"{'proven' if found.proven else 'not proven'}"
+        f"{assignment.solver_entries:9,} entries left to the solver  {seconds:7.2f} s  "
+        f"cost {assignment.cost:9.3f}  "
+        f"bound {assignment.bound:9.3f}  gap {assignment.gap:7.2%}  "
+        f"{'proven' if assignment.proven else 'not proven'}"
     )
 
 
 def main() -> None:
+    """Run the command."""
     for shape in sys.argv[1:] or SHAPES:
         for layouts, options in SIZES:
             problem = drawn(shape, layouts, options)

@@ -1,10 +1,10 @@
-"""Two commits of cpembed beside each other: kernels' times, simulated cycles, time of commands.
+"""Compare two commits of cpembed: times of kernels, simulated cycles, time of commands.
 
     git worktree add ../before COMMIT
-    python benchmarks/commits.py ../before . --rounds 2
+    python -m benchmarks.commits ../before . --rounds 2
 
 Each side runs in processes of its own, interleaved; of a layer the best median of all rounds
-counts. Ratios are before over after, above 1 where the second checkout is faster; those of commands
+counts. Ratios are before over after, above 1 if the second checkout is faster; those of commands
 are after over before.
 """
 
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpembed.files import write_whole
+from benchmarks.documents import write_document
 from cpembed.runtime.measurement.environment import machine, versions
 
 OUTPUT = Path(__file__).with_suffix(".json")
@@ -41,6 +41,7 @@ COMMAND_ROUNDS = 11
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
@@ -48,30 +49,32 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="*", default=KERNELS)
     parser.add_argument("--cycles", nargs="*", default=CYCLES)
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    asked = parser.parse_args()
-    sides = {"before": asked.before.resolve(), "after": asked.after.resolve()}
+    options = parser.parse_args()
+    sides = {"before": options.before.resolve(), "after": options.after.resolve()}
     document = {
         "commits": {name: commit(folder) for name, folder in sides.items()},
         "machine": machine(),
         "versions": versions(),
-        "rounds": asked.rounds,
-        "kernels": {what: kernels(what, sides, asked.rounds) for what in asked.kernels},
-        "cycles": {what: cycles(what, sides) for what in asked.cycles},
-        "commands": {what: commands(what, sides) for what in COMMANDS},
+        "rounds": options.rounds,
+        "kernels": {suite: kernels(suite, sides, options.rounds) for suite in options.kernels},
+        "cycles": {suite: cycles(suite, sides) for suite in options.cycles},
+        "commands": {command: commands(command, sides) for command in COMMANDS},
     }
-    write_whole(asked.output, json.dumps(document, indent=1) + "\n")
+    write_document(options.output, document)
     print(json.dumps({k: v for k, v in document.items() if k != "versions"}, indent=1))
 
 
 def commit(folder: Path) -> str:
-    found = subprocess.run(
+    """Return the short name of a checkout's commit."""
+    process = subprocess.run(
         ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return found.stdout.strip()
+    return process.stdout.strip()
 
 
-def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(
         [sys.executable, "-m", "cpembed", *arguments],
@@ -79,26 +82,46 @@ def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def rows(folder: Path, what: str, *more: str) -> dict[int, dict[str, Any]]:
-    """The runs of a suite's layers, by index."""
-    suite, target = what.split()
+def rows(folder: Path, suite_and_target: str, *more: str) -> dict[int, dict[str, Any]]:
+    """Return the runs of a suite's layers, by index.
+
+    Parameters
+    ----------
+    folder : Path
+        Checkout.
+    suite_and_target : str
+        Names of both, with a blank between them.
+    *more : str
+        Further arguments of ``bench``.
+    """
+    suite, target = suite_and_target.split()
     with tempfile.TemporaryDirectory() as results:
-        done = called(
+        process = run_command(
             folder, "bench", suite, "--target", target, "--untuned", "--json",
             "--results", results, *more,
         )  # fmt: skip
-    if not done.stdout:
-        raise SystemExit(f"{folder}: {what}: {done.stderr.strip().splitlines()[-1]}")
-    found = json.loads(done.stdout)["rows"]
-    return {row["index"]: row["run"] for row in found if row["run"] is not None}
+    if not process.stdout:
+        raise SystemExit(f"{folder}: {suite_and_target}: {process.stderr.strip().splitlines()[-1]}")
+    bench_rows = json.loads(process.stdout)["rows"]
+    return {row["index"]: row["run"] for row in bench_rows if row["run"] is not None}
 
 
-def kernels(what: str, sides: dict[str, Path], rounds: int) -> dict[str, Any]:
-    """Ratios of the whole calls' medians, packing included, and of the contraction's."""
+def kernels(suite_and_target: str, sides: dict[str, Path], rounds: int) -> dict[str, Any]:
+    """Return ratios of the calls' medians, packing included, and of the contraction's.
+
+    Parameters
+    ----------
+    suite_and_target : str
+        Names of both, with a blank between them.
+    sides : dict of str to Path
+        Checkouts.
+    rounds : int
+        Number of runs of each.
+    """
     best: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in sides}
     for number in range(rounds):
         for name in sorted(sides, reverse=bool(number % 2)):
-            for index, run in rows(sides[name], what, "--threads", "1").items():
+            for index, run in rows(sides[name], suite_and_target, "--threads", "1").items():
                 took = run["whole_us"]["median"], run["latency_us"]["median"]
                 old = best[name].get(index, took)
                 best[name][index] = min(took[0], old[0]), min(took[1], old[1])
@@ -120,9 +143,10 @@ def kernels(what: str, sides: dict[str, Path], rounds: int) -> dict[str, Any]:
     }
 
 
-def cycles(what: str, sides: dict[str, Path]) -> dict[str, Any]:
+def cycles(suite_and_target: str, sides: dict[str, Path]) -> dict[str, Any]:
+    """Return the layers that take fewer or more simulated cycles."""
     counted = {
-        name: {i: run["simulated_cycles"] for i, run in rows(folder, what).items()}
+        name: {i: run["simulated_cycles"] for i, run in rows(folder, suite_and_target).items()}
         for name, folder in sides.items()
     }
     before, after = counted["before"], counted["after"]
@@ -135,13 +159,13 @@ def cycles(what: str, sides: dict[str, Path]) -> dict[str, Any]:
     }
 
 
-def commands(what: str, sides: dict[str, Path]) -> dict[str, float]:
-    """Wall time of a command, after over before, of medians and of the fastest."""
+def commands(command: str, sides: dict[str, Path]) -> dict[str, float]:
+    """Return the wall time of a command, after over before, of medians and of the fastest."""
     took: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(COMMAND_ROUNDS):
         for name in sorted(sides, reverse=bool(number % 2)):
             started = time.perf_counter()
-            called(sides[name], *what.split())
+            run_command(sides[name], *command.split())
             took[name].append(time.perf_counter() - started)
     median = {name: statistics.median(times) for name, times in took.items()}
     return {

@@ -12,12 +12,12 @@ from cpembed.errors import CpembedError
 
 
 def refusal(error: CpembedError) -> str:
-    """Message of a refusal.
+    """Return the message of a rejection.
 
     Parameters
     ----------
     error : CpembedError
-        What reading a model raised.
+        Error of reading a model.
 
     Returns
     -------
@@ -27,7 +27,7 @@ def refusal(error: CpembedError) -> str:
     Raises
     ------
     AssertionError
-        The message is empty or has several lines.
+        If the message is empty or has several lines.
     """
     message = str(error)
     assert message, f"{type(error).__name__} without a message"
@@ -74,7 +74,7 @@ def difference(
 
 
 def table_row(cells: Sequence[object]) -> str:
-    """A row of a table in Markdown.
+    """Return a row of a table in Markdown.
 
     >>> table_row(["Abs", 1, "a | b"])
     '| Abs | 1 | a / b |'

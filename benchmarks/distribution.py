@@ -1,11 +1,11 @@
-"""Wall time of a suite's searches in one process and in several, interleaved.
+"""Measure the wall time of a suite's searches in one process and in several, interleaved.
 
 Each run is the command as a person calls it, ``cpembed bench SUITE --target T --no-run``, in a
 process of its own with an empty store: start-up, imports, the table, and the end of the workers are
 part of it. The two take turns, and so does which is first. The rows of both are the same but for
 times and dates, or the script fails.
 
-    python benchmarks/distribution.py [--repeats N] [--workers N] [--suite S] [--target T]
+    python -m benchmarks.distribution [--repeats N] [--workers N] [--suite S] [--target T]
 
 Writes ``distribution.json`` after every pair and ``distribution.md`` into ``--output``, by default
 beside this file. For figures, on an idle machine.
@@ -26,9 +26,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import write_document
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 DIFFERS = ("seconds", "date")
 """Fields of rows that differ from run to run."""
 
@@ -36,40 +37,41 @@ Run = dict[str, float]
 
 
 def timed(command: list[str]) -> tuple[Run, Any]:
-    """Seconds of a command, by the wall clock and of all its processes, and its document."""
+    """Return a command's seconds, by wall clock and of all processes, and its document."""
     with tempfile.TemporaryDirectory() as folder:
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        done = subprocess.run([*command, "--results", folder], capture_output=True, check=True)
+        process = subprocess.run([*command, "--results", folder], capture_output=True, check=True)
         wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall_s": round(wall, 3), "cpu_s": round(spent, 3)}, json.loads(done.stdout)
+    return {"wall_s": round(wall, 3), "cpu_s": round(spent, 3)}, json.loads(process.stdout)
 
 
 def without_times(value: Any) -> Any:
+    """Return a document without the fields that differ from run to run."""
     if isinstance(value, dict):
         return {key: without_times(item) for key, item in value.items() if key not in DIFFERS}
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
 def pair(options: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """One run of each kind; which is first alternates."""
-    one = [
+    """Make one run of each kind; which is first alternates."""
+    single = [
         sys.executable, "-m", "cpembed", "bench", options["suite"], "--target", options["target"],
         "--no-run", "--json",
     ]  # fmt: skip
-    commands = {"one": one, "several": [*one, "--workers", str(options["workers"])]}
+    commands = {"one": single, "several": [*single, "--workers", str(options["workers"])]}
     load = round(os.getloadavg()[0], 1)
-    found = {name: timed(commands[name]) for name in sorted(commands, reverse=bool(number % 2))}
-    rows = [without_times(document["rows"]) for _, document in found.values()]
+    runs = {name: timed(commands[name]) for name in sorted(commands, reverse=bool(number % 2))}
+    rows = [without_times(document["rows"]) for _, document in runs.values()]
     if rows[0] != rows[1]:
         raise SystemExit("rows differ in more than times")
-    return {"load": load, **{name: run for name, (run, _) in found.items()}}
+    return {"load": load, **{name: run for name, (run, _) in runs.items()}}
 
 
 def summary(pairs: list[dict[str, Any]]) -> dict[str, float]:
-    """Medians, and that of the ratios of each pair."""
+    """Return medians, and that of the ratios of each pair."""
     walls = {name: [pair[name]["wall_s"] for pair in pairs] for name in ("one", "several")}
-    ratios = [one / several for one, several in zip(*walls.values(), strict=True)]
+    ratios = [single / several for single, several in zip(*walls.values(), strict=True)]
     return {
         "one_s": round(statistics.median(walls["one"]), 2),
         "several_s": round(statistics.median(walls["several"]), 2),
@@ -80,14 +82,15 @@ def summary(pairs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    options, pairs, found = document["options"], document["pairs"], document["summary"]
+    """Return the page."""
+    options, pairs, medians = document["options"], document["pairs"], document["summary"]
     spent = {
         name: statistics.median(pair[name]["cpu_s"] for pair in pairs)
         for name in ("one", "several")
     }
     loads = [pair["load"] for pair in pairs]
     workers = options["workers"]
-    spread = f"{found['least_ratio']:.2f} to {found['largest_ratio']:.2f}"
+    spread = f"{medians['least_ratio']:.2f} to {medians['largest_ratio']:.2f}"
     lines = [
         "# One process and several",
         "",
@@ -97,10 +100,10 @@ def markdown(document: Mapping[str, Any]) -> str:
         "",
         "| | wall clock, s | processor time, s |",
         "| --- | --- | --- |",
-        f"| one process | {found['one_s']:.2f} | {spent['one']:.2f} |",
-        f"| `--workers {workers}` | {found['several_s']:.2f} | {spent['several']:.2f} |",
+        f"| one process | {medians['one_s']:.2f} | {spent['one']:.2f} |",
+        f"| `--workers {workers}` | {medians['several_s']:.2f} | {spent['several']:.2f} |",
         "",
-        f"Ratio {found['ratio']:.2f} in the median of {len(pairs)} pairs, {spread}.",
+        f"Ratio {medians['ratio']:.2f} in the median of {len(pairs)} pairs, {spread}.",
         "",
     ]
     run = f"load average before a pair {min(loads)} to {max(loads)}"
@@ -108,12 +111,13 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--suite", default="deepbench")
     parser.add_argument("--target", default="vta_1x16x16")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the results")
     arguments = parser.parse_args()
     options = {name: getattr(arguments, name) for name in ("suite", "target", "workers")}
     pair(options, 0)  # The files of libraries are in memory then.
@@ -121,8 +125,7 @@ def main() -> None:
     for number in range(arguments.repeats):
         document["pairs"].append(pair(options, number))
         document["summary"] = summary(document["pairs"])
-        text = json.dumps(document, indent=1) + "\n"
-        (arguments.output / "distribution.json").write_text(text, encoding="utf-8")
+        write_document(arguments.output / "distribution.json", document)
     text = markdown(document)
     (arguments.output / "distribution.md").write_text(text, encoding="utf-8")
     print(text, end="")

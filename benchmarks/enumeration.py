@@ -1,11 +1,11 @@
-"""Complete enumeration of DeepBench's layers: how many embeddings, how long, all proven.
+"""Enumerate DeepBench's layers completely: numbers of embeddings, times, all proven.
 
 For each target and layer: the complete enumeration of a constraint set, optionally with every
-program derived and proven, and the ten best alone. Times are wall clock in warm processes after
-one solve that is not counted; they include building the model. Programs are shared out between
+program derived and proven, and the ten best alone. Times are wall clock in warm processes after one
+solve that is not counted; they include building the model. Programs are shared out between
 ``--processes``, each of which enumerates for itself; lemmas are kept within a process.
 
-    python benchmarks/enumeration.py [--targets NAME ...] [--layers 0-107] [--prove]
+    python -m benchmarks.enumeration [--targets NAME ...] [--layers 0-107] [--prove]
 
 Writes ``enumeration.json`` after every layer and ``enumeration.md`` into ``--output``, by default
 beside this file. Layers that the file has at the same commit and options are not run again.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import resource
 import statistics
@@ -26,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import read_document, table, write_document
 from cpembed.bulk import without_collection
 from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.driver.solve import solve
@@ -38,7 +38,7 @@ from cpembed.transform.derive import LayoutCache, derive
 from cpembed.transform.proof import SharedLemmas, require
 from cpembed.workloads.suites import layer
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 TARGETS = ["vta_1x16x16", "vta_8x8x8", "avx512_vnni", "amx_int8", "wmma_f16"]
 SPREADS = {"embeddings": 0, "complete_s": 3, "cpu_s": 3, "best_s": 3}
 """Columns of the table and their decimals."""
@@ -48,14 +48,17 @@ Row = dict[str, Any]
 
 @cache
 def spec_of(target: str) -> HardwareSpec:
+    """Return the specification of a target."""
     return hardware_spec(target)
 
 
 def workload_of(target: str, index: int) -> Computation:
+    """Return a layer of DeepBench in a target's types."""
     return layer("deepbench", index).workload(default_dtypes(spec_of(target)))
 
 
 def peak_mib() -> float:
+    """Return the process's peak of memory in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -63,33 +66,60 @@ def peak_mib() -> float:
 def enumerate_share(
     target: str, index: int, constraints: str, share: tuple[int, int] | None
 ) -> tuple[int, float, float]:
-    """Number of embeddings, of which the ``(number, of)``-th share is derived and proven; the
-    processor time that took, and the process's peak of memory in MiB.
+    """Enumerate a layer, and derive and prove a share of its embeddings.
+
+    Parameters
+    ----------
+    target : str
+        Name of the target.
+    index : int
+        Number of the layer.
+    constraints : str
+        Name of the constraint set.
+    share : tuple of int or None
+        Number of the share, and number of shares; None to prove nothing.
+
+    Returns
+    -------
+    tuple
+        Number of embeddings, seconds of the processor, the process's peak of memory in MiB.
     """
     started = time.process_time()
     workload, instruction = workload_of(target, index), spec_of(target).instruction
-    found = find_embeddings(workload, instruction, load_constraint_set(constraints))
-    assert found.complete
-    count = len(found.embeddings)
+    search = find_embeddings(workload, instruction, load_constraint_set(constraints))
+    assert search.complete
+    count = len(search.embeddings)
     if share is not None:
         # Neighbours share layouts: consecutive embeddings belong to one share.
-        number, of = share
-        mine = itertools.islice(found.embeddings, number * count // of, (number + 1) * count // of)
+        number, shares = share
+        first, last = number * count // shares, (number + 1) * count // shares
         layouts: LayoutCache = {}
-        shown = SharedLemmas()
-        for embedding in mine:
-            require(derive(workload, instruction, embedding, layouts), shown)
+        proven_lemmas = SharedLemmas()
+        for embedding in itertools.islice(search.embeddings, first, last):
+            require(derive(workload, instruction, embedding, layouts), proven_lemmas)
     return count, time.process_time() - started, peak_mib()
 
 
 def measure(pool: ProcessPoolExecutor, options: Mapping[str, Any], target: str, index: int) -> Row:
-    """One layer: its complete enumeration, then the ten best alone."""
+    """Measure one layer: its complete enumeration, then the ten best alone.
+
+    Parameters
+    ----------
+    pool : ProcessPoolExecutor
+        Processes that share the proofs.
+    options : mapping
+        Constraint set, number of processes, and whether to prove.
+    target : str
+        Name of the target.
+    index : int
+        Number of the layer.
+    """
     busy = os.getloadavg()[0]
     constraints, processes = options["constraints"], options["processes"]
     shares = [(n, processes) for n in range(processes)] if options["prove"] else [None]
     started = time.perf_counter()
     runs = [pool.submit(enumerate_share, target, index, constraints, share) for share in shares]
-    found = [run.result() for run in runs]
+    results = [run.result() for run in runs]
     complete = time.perf_counter() - started
     started = time.perf_counter()
     solve(workload_of(target, index), spec_of(target), constraints=constraints, top=10)
@@ -97,22 +127,23 @@ def measure(pool: ProcessPoolExecutor, options: Mapping[str, Any], target: str, 
     return {
         "target": target,
         "layer": index,
-        "embeddings": found[0][0],
+        "embeddings": results[0][0],
         "complete_s": round(complete, 4),
-        "cpu_s": round(max(seconds for _, seconds, _ in found), 4),
+        "cpu_s": round(max(seconds for _, seconds, _ in results), 4),
         "best_s": round(best, 4),
-        "peak_mib": round(sum(peak for *_, peak in found) + peak_mib()),
+        "peak_mib": round(sum(peak for *_, peak in results) + peak_mib()),
         "load": round(busy, 1),
     }
 
 
 def spread(rows: list[Row], column: str) -> str:
-    """Median and largest of a column."""
+    """Return median and largest of a column."""
     values, digits = [row[column] for row in rows], SPREADS[column]
     return f"{statistics.median(values):,.{digits}f} / {max(values):,.{digits}f}"
 
 
 def markdown(document: Mapping[str, Any]) -> str:
+    """Return the table."""
     rows: list[Row] = document["rows"]
     options = document["options"]
     groups = {name: [r for r in rows if r["target"] == name] for name in TARGETS}
@@ -127,10 +158,10 @@ def markdown(document: Mapping[str, Any]) -> str:
         "| target | layers | embeddings | complete, s | complete, CPU s | top 10 alone, s |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name, found in {**groups, "all": rows}.items():
-        if found:
-            cells = " | ".join(spread(found, column) for column in SPREADS)
-            lines.append(f"| {name} | {len(found)} | {cells} |")
+    for name, group in {**groups, "all": rows}.items():
+        if group:
+            cells = " | ".join(spread(group, column) for column in SPREADS)
+            lines.append(f"| {name} | {len(group)} | {cells} |")
     loads = [row["load"] for row in rows]
     run = (
         f"{options['processes']} processes, at most {max(r['peak_mib'] for r in rows)} MiB "
@@ -140,11 +171,12 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def resumed(path: Path, document: Row) -> list[Row]:
-    """Rows of an earlier run at the same commit, on the same machine and with the same options;
-    none where the source has changes that no commit names.
+    """Return the rows of an earlier run that can be used again.
+
+    Commit, machine and options have to be the same, and the source must have no other changes.
     """
     try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = read_document(path)
     except (OSError, ValueError):
         return []
     same = ("options", "git_commit", "machine", "versions")
@@ -153,13 +185,14 @@ def resumed(path: Path, document: Row) -> list[Row]:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--constraints", default="relaxed")
     parser.add_argument("--layers", default="0-107")
     parser.add_argument("--prove", action="store_true", help="derive and prove every program")
     parser.add_argument("--processes", type=int, default=2, help="that share the proofs")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the results")
     arguments = parser.parse_args()
     first, _, last = arguments.layers.partition("-")
     names = ("constraints", "prove", "processes")
@@ -167,18 +200,18 @@ def main() -> None:
     document: Row = {**provenance(), "options": options}
     path: Path = arguments.output / "enumeration.json"
     rows = document["rows"] = resumed(path, document)
-    done = {(row["target"], row["layer"]) for row in rows}
+    measured_layers = {(row["target"], row["layer"]) for row in rows}
     with ProcessPoolExecutor(arguments.processes) as pool:
         for target in arguments.targets:
             warm = False
             for index in range(int(first), int(last or first) + 1):
-                if (target, index) in done:
+                if (target, index) in measured_layers:
                     continue
                 if not warm:
                     measure(pool, options, target, index)
                     warm = True
                 rows.append(measure(pool, options, target, index))
-                path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+                write_document(path, {**document, "rows": table(rows)})
     text = markdown(document)
     (arguments.output / "enumeration.md").write_text(text, encoding="utf-8")
     print(text, end="")

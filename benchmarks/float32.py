@@ -1,16 +1,17 @@
-"""float32 on this processor: our kernels beside oneDNN's primitives, MKL's and OpenBLAS's sgemm,
-and the model's choice of a schedule beside all schedules.
+"""Compare float32 on this processor: our kernels, oneDNN's primitives, MKL's and OpenBLAS's sgemm.
+
+Also the model's choice of a schedule with all schedules.
 
     cpembed calibrate --threads 1
-    python benchmarks/float32.py [--target avx2_f32] [--parts unit16 gemm:0-20 ...]
-    python benchmarks/float32.py --choice [--layers 20] [--schedules 60]
+    python -m benchmarks.float32 [--target avx2_f32] [--parts unit16 gemm:0-20 ...]
+    python -m benchmarks.float32 --choice [--layers 20] [--schedules 60]
 
 A part is a suite, or some of its layers. One thread, untuned; convolutions have their channels last
-on both sides, weights are packed ahead on both sides where the library can. Ours is a whole call,
-packing and unpacking included; oneDNN's is its own account of its computation and, beside it, the
-call through PyTorch; MKL's and OpenBLAS's a call. Of several forms of a library the fastest counts.
-All take turns in short blocks of calls, and a time is the middle one of the best few blocks: what
-disturbs a block only adds to it. Every result of ours is compared with every library's.
+on both sides, weights are packed ahead on both sides if the library can. Ours is a whole call,
+packing and unpacking included; oneDNN's is its own account of its computation and the call through
+PyTorch; MKL's and OpenBLAS's a call. Of several forms of a library the fastest counts. All take
+turns in short blocks of calls, and a time is the middle one of the best few blocks: what disturbs a
+block only adds to it. Every result of ours is compared with every library's.
 
 ``--choice``: of layers spread evenly over the suites, what is chosen untuned against the schedules
 of all its candidates, or as many of them as ``--schedules`` says, spread evenly over the ranking.
@@ -37,59 +38,74 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.documents import read_document, write_document
 from cpembed.runtime.measurement.environment import machine, provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 PARTS = ("unit16", "resnet50", "deepbench", "gemm")
 BASELINES = {"gemm": ("onednn", "mkl", "openblas")}
-"""By suite; of the others oneDNN."""
+"""Libraries by suite; oneDNN for all others."""
 CHOICE_SUITES = ("unit16", "resnet50", "deepbench", "gemm")
 MOST_MACS, MOST_BYTES = 1e9, 2**26
-"""Of a layer that brute force takes: it measures some hundred kernels, each with its operands."""
+"""Limits of a layer for brute force, which measures some hundred kernels with their operands."""
 FINALISTS, ROUNDS, ROUND_MS = 3, 21, 5.0
 
 BLOCK_MS, BLOCKS, BEST = 1.0, 40, 5
 MOST_S = 20.0
-"""Seconds of blocks of a layer: large ones have fewer."""
-APART = 1e-3
-"""Of the largest result, how far two libraries' sums may be apart."""
+"""Maximum seconds of blocks of a layer: large ones have fewer."""
+TOLERANCE = 1e-3
+"""Maximum difference of two libraries' sums, as a share of the largest result."""
 
 Row = dict[str, Any]
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("--target", default="avx512_f32")
     parser.add_argument("--parts", nargs="*", default=PARTS, metavar="SUITE[:LAYERS]")
     parser.add_argument("--choice", action="store_true", help="the model against all schedules")
     parser.add_argument("--layers", type=int, default=20, help="of --choice")
     parser.add_argument("--schedules", type=int, help="of a layer, at most")
-    parser.add_argument("--output", type=Path, default=HERE)
-    asked = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=FOLDER)
+    options = parser.parse_args()
     # Before TVM is loaded.
     os.environ["TVM_NUM_THREADS"] = "1"
-    asked.output.mkdir(parents=True, exist_ok=True)
-    file = asked.output / "float32.json"
-    parts: dict[str, Row] = json.loads(file.read_text())["parts"] if file.exists() else {}
-    if asked.choice:
-        found = chosen(asked.target, asked.layers, asked.schedules)
-        parts[f"choice/{asked.target} on {machine()['cpu']}"] = found
-        write(asked.output, parts)
+    options.output.mkdir(parents=True, exist_ok=True)
+    file = options.output / "float32.json"
+    parts: dict[str, Row] = read_document(file)["parts"] if file.exists() else {}
+    if options.choice:
+        name = f"choice/{options.target} on {machine()['cpu']}"
+        parts[name] = compare_choices(options.target, options.layers, options.schedules)
+        write(options.output, parts)
         return
-    for part in asked.parts:
-        name = f"{part}/{asked.target} on {machine()['cpu']}"
-        kept = parts.get(name, {}).get("rows", [])
-        found = parts[name] = {"provenance": provenance(), "baselines": names_of(part), "rows": []}
-        for row in measured(part, asked.target, {row["index"]: row for row in kept}):
-            found["rows"].append(row)
-            write(asked.output, parts)
+    for part in options.parts:
+        name = f"{part}/{options.target} on {machine()['cpu']}"
+        stored = {row["index"]: row for row in parts.get(name, {}).get("rows", [])}
+        entry = {"provenance": provenance(), "baselines": names_of(part), "rows": []}
+        parts[name] = entry
+        for row in measured(part, options.target, stored):
+            entry["rows"].append(row)
+            write(options.output, parts)
 
 
 def names_of(part: str) -> list[str]:
+    """Return the libraries that a part is compared with."""
     return list(BASELINES.get(part.partition(":")[0], ("onednn",)))
 
 
-def measured(part: str, target: str, kept: dict[int, Row]) -> Iterator[Row]:
+def measured(part: str, target: str, stored: dict[int, Row]) -> Iterator[Row]:
+    """Yield the rows of a part, stored or measured.
+
+    Parameters
+    ----------
+    part : str
+        A suite, or some of its layers.
+    target : str
+        Name of the target.
+    stored : dict of int to Row
+        Rows by layer that are not measured again.
+    """
     from cpembed.driver.named import hardware_spec
     from cpembed.targets.capabilities import baselines
     from cpembed.targets.registry import open_target
@@ -101,26 +117,39 @@ def measured(part: str, target: str, kept: dict[int, Row]) -> Iterator[Row]:
     openers = baselines(open_target(spec))
     libraries = [openers[each](spec, None) for each in names_of(part)]
     layout = DEFAULT_LAYOUT if name == "gemm" else "NHWC"
-    wanted = {int(n) for n in expanded(only)} if only else None
+    selection = {int(n) for n in expanded(only)} if only else None
     for layer in suite(name):
-        if layer.index in kept:
-            yield kept[layer.index]
-        elif wanted is None or layer.index in wanted:
+        if layer.index in stored:
+            yield stored[layer.index]
+        elif selection is None or layer.index in selection:
             row = {"index": layer.index, **row_of(layer, layout, target, libraries)}
             print(json.dumps(row), file=sys.stderr)
             yield row
 
 
 def expanded(only: str) -> list[int]:
-    """``0,3,10-12``"""
-    found: list[int] = []
+    """Return the numbers of a list such as ``0,3,10-12``."""
+    numbers: list[int] = []
     for piece in only.split(","):
         first, _, last = piece.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
+    """Measure a layer.
+
+    Parameters
+    ----------
+    layer : Layer
+        A layer of a suite.
+    layout : str
+        Layout of image and output.
+    target : str
+        Name of the target.
+    libraries : list
+        Baselines.
+    """
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
     from cpembed.driver.plan import Request
@@ -132,17 +161,16 @@ def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     first = plan.choices[0]
     kernel = plan.target.build(plan.target.lower(first.candidate.program), first.schedule)
     inputs = random_inputs(workload, 1)
-    ours, sides = kernel.run(inputs), {"ours": timer(whole_call(kernel, inputs))}
+    result, sides = kernel.run(inputs), {"ours": timer(whole_call(kernel, inputs))}
     for library in libraries:
         forms = library.contenders(Subject.of(layer, workload, layout), inputs)
         for form in [] if isinstance(forms, NotCovered) else forms:
-            theirs = form.output()
-            apart = float(np.abs(theirs - ours).max() / np.abs(ours).max())
-            if apart > APART:
-                raise SystemExit(f"{layer.label}: {form.form} is {apart:g} apart from ours")
+            error = float(np.abs(form.output() - result).max() / np.abs(result).max())
+            if error > TOLERANCE:
+                raise SystemExit(f"{layer.label}: {form.form} is {error:g} apart from ours")
             sides[f"{library.name} call {form.form}"] = timer(form.run)
             if form.primitives(1) is not None:
-                sides[f"{library.name} own {form.form}"] = lambda n, one=form: one.primitives(n).us
+                sides[f"{library.name} own {form.form}"] = lambda n, f=form: f.primitives(n).us
     times = interleaved(sides)
 
     def least(kind: str) -> float | None:
@@ -151,30 +179,41 @@ def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     row: Row = {"layer": layer.label, "macs": workload.macs, "ours_us": times["ours"]}
     row |= {"on": plan.target.spec.name, "schedule": repr(first.schedule)}
     for library in libraries:
-        call, own = least(f"{library.name} call"), least(f"{library.name} own")
-        row[library.name] = {"call_us": call, "own_us": own}
+        call, primitive = least(f"{library.name} call"), least(f"{library.name} own")
+        row[library.name] = {"call_us": call, "own_us": primitive}
     return row
 
 
 def timer(call: Any) -> Any:
-    """Microseconds of a call, over so many."""
+    """Return a function from a number of calls to a call's microseconds."""
     return lambda times: seconds(call, times) * 1e6
 
 
 def interleaved(sides: dict[str, Any]) -> dict[str, float]:
-    """Microseconds by side: of blocks in turns, the middle one of the best few."""
+    """Return microseconds by side: of blocks in turns, the middle one of the best few."""
     calls = {name: max(1, int(BLOCK_MS * 1e3 / max(0.1, side(1)))) for name, side in sides.items()}
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    times_by_side: dict[str, list[float]] = {name: [] for name in sides}
     deadline = time.perf_counter() + MOST_S
     for block in range(BLOCKS):
         for name, side in sides.items():
-            found[name].append(side(calls[name]))
+            times_by_side[name].append(side(calls[name]))
         if block >= BEST and time.perf_counter() > deadline:
             break
-    return {name: statistics.median(sorted(times)[:BEST]) for name, times in found.items()}
+    return {name: statistics.median(sorted(times)[:BEST]) for name, times in times_by_side.items()}
 
 
-def chosen(target: str, count: int, most: int | None) -> Row:
+def compare_choices(target: str, count: int, most: int | None) -> Row:
+    """Compare the model's choice with all schedules, for some layers.
+
+    Parameters
+    ----------
+    target : str
+        Name of the target.
+    count : int
+        Number of layers.
+    most : int or None
+        Maximum number of schedules of a layer; None for all.
+    """
     from cpembed.workloads.suites import DEFAULT_LAYOUT, suite
 
     layers = [
@@ -198,7 +237,17 @@ def chosen(target: str, count: int, most: int | None) -> Row:
 
 
 def choice_of(workload: Any, target: str, most: int | None) -> Row:
-    """What is chosen untuned, beside each of the schedules of its candidates."""
+    """Compare the untuned choice with the schedules of its candidates.
+
+    Parameters
+    ----------
+    workload : Computation
+        A layer.
+    target : str
+        Name of the target.
+    most : int or None
+        Maximum number of schedules; None for all.
+    """
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
     from cpembed.driver.plan import Request, Selection
@@ -206,10 +255,10 @@ def choice_of(workload: Any, target: str, most: int | None) -> Row:
     from cpembed.targets.choice import compared
 
     started = time.perf_counter()
-    asked = choose(Request(workload, target, KernelOptions(untuned=True)))
-    if not isinstance(asked, Selection):
+    selection = choose(Request(workload, target, KernelOptions(untuned=True)))
+    if not isinstance(selection, Selection):
         raise SystemExit(f"{workload.name}: {target} has no embedding of it")
-    plan = asked.plan
+    plan = selection.plan
     first = plan.choices[0]
     built = plan.target.build(plan.target.lower(first.candidate.program), first.schedule)
     chosen_s = time.perf_counter() - started
@@ -217,34 +266,32 @@ def choice_of(workload: Any, target: str, most: int | None) -> Row:
     incumbent = whole_call(built, inputs)
     started = time.perf_counter()
     everything = []
-    for item in compared(plan.target, [one.candidate for one in plan.choices]).estimates:
+    for item in compared(plan.target, [choice.candidate for choice in plan.choices]).estimates:
         lowered = plan.target.lower(item.ranked.candidate.program)
-        everything += [(lowered, one.schedule) for one in plan.target.space(lowered).ranked()]
+        everything += [(lowered, s.schedule) for s in plan.target.space(lowered).ranked()]
     step = 1 if most is None else max(1.0, len(everything) / most)
-    taken = [everything[int(n * step)] for n in range(int(len(everything) / step))]
+    sample = [everything[int(n * step)] for n in range(int(len(everything) / step))]
 
     def call_of(lowered: Any, schedule: Any) -> Any:
         return whole_call(plan.target.build(lowered, schedule), inputs)
 
     # Calls hold their operands: none is kept.
-    found = [ratio(incumbent, call_of(*one), rounds=3, ms=1.0) for one in taken]
+    ratios = [ratio(incumbent, call_of(*pair), rounds=3, ms=1.0) for pair in sample]
     brute_s = time.perf_counter() - started
-    finalists = sorted(range(len(taken)), key=found.__getitem__)[-FINALISTS:]
-    best = max(
-        ratio(incumbent, call_of(*taken[one]), rounds=ROUNDS, ms=ROUND_MS) for one in finalists
-    )
+    finalists = sorted(range(len(sample)), key=ratios.__getitem__)[-FINALISTS:]
+    best = max(ratio(incumbent, call_of(*sample[n]), rounds=ROUNDS, ms=ROUND_MS) for n in finalists)
     return {
         "target": plan.target.spec.name,
         "schedules": len(everything),
-        "measured": len(taken),
+        "measured": len(sample),
         "slower_than_best": max(1.0, best),
         "chosen_s": chosen_s,
-        "brute_force_s": brute_s * len(everything) / len(taken),
+        "brute_force_s": brute_s * len(everything) / len(sample),
     }
 
 
 def whole_call(kernel: Any, inputs: Any) -> Any:
-    """A call that packs and unpacks what is not packed ahead."""
+    """Return a call that packs and unpacks what is not packed ahead."""
     from cpembed.codegen.packing import packed_before
 
     packed = {name: kernel.pack(name, inputs[name]) for name in kernel.input_names}
@@ -252,15 +299,28 @@ def whole_call(kernel: Any, inputs: Any) -> Any:
     return kernel.bound_whole(inputs, packed, packed_before(kernel.program.workload), output)
 
 
-def ratio(incumbent: Any, other: Any, *, rounds: int, ms: float) -> float:
-    """The incumbent's time over the other's, of each the middle one of the best few rounds."""
-    each = [max(1, int(ms / 1e3 / max(1e-7, seconds(call, 1)))) for call in (incumbent, other)]
-    pairs = [(seconds(incumbent, each[0]), seconds(other, each[1])) for _ in range(rounds)]
-    mine, theirs = (statistics.median(sorted(times)[:BEST]) for times in zip(*pairs, strict=True))
-    return mine / theirs
+def ratio(incumbent: Any, rival: Any, *, rounds: int, ms: float) -> float:
+    """Return the incumbent's time over the rival's, of each the middle of the best few rounds.
+
+    Parameters
+    ----------
+    incumbent, rival : callable
+        Calls.
+    rounds : int
+        Number of rounds.
+    ms : float
+        Milliseconds of a round.
+    """
+    each = [max(1, int(ms / 1e3 / max(1e-7, seconds(call, 1)))) for call in (incumbent, rival)]
+    pairs = [(seconds(incumbent, each[0]), seconds(rival, each[1])) for _ in range(rounds)]
+    incumbent_s, rival_s = (
+        statistics.median(sorted(times)[:BEST]) for times in zip(*pairs, strict=True)
+    )
+    return incumbent_s / rival_s
 
 
 def seconds(call: Any, times: int) -> float:
+    """Return a call's seconds, on average over so many."""
     call()
     started = time.perf_counter()
     for _ in range(times):
@@ -269,11 +329,13 @@ def seconds(call: Any, times: int) -> float:
 
 
 def write(folder: Path, parts: dict[str, Row]) -> None:
-    (folder / "float32.json").write_text(json.dumps({"parts": parts}, indent=1) + "\n")
+    """Write the parts as JSON and as a page."""
+    write_document(folder / "float32.json", {"parts": parts})
     (folder / "float32.md").write_text(text(parts))
 
 
 def text(parts: dict[str, Row]) -> str:
+    """Return the page."""
     lines = [
         "# float32 beside oneDNN, MKL and OpenBLAS",
         "",
@@ -284,29 +346,40 @@ def text(parts: dict[str, Row]) -> str:
         "| suite / target, processor | beside | rows | own: mean (least) | call: mean (least) |",
         "| --- |" + " --- |" * 4,
     ]
-    for name, found in parts.items():
-        for library in found.get("baselines", ()):
-            cells = [summary(found["rows"], library, kind) for kind in ("own_us", "call_us")]
+    for name, part in parts.items():
+        for library in part.get("baselines", ()):
+            cells = [summary(part["rows"], library, kind) for kind in ("own_us", "call_us")]
             lines.append(
-                f"| {name} | {library} | {len(found['rows'])} | " + " | ".join(cells) + " |"
+                f"| {name} | {library} | {len(part['rows'])} | " + " | ".join(cells) + " |"
             )
-    for name, found in parts.items():
-        lines += ["", f"## {name}", "", *provenance_lines(found["provenance"], "1 thread"), ""]
-        lines += choice_lines(found) if "most" in found else part_lines(found)
+    for name, part in parts.items():
+        lines += ["", f"## {name}", "", *provenance_lines(part["provenance"], "1 thread"), ""]
+        lines += choice_lines(part) if "most" in part else part_lines(part)
     return "\n".join(lines) + "\n"
 
 
 def summary(rows: list[Row], library: str, kind: str) -> str:
+    """Return geometric mean and least ratio of a library's time to ours.
+
+    Parameters
+    ----------
+    rows : list of Row
+        Rows of a part.
+    library : str
+        Name of the library.
+    kind : str
+        Member of a row: ``own_us`` or ``call_us``.
+    """
     ratios = [row[library][kind] / row["ours_us"] for row in rows if row[library][kind]]
     return f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "·"
 
 
-def part_lines(found: Row) -> list[str]:
-    """Times in microseconds, and what of a library's is the more exact account as a ratio."""
-    names = found["baselines"]
+def part_lines(part: Row) -> list[str]:
+    """Return times in microseconds, and ratios by the more exact account of a library."""
+    names = part["baselines"]
     lines = ["| layer | on | ours us | " + " | ".join(f"{n} us | ratio" for n in names) + " |"]
     lines += ["| --- |" + " --- |" * (2 + 2 * len(names))]
-    for row in found["rows"]:
+    for row in part["rows"]:
         cells = [f"{row['index']} {row['layer']}", row["on"], f"{row['ours_us']:.1f}"]
         for name in names:
             us = row[name]["own_us"] or row[name]["call_us"]
@@ -315,11 +388,12 @@ def part_lines(found: Row) -> list[str]:
     return lines
 
 
-def choice_lines(found: Row) -> list[str]:
-    rows = found["rows"]
+def choice_lines(part: Row) -> list[str]:
+    """Return the table of choices."""
+    rows = part["rows"]
     worst = max(row["slower_than_best"] for row in rows)
     share = max(row["chosen_s"] / row["brute_force_s"] for row in rows)
-    limit = "all schedules" if found["most"] is None else f"at most {found['most']} of a layer"
+    limit = "all schedules" if part["most"] is None else f"at most {part['most']} of a layer"
     lines = [
         f"The model's choice against measuring {limit}: at worst {worst:.3f} times the best one's",
         f"time, at {share:.4f} of the time of measuring all, or less.",

@@ -1,6 +1,6 @@
-"""Generated kernels on this machine: microseconds and traffic of operators between products.
+"""Measure generated kernels on this machine: time and traffic of operators between products.
 
-    .venv/bin/python benchmarks/generated.py [--threads N]
+    python -m benchmarks.generated [--threads N]
 
 Each kernel is called until its best time stands; the traffic is that of the tensors' elements, read
 once and written once.
@@ -39,11 +39,23 @@ from cpembed.network.layout import Layout
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 
 _SECONDS = 0.2
-"""For which a kernel is called."""
+"""Seconds for which a kernel is called."""
 
 
 def image(shape: tuple[int, ...], dtype: str, *, last: bool = True, halo: int = 0) -> PlacedTensor:
-    """An image, channels last or as its axes are."""
+    """Return an image, channels last or as its axes are.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Batch, channels, rows, columns.
+    dtype : str
+        Element type.
+    last : bool
+        True for channels last.
+    halo : int
+        Rows and columns of zeros on each side.
+    """
     layout = Layout.plain(shape)
     layout = layout.channels_last() if last else layout
     return PlacedTensor(
@@ -52,11 +64,12 @@ def image(shape: tuple[int, ...], dtype: str, *, last: bool = True, halo: int = 
 
 
 def placed(shape: tuple[int, ...], dtype: str) -> PlacedTensor:
+    """Return a tensor in row-major order."""
     return PlacedTensor.plain(TensorType(shape, dtype))
 
 
 def operators() -> Iterator[tuple[str, Kind, list[PlacedTensor], PlacedTensor]]:
-    """A name, a kind, its inputs and its output."""
+    """Yield names, kinds, inputs and outputs of operators."""
     block = (1, 256, 56, 56)
     add = Apply("add", (Input(0), Input(1)))
     halved = Apply("mul", (add, Number(0.5)))
@@ -85,8 +98,8 @@ def operators() -> Iterator[tuple[str, Kind, list[PlacedTensor], PlacedTensor]]:
     vector = placed((768,), "float32")
     yield "layer norm", LayerNorm(-1, 1e-5), [rows, vector, vector], rows
     half = (1, 128, 28, 28)
-    both = [image(half, "uint8")] * 2
-    yield "concat", Concat(1), both, image((1, 256, 28, 28), "uint8")
+    halves = [image(half, "uint8")] * 2
+    yield "concat", Concat(1), halves, image((1, 256, 28, 28), "uint8")
     groups = (1, 2, 116, 28, 28)
     shuffled = Transpose((0, 2, 1, 3, 4))
     turned = (1, 116, 2, 28, 28)
@@ -109,7 +122,7 @@ def operators() -> Iterator[tuple[str, Kind, list[PlacedTensor], PlacedTensor]]:
 
 
 def conversions() -> Iterator[tuple[str, PlacedTensor, PlacedTensor]]:
-    """A name and both layouts."""
+    """Yield names and both layouts of conversions."""
     shape = (1, 256, 56, 56)
     for dtype in ("uint8", "float32"):
         last, plain = image(shape, dtype), image(shape, dtype, last=False)
@@ -125,7 +138,7 @@ def conversions() -> Iterator[tuple[str, PlacedTensor, PlacedTensor]]:
 
 
 def best_us(plan: KernelPlan, tensors: list[PlacedTensor]) -> float:
-    """Of many calls the fastest."""
+    """Return the time of the fastest of many calls."""
     generator = np.random.default_rng(0)
     buffers: list[Any] = []
     for tensor in tensors:
@@ -143,6 +156,7 @@ def best_us(plan: KernelPlan, tensors: list[PlacedTensor]) -> float:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     threads: int = parser.parse_args().threads

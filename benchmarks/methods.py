@@ -1,7 +1,7 @@
-"""The methods of a convolution on this processor beside oneDNN: float32, 3x3 filters of stride 1.
+"""Compare the methods of a convolution with oneDNN: float32, 3x3 filters of stride 1.
 
     cpembed calibrate --threads 1
-    python benchmarks/methods.py [--suites vgg16 resnet50 unit16 deepbench] [--target avx512_f32]
+    python -m benchmarks.methods [--suites vgg16 resnet50 unit16 deepbench] [--target avx512_f32]
 
 Every layer of the suites with such filters, once each, is computed by the implicit and the explicit
 method, by F(2x2, 3x3) and F(4x4, 3x3), and by oneDNN (as PyTorch brings it; its builds for x86 have
@@ -17,7 +17,6 @@ Writes ``methods.json`` after every layer and goes on where it stopped, and ``me
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -25,7 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-HERE = Path(__file__).resolve().parent
+from benchmarks.documents import read_document, write_document
+
+FOLDER = Path(__file__).resolve().parent
 SUITES = ("vgg16", "resnet50", "unit16", "deepbench")
 VGG16 = (
     (3, 64, 224), (64, 64, 224), (64, 128, 112), (128, 128, 112), (128, 256, 56), (256, 256, 56),
@@ -41,51 +42,64 @@ Row = dict[str, Any]
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("--suites", nargs="*", default=SUITES, choices=SUITES)
     parser.add_argument("--target", default="avx512_f32")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeat", action="store_true", help="measure again, beside what is there")
-    parser.add_argument("--output", type=Path, default=HERE)
-    asked = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=FOLDER)
+    options = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = "1"
-    path = asked.output / "methods.json"
-    document: Row = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    kept: list[Row] = document.setdefault("repeats" if asked.repeat else "rows", [])
-    known = kept[:0] if asked.repeat else kept
-    done = {(row["target"], row["layer"]) for row in known}
-    for suite, layer in layers(asked.suites):
-        if (asked.target, layer.label) in done:
+    path = options.output / "methods.json"
+    document: Row = read_document(path) if path.exists() else {"rows": []}
+    rows: list[Row] = document.setdefault("repeats" if options.repeat else "rows", [])
+    measured_rows = rows[:0] if options.repeat else rows
+    skipped = {(row["target"], row["layer"]) for row in measured_rows}
+    for suite, layer in layers(options.suites):
+        if (options.target, layer.label) in skipped:
             continue
-        row = {"suite": suite, "layer": layer.label, "target": asked.target}
-        row |= measured(layer, asked.target, asked.rounds)
+        row = {"suite": suite, "layer": layer.label, "target": options.target}
+        row |= measured(layer, options.target, options.rounds)
         print(line(row), flush=True)
-        kept.append(row)
+        rows.append(row)
         write(document, path)
     write(document, path)
 
 
 def layers(suites: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Suite and layer; of equal layers the first."""
+    """Yield suite and layer; of equal layers the first."""
     from cpembed.workloads.suites import Layer, suite
 
-    seen: set[str] = set()
+    labels: set[str] = set()
     for name in suites:
         if name == "vgg16":
-            words = "conv2d n=1 c={0} h={2} w={2} k={1} r=3 s=3 pad=1 stride=1"
-            found = [Layer(name, i, "", words.format(*sizes)) for i, sizes in enumerate(VGG16)]
+            pattern = "conv2d n=1 c={0} h={2} w={2} k={1} r=3 s=3 pad=1 stride=1"
+            suite_layers = [
+                Layer(name, i, "", pattern.format(*sizes)) for i, sizes in enumerate(VGG16)
+            ]
         else:
-            found = list(suite(name))
-        for layer in found:
-            given = layer.parameters
-            dense = given.get("stride", "1") == "1" and given.get("r") == given.get("s") == "3"
-            if dense and layer.label not in seen:
-                seen.add(layer.label)
+            suite_layers = list(suite(name))
+        for layer in suite_layers:
+            sizes = layer.parameters
+            dense = sizes.get("stride", "1") == "1" and sizes.get("r") == sizes.get("s") == "3"
+            if dense and layer.label not in labels:
+                labels.add(layer.label)
                 yield name, layer
 
 
 def measured(layer: Any, target: str, rounds: int) -> Row:
-    """Errors, times and ratios of one layer."""
+    """Return errors, times and ratios of one layer.
+
+    Parameters
+    ----------
+    layer : Layer
+        A layer of a suite.
+    target : str
+        Name of the target.
+    rounds : int
+        Number of rounds.
+    """
     from cpembed.driver.methods import fastest
     from cpembed.driver.options import KernelOptions
     from cpembed.driver.pipeline import choose
@@ -101,10 +115,10 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     workload = layer.workload("float32", LAYOUT)
     spec = load_hardware_spec(target)
     library = baselines(open_target(spec))["onednn"](spec, None)
-    asked = Request(workload, target, KernelOptions(untuned=True))
-    implicit = choose(asked)
+    request = Request(workload, target, KernelOptions(untuned=True))
+    implicit = choose(request)
     assert isinstance(implicit, Selection)
-    compared = fastest(asked, implicit)
+    compared = fastest(request, implicit)
     inputs = random_inputs(workload, seed=0)
     sides: dict[str, Work] = {}
     row: Row = {
@@ -114,28 +128,42 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
         "methods": {},
     }
     for method in METHODS:
-        call, about = prepared(method, asked, implicit, inputs)
+        call, about = prepared(method, request, implicit, inputs)
         if call is not None:
             sides[method] = Work(wall_clock(call), OUR_POOL)
         row["methods"][method] = about
     contenders = library.contenders(Subject.of(layer, workload, LAYOUT), inputs)
     assert not isinstance(contenders, NotCovered), contenders
-    best = min(contenders, key=lambda one: min(one.primitives(3).us for _ in range(3)))
+    best = min(contenders, key=lambda form: min(form.primitives(3).us for _ in range(3)))
     sides[PRIMITIVE] = Work(lambda calls: best.primitives(calls).us, library.pool)
     sides[CALL] = Work(wall_clock(best.run), library.pool)
-    found = time_interleaved(sides, rounds=rounds, attempts=2)
+    timing = time_interleaved(sides, rounds=rounds, attempts=2)
     names = list(best.primitives(1).names)
     row["onednn"] = {"form": best.form, "implementations": names, **library.identity()}
-    row["us"] = {name: found.times(name).median for name in sides}
-    row["ratios"] = {n: found.ratio(PRIMITIVE, n).median for n in sides if n in METHODS}
-    row["noisy"], row["elsewhere_cores"] = found.is_noisy, found.elsewhere
+    row["us"] = {name: timing.times(name).median for name in sides}
+    row["ratios"] = {n: timing.ratio(PRIMITIVE, n).median for n in sides if n in METHODS}
+    row["noisy"], row["elsewhere_cores"] = timing.is_noisy, timing.elsewhere
     return row
 
 
 def prepared(
-    method: str, asked: Any, implicit: Any, inputs: Row
+    method: str, request: Any, implicit: Any, inputs: Row
 ) -> tuple[Callable[[], Any] | None, Row]:
-    """One call from image to output, and the error of the method; None where it is refused."""
+    """Return a call from image to output and the error of a method.
+
+    None instead of the call if the method is rejected.
+
+    Parameters
+    ----------
+    method : str
+        Name of the method.
+    request : Request
+        The layer on its target.
+    implicit : Selection
+        Choice of the implicit method.
+    inputs : dict of str to array
+        Image and weights.
+    """
     import numpy as np
 
     from cpembed.driver.methods import choose_method
@@ -145,7 +173,7 @@ def prepared(
     from cpembed.targets.choice import built_first
     from cpembed.transform.methods.im2col import explicit
 
-    workload = asked.workload
+    workload = request.workload
     wide = workload.with_dtypes({operand.name: "float64" for operand in workload.operands})
     if method == "implicit":
         kernel, _ = built_first(implicit.plan.target, implicit.plan.choices)
@@ -153,46 +181,50 @@ def prepared(
         output = kernel.empty(workload.output.name)
         call = kernel.bound_whole(inputs, packed, ("W",), output)
         call()
-        found, judge = kernel.unpack(output), explicit(workload)
+        result, judge = kernel.unpack(output), explicit(workload)
     else:
         try:
-            artifact, _ = built(rewritten := choose_method(asked, cast(Any, method)))
+            artifact, _ = built(rewritten := choose_method(request, cast(Any, method)))
         except (LoweringError, WorkloadError) as error:
             return None, {"refused": str(error)}
-        found, judge = artifact.run(inputs), rewritten.method
+        result, judge = artifact.run(inputs), rewritten.method
         call = artifact.bound_whole(inputs)
-    verification, error = judged(judge, inputs, found)
+    verification, error = judged(judge, inputs, result)
     verification.require(method, 0)
     exact = reference(wide, {name: array.astype(np.float64) for name, array in inputs.items()})
-    off = np.abs(found.astype(np.float64) - exact)
+    off = np.abs(result.astype(np.float64) - exact)
     about = {"largest_error": float(off.max()), "largest_output": float(np.abs(exact).max())}
     return call, about | ({} if error is None else {"bound": error.bound})
 
 
 def best_of(row: Row) -> tuple[str, float]:
-    """The fastest method as measured, and its ratio."""
+    """Return the fastest method as measured, and its ratio."""
     return max(row["ratios"].items(), key=lambda item: item[1])
 
 
 def line(row: Row) -> str:
+    """Return a row as a line."""
     ratios = "  ".join(f"{name} {ratio:.2f}" for name, ratio in row["ratios"].items())
     noisy = " noisy" if row["noisy"] else ""
     return f"{row['layer']}: onednn {row['us'][PRIMITIVE]:.0f} us; {ratios}; {row['chosen']}{noisy}"
 
 
 def geometric(values: list[float]) -> float:
+    """Return the geometric mean; NaN of nothing."""
     return math.exp(statistics.fmean(map(math.log, values))) if values else float("nan")
 
 
 def write(document: Row, path: Path) -> None:
+    """Write the document and its page."""
     from cpembed.runtime.measurement.environment import provenance
 
     document.update(provenance())
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_document(path, document)
     path.with_suffix(".md").write_text(page(document))
 
 
 def page(document: Row) -> str:
+    """Return the page."""
     from cpembed.runtime.measurement.environment import provenance_lines
 
     rows = document["rows"]
@@ -213,14 +245,14 @@ def page(document: Row) -> str:
         "| --- | ---: |" + " ---: |" * (len(METHODS) + 4),
     ]
     for suite in [*dict.fromkeys(row["suite"] for row in rows), ""]:
-        some = [row for row in rows if suite in ("", row["suite"])]
-        means = [geometric([r["ratios"][m] for r in some if m in r["ratios"]]) for m in METHODS]
-        chosen = geometric([row["ratios"].get(row["chosen"], 1.0) for row in some])
-        best = [best_of(row)[1] for row in some]
+        group = [row for row in rows if suite in ("", row["suite"])]
+        means = [geometric([r["ratios"][m] for r in group if m in r["ratios"]]) for m in METHODS]
+        choice = geometric([row["ratios"].get(row["chosen"], 1.0) for row in group])
+        best = [best_of(row)[1] for row in group]
         reached = sum(ratio >= 1.2 for ratio in best)
-        cells = [*means, chosen, geometric(best), min(best)]
+        cells = [*means, choice, geometric(best), min(best)]
         numbers = " | ".join(f"{cell:.2f}" for cell in cells)
-        lines.append(f"| {suite or 'all'} | {len(some)} | {numbers} | {reached} of {len(some)} |")
+        lines.append(f"| {suite or 'all'} | {len(group)} | {numbers} | {reached} of {len(group)} |")
     lines += ["", *disturbed(rows), "Geometric means, but for the last two columns. By layer:", ""]
     lines += ["| layer | oneDNN us | " + " | ".join(METHODS) + " | chosen | noisy |"]
     lines += ["| --- | ---: |" + " ---: |" * len(METHODS) + " --- | --- |"]
@@ -238,7 +270,7 @@ def page(document: Row) -> str:
 
 
 def disturbed(rows: list[Row]) -> list[str]:
-    """How far the ratios can be believed."""
+    """Return a warning on rows that other work disturbed."""
     noisy = [row for row in rows if row["noisy"]]
     if not noisy:
         return []
@@ -253,14 +285,15 @@ def disturbed(rows: list[Row]) -> list[str]:
 
 
 def library_line(row: Row) -> str:
-    found = row["onednn"]
-    names = " ".join(found["implementations"])
-    limit = f", limited to {found['max_cpu_isa']}" if found["max_cpu_isa"] else ""
-    return f"- oneDNN {found['onednn']} of torch {found['torch']}{limit}: {names}"
+    """Return the versions of oneDNN and its implementations."""
+    library = row["onednn"]
+    names = " ".join(library["implementations"])
+    limit = f", limited to {library['max_cpu_isa']}" if library["max_cpu_isa"] else ""
+    return f"- oneDNN {library['onednn']} of torch {library['torch']}{limit}: {names}"
 
 
 def repeated(document: Row) -> list[str]:
-    """Rows that were measured again: how far two measurements are apart."""
+    """Return the rows that were measured again, to show how far two measurements are apart."""
     rows = document.get("repeats", [])
     if not rows:
         return []
@@ -274,7 +307,7 @@ def repeated(document: Row) -> list[str]:
 
 
 def errors(rows: list[Row]) -> list[str]:
-    """Largest errors by layer, relative to the largest output."""
+    """Return the largest errors by layer, relative to the largest output."""
     names = [name for name in METHODS if name != "explicit"]
     lines = [
         "Largest error against float64 over the largest output, and in brackets over the bound of",

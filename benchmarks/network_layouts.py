@@ -1,19 +1,18 @@
-"""What choosing layouts over a whole network is worth, measured.
+"""Measure the gain of choosing layouts over an entire network.
 
-    python benchmarks/network_layouts.py MODELS --target avx512_vnni [--only resnet18_int8]
+    python -m benchmarks.network_layouts MODELS --target avx512_vnni [--only resnet18_int8]
 
-Of every ``MODELS/*_int8.onnx`` three libraries: layouts chosen together (``assigned``), all
+Of every ``MODELS/*_int8.onnx`` three libraries: layouts chosen over the network (``assigned``), all
 channels last, and the fastest of each operator by itself. The three run in one process and take
 turns, every other round backwards; the ratio of a round is another's time over that of
-``assigned``, above 1 where choosing together is faster, and the median of rounds is reported. A
-call is counted from arrays of numpy to arrays of numpy. Writes ``network_layouts.json`` and
+``assigned``, above 1 if choosing over the network is faster, and the median of rounds is reported.
+A call is counted from arrays of numpy to arrays of numpy. Writes ``network_layouts.json`` and
 ``network_layouts.md`` into ``--output``, after every network.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from benchmarks.documents import write_document
 from cpembed.files import write_whole
 from cpembed.frontends import load_model
 from cpembed.network.build import CompiledNetwork, RunningNetwork, compile_network
@@ -28,12 +28,13 @@ from cpembed.network.inputs import random_inputs
 from cpembed.network.plan import Planning, Policy
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 Row = dict[str, Any]
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("models", type=Path)
     parser.add_argument("--target", default="avx512_vnni")
@@ -41,46 +42,67 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--round-ms", type=float, default=40.0)
-    parser.add_argument("--output", type=Path, default=HERE)
-    asked = parser.parse_args()
-    paths = sorted(asked.models.glob("*_int8.onnx"))
+    parser.add_argument("--output", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    paths = sorted(options.models.glob("*_int8.onnx"))
     rows: list[Row] = []
     for path in paths:
-        if asked.only and path.stem not in asked.only:
+        if options.only and path.stem not in options.only:
             continue
-        rows.append(compared(path, asked.target, asked.measure, asked.rounds, asked.round_ms))
-        costs = "measured" if asked.measure else "estimated"
-        document = {"target": asked.target, "costs": costs, "rounds": asked.rounds, "rows": rows}
+        rows.append(
+            compared(path, options.target, options.measure, options.rounds, options.round_ms)
+        )
+        costs = "measured" if options.measure else "estimated"
+        document = {
+            "target": options.target,
+            "costs": costs,
+            "rounds": options.rounds,
+            "rows": rows,
+        }
         document |= provenance()
-        write_whole(asked.output / "network_layouts.json", json.dumps(document, indent=1) + "\n")
-        write_whole(asked.output / "network_layouts.md", markdown(document))
+        write_document(options.output / "network_layouts.json", document)
+        write_whole(options.output / "network_layouts.md", markdown(document))
         print(line(rows[-1]))
 
 
 def compared(path: Path, target: str, measures: bool, rounds: int, round_ms: float) -> Row:
-    """A network under the three policies."""
+    """Measure a network under the three policies.
+
+    Parameters
+    ----------
+    path : Path
+        File of the network.
+    target : str
+        Name of the target.
+    measures : bool
+        True to choose by measured kernels.
+    rounds : int
+        Number of rounds.
+    round_ms : float
+        Milliseconds of a round for each policy.
+    """
     graph = load_model(path)
     with tempfile.TemporaryDirectory() as folder:
-        made: dict[str, CompiledNetwork] = {}
+        networks: dict[str, CompiledNetwork] = {}
         for policy in POLICIES:
             place = Path(folder) / policy
-            how = Planning(policy=policy, measures=measures)
-            made[policy] = compile_network(graph, target, place, how, name=policy)
-        running = {policy: one.open() for policy, one in made.items()}
+            planning = Planning(policy=policy, measures=measures)
+            networks[policy] = compile_network(graph, target, place, planning, name=policy)
+        running = {policy: network.open() for policy, network in networks.items()}
         inputs = random_inputs(graph, 0)
-        given = {policy: one.in_order(inputs) for policy, one in running.items()}
-        times = _turns(running, given, rounds, round_ms)
-        for one in running.values():
-            one.close()
+        arguments = {policy: network.in_order(inputs) for policy, network in running.items()}
+        times = _turns(running, arguments, rounds, round_ms)
+        for network in running.values():
+            network.close()
     base = times["assigned"]
     ratios = {
-        policy: statistics.median(a / b for a, b in zip(found, base, strict=True))
-        for policy, found in times.items()
+        policy: statistics.median(a / b for a, b in zip(seconds, base, strict=True))
+        for policy, seconds in times.items()
     }
-    plans = {policy: one.plan for policy, one in made.items()}
+    plans = {policy: network.plan for policy, network in networks.items()}
     return {
         "network": path.stem,
-        "us": {policy: 1e6 * statistics.median(found) for policy, found in times.items()},
+        "us": {policy: 1e6 * statistics.median(seconds) for policy, seconds in times.items()},
         "ratio": ratios,
         "predicted_us": {policy: plan.assignment.cost for policy, plan in plans.items()},
         "conversions": {policy: len(plan.conversions) for policy, plan in plans.items()},
@@ -88,28 +110,29 @@ def compared(path: Path, target: str, measures: bool, rounds: int, round_ms: flo
 
 
 def _turns(
-    running: dict[str, RunningNetwork], given: dict[str, Any], rounds: int, round_ms: float
+    running: dict[str, RunningNetwork], arguments: dict[str, Any], rounds: int, round_ms: float
 ) -> dict[str, list[float]]:
-    """Seconds of a call under each policy, in each round."""
+    """Return the seconds of a call under each policy, in each round."""
     calls: dict[str, int] = {}
-    for policy, one in running.items():
-        one.library.run(*given[policy])
+    for policy, network in running.items():
+        network.library.run(*arguments[policy])
         started = time.perf_counter()
-        one.library.run(*given[policy])
-        taken = time.perf_counter() - started
-        calls[policy] = max(1, int(round_ms / 1e3 / taken))
+        network.library.run(*arguments[policy])
+        seconds = time.perf_counter() - started
+        calls[policy] = max(1, int(round_ms / 1e3 / seconds))
     times: dict[str, list[float]] = {policy: [] for policy in running}
     for number in range(rounds):
         order: Sequence[str] = list(running) if number % 2 else list(reversed(running))
         for policy in order:
             started = time.perf_counter()
             for _ in range(calls[policy]):
-                running[policy].library.run(*given[policy])
+                running[policy].library.run(*arguments[policy])
             times[policy].append((time.perf_counter() - started) / calls[policy])
     return times
 
 
 def line(row: Row) -> str:
+    """Return a row as a line."""
     ratio = row["ratio"]
     return (
         f"{row['network']:28} {row['us']['assigned']:9.0f} us  channels last x"
@@ -118,6 +141,7 @@ def line(row: Row) -> str:
 
 
 def markdown(document: dict[str, Any]) -> str:
+    """Return the page."""
     run = (
         f"{document['rounds']} rounds, target {document['target']}, "
         f"kernels {document['costs']} for the choice"

@@ -1,4 +1,4 @@
-"""One runtime with one network, in a process of its own: what ``networks.py`` asks for rounds.
+"""Run one network in one runtime, in a process of its own: what ``networks.py`` asks for rounds.
 
     python benchmarks/network_runtimes.py RUNTIME MODEL THREADS INPUTS OUTPUTS
 
@@ -34,25 +34,44 @@ Arrays = Mapping[str, NDArray[Any]]
 Run = Callable[[], Arrays]
 
 
-class Missing(Exception):
-    """The runtime is not installed, or does not take the network; the text says why."""
+class MissingRuntimeError(Exception):
+    """The runtime is not installed, or rejects the network; the text says why."""
 
 
 def onnxruntime(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
-    """All of its graph optimizations; arrays of numpy in, arrays of numpy out."""
+    """Open a network in ONNX Runtime with all graph optimizations.
+
+    Parameters
+    ----------
+    model : Path
+        File of the network.
+    threads : int
+        Number of threads.
+    inputs : mapping of str to array
+        Inputs by name.
+
+    Returns
+    -------
+    tuple
+        Version of the runtime, and a call that returns arrays of numpy.
+    """
     return _onnxruntime(model, threads, inputs, [])
 
 
 def onnxruntime_unfused(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
-    """All but the one that joins products with the sums behind them: where the results of products
-    are float32, what comes of it is computed in float32 altogether, several times as slowly.
+    """Open a network with all optimizations but the one that joins products with their sums.
+
+    If the results of products are float32, that one makes the following operators compute in
+    float32, several times as slowly. Parameters as of :func:`onnxruntime`.
     """
     return _onnxruntime(model, threads, inputs, ["MatMulAddFusion"])
 
 
 def onnxruntime_plain(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
-    """No optimization: every operator as the file has it. It is not timed, results are compared
-    with its.
+    """Open a network without optimizations: every operator as the file has it.
+
+    It is not timed, but other results are compared with its results. Parameters as of
+    :func:`onnxruntime`.
     """
     ort = _imported("onnxruntime")
     return _onnxruntime(model, threads, inputs, [], ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
@@ -73,14 +92,19 @@ def _onnxruntime(
 
 
 def openvino(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
-    """As it is by default where one answer is waited for; what is not quantized is computed in
-    bfloat16 where the processor has that.
+    """Open a network in OpenVINO, as it is by default for one answer at a time.
+
+    What is not quantized is computed in bfloat16 if the processor has that. Parameters as of
+    :func:`onnxruntime`.
     """
     return _openvino(model, threads, inputs, {})
 
 
 def openvino_f32(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
-    """The same, and float32 stays float32."""
+    """Open a network in OpenVINO, in which float32 stays float32.
+
+    Parameters as of :func:`onnxruntime`.
+    """
     return _openvino(model, threads, inputs, {"INFERENCE_PRECISION_HINT": "f32"})
 
 
@@ -99,14 +123,17 @@ def _openvino(
     names = [each.get_any_name() for each in model.outputs]
 
     def run() -> Arrays:
-        found = request.infer(dict(inputs), share_inputs=True, share_outputs=True)
-        return {name: found[k] for k, name in enumerate(names)}
+        results = request.infer(dict(inputs), share_inputs=True, share_outputs=True)
+        return {name: results[k] for k, name in enumerate(names)}
 
     return ov.__version__.split("-")[0], run
 
 
 def torch(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
-    """Inductor, with torchao's passes for quantized products; it needs a C++ compiler."""
+    """Open a network in PyTorch's inductor, with torchao's passes for quantized products.
+
+    It needs a C++ compiler. Parameters as of :func:`onnxruntime`.
+    """
     _imported("torchao")
     from benchmarks.network_torch import compiled
 
@@ -114,11 +141,16 @@ def torch(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
 
 
 def cpembed(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
-    """The library in the folder MODEL with the loader beside it, which needs numpy alone."""
-    found = sorted(model.glob("lib*.so"))
-    if len(found) != 1:
-        raise Missing(f"{model} has {len(found)} libraries: cpembed build writes one")
-    name = found[0].stem.removeprefix("lib")
+    """Open the library in the folder MODEL by the loader that was written with it.
+
+    The loader needs numpy alone. Parameters as of :func:`onnxruntime`.
+    """
+    libraries = sorted(model.glob("lib*.so"))
+    if len(libraries) != 1:
+        raise MissingRuntimeError(
+            f"{model} has {len(libraries)} libraries: cpembed build writes one"
+        )
+    name = libraries[0].stem.removeprefix("lib")
     spec = importlib.util.spec_from_file_location(f"built_{name}", model / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -126,9 +158,9 @@ def cpembed(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     library = module.Library(threads=threads)
-    given = [inputs[info.name] for info in library.inputs]
+    arguments = [inputs[info.name] for info in library.inputs]
     names = [info.name.removesuffix(".result") for info in library.outputs]
-    return "built", lambda: dict(zip(names, library.run(*given), strict=True))
+    return "built", lambda: dict(zip(names, library.run(*arguments), strict=True))
 
 
 PLAIN = "onnxruntime_plain"
@@ -146,20 +178,21 @@ def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Missing(f"{name} is not installed: pip install {name}") from error
+        raise MissingRuntimeError(f"{name} is not installed: pip install {name}") from error
 
 
 def main() -> None:
-    name, model, threads, given, written = sys.argv[1:]
+    """Run the command."""
+    name, model, threads, input_file, output_file = sys.argv[1:]
     for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(pool, threads)
-    with np.load(given) as file:
+    with np.load(input_file) as file:
         inputs = {key: file[key] for key in file.files}
     opened = onnxruntime_plain if name == PLAIN else RUNTIMES[name]
     try:
         version, run = opened(Path(model), int(threads), inputs)
-        np.savez(written, **{key: np.asarray(array) for key, array in run().items()})
-    except Missing as error:
+        np.savez(output_file, **{key: np.asarray(array) for key, array in run().items()})
+    except MissingRuntimeError as error:
         answer(missing=str(error))
         return
     except Exception as error:  # whatever a runtime raises, the others are measured
@@ -181,6 +214,7 @@ def main() -> None:
 
 
 def answer(**values: object) -> None:
+    """Write a line of JSON."""
     print(json.dumps(values), flush=True)
 
 

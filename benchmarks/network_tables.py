@@ -1,4 +1,4 @@
-"""What ``networks.py`` measured, as tables."""
+"""Tables of what ``networks.py`` measured."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from cpembed.runtime.measurement.environment import provenance_lines
 
-OURS = "cpembed"
+CPEMBED = "cpembed"
 
 Row = dict[str, Any]
 
 
 def markdown(document: Row) -> str:
-    """The document of ``networks.py`` as a page."""
+    """Return the document of ``networks.py`` as a page."""
     rows: list[Row] = document["rows"]
     parts = [
         "# Whole networks",
@@ -23,11 +23,16 @@ def markdown(document: Row) -> str:
         "",
     ]
     for threads in sorted({row["threads"] for row in rows}):
-        chosen = [row for row in rows if row["threads"] == threads]
-        parts += [f"## {threads} thread{'s' if threads > 1 else ''}", "", *_table(chosen), ""]
-        parts += [*_summary(chosen), ""]
+        rows_of_threads = [row for row in rows if row["threads"] == threads]
+        parts += [
+            f"## {threads} thread{'s' if threads > 1 else ''}",
+            "",
+            *_table(rows_of_threads),
+            "",
+        ]
+        parts += [*_summary(rows_of_threads), ""]
     versions = dict(version for row in rows for version in row["versions"].items())
-    versions.pop(OURS, None)
+    versions.pop(CPEMBED, None)
     parts += provenance_lines(document, "every runtime in a process of its own, by turns")
     parts += [f"- {', '.join(f'{name} {number}' for name, number in versions.items())}", ""]
     return "\n".join(parts)
@@ -50,7 +55,7 @@ def _table(rows: list[Row]) -> list[str]:
 
 
 def _milliseconds(times: dict[str, float] | None) -> str:
-    """The median, and the quartiles where they are more than a twentieth apart."""
+    """Return the median, and the quartiles if they are more than a twentieth apart."""
     if times is None:
         return ""
     low, median, high = (times[key] * 1e3 for key in ("low", "median", "high"))
@@ -59,8 +64,8 @@ def _milliseconds(times: dict[str, float] | None) -> str:
 
 
 def fastest_ratio(row: Row) -> float | None:
-    """The fastest other runtime's time over ours; None where ours was not measured."""
-    return row["ratios"].get(row["fastest"]) if row["over"] == OURS else None
+    """Return the fastest other runtime's time over ours; None if ours was not measured."""
+    return row["ratios"].get(row["fastest"]) if row["over"] == CPEMBED else None
 
 
 def _summary(rows: list[Row]) -> list[str]:
@@ -77,7 +82,7 @@ def _summary(rows: list[Row]) -> list[str]:
     for row in rows:
         for name, why in row["missing"].items():
             missing.setdefault(name, {})[row["model"]] = why
-    apart = {
+    differing = {
         f"{row['model']}: {name}, {difference:.2f} away from the result without optimizations"
         for row in rows
         for name, difference in row["difference"].items()
@@ -85,7 +90,7 @@ def _summary(rows: list[Row]) -> list[str]:
     }
     for name, reasons in missing.items():
         model, why = next(iter(reasons.items()))
-        others = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        lines.append(f"- {name} is left out for {model}{others}: {why}")
-    lines += [f"- {text}" for text in sorted(apart)]
+        more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        lines.append(f"- {name} is left out for {model}{more}: {why}")
+    lines += [f"- {text}" for text in sorted(differing)]
     return lines

@@ -1,6 +1,7 @@
-"""A quantized ONNX file as a module of PyTorch, in the form that its compiler knows: operators of
-floats between ``quantized_decomposed`` ones, which torchao's passes for x86 turn into oneDNN's
-integer products.
+"""A quantized ONNX file as a module of PyTorch, in the form that its compiler knows.
+
+Operators of floats stand between ``quantized_decomposed`` ones, which torchao's passes for x86 turn
+into oneDNN's integer products.
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-import torch.nn.functional as F
 from onnx import numpy_helper
+from torch.nn import functional
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer
 
 Values = dict[str, Any]
 REGISTERED = x86_inductor_quantizer
-"""Its import registers the passes."""
+"""Module whose import registers the passes."""
 _DECOMPOSED = torch.ops.quantized_decomposed
 _RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 
 
-class UnknownOperator(Exception):
+class UnknownOperatorError(Exception):
     """The file has an operator that is not written here; the text names it."""
 
 
 class OnnxModule(torch.nn.Module):
-    """Takes the file's inputs in order and returns its outputs as a tuple."""
+    """A module that takes the file's inputs in order and returns its outputs as a tuple."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         graph = onnx.load(path).graph
-        self.inputs = [given.name for given in graph.input]
-        self.outputs = [given.name for given in graph.output]
+        self.inputs = [value.name for value in graph.input]
+        self.outputs = [value.name for value in graph.output]
         self.arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
         self.steps: list[tuple[onnx.NodeProto, dict[str, Any]]] = []
         for node in graph.node:
@@ -51,11 +52,11 @@ class OnnxModule(torch.nn.Module):
                 self.arrays[node.output[0]] = (array * scale).astype(np.float32)
                 return
         if node.op_type not in OPERATORS:
-            raise UnknownOperator(f"{node.op_type} is not written in PyTorch here")
+            raise UnknownOperatorError(f"{node.op_type} is not written in PyTorch here")
         self.steps.append((node, attributes))
 
     def _transpose_weights(self) -> None:
-        """Products with constant matrices as linear layers, the only form that the passes know."""
+        """Write products with constant matrices as linear layers, the form that the passes know."""
         writers = {node.output[0]: (node, a) for node, a in self.steps}
         readers = [name for node, _ in self.steps for name in node.input]
         for node, attributes in self.steps:
@@ -73,16 +74,18 @@ class OnnxModule(torch.nn.Module):
         values: Values = dict(zip(self.inputs, inputs, strict=True))
         values |= {name: getattr(self, _buffer(name)) for name in self.arrays}
         for node, attributes in self.steps:
-            given = [values[name] if name else None for name in node.input]
+            arguments = [values[name] if name else None for name in node.input]
             if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
                 numbers = [self.arrays[name] for name in node.input[1:]]
-                found = _quantization(node.op_type, given[0], numbers, attributes, values, node)
+                result = _quantization(
+                    node.op_type, arguments[0], numbers, attributes, values, node
+                )
             elif node.op_type in ("Reshape", "Unsqueeze"):
                 sizes = [int(size) for size in self.arrays[node.input[1]]]
-                found = OPERATORS[node.op_type]([given[0], sizes], attributes)
+                result = OPERATORS[node.op_type]([arguments[0], sizes], attributes)
             else:
-                found = OPERATORS[node.op_type](given, attributes)
-            values[node.output[0]] = found
+                result = OPERATORS[node.op_type](arguments, attributes)
+            values[node.output[0]] = result
         return tuple(values[name] for name in self.outputs)
 
 
@@ -107,54 +110,69 @@ def _quantization(
     return _DECOMPOSED.dequantize_per_tensor(x, *numbers)
 
 
-def _conv(given: list[Any], a: dict[str, Any]) -> torch.Tensor:
-    x, weights, *bias = given
-    rank = len(a["kernel_shape"])
-    pads = a.get("pads", [0] * 2 * rank)
+def _conv(arguments: list[Any], attributes: dict[str, Any]) -> torch.Tensor:
+    x, weights, *bias = arguments
+    rank = len(attributes["kernel_shape"])
+    pads = attributes.get("pads", [0] * 2 * rank)
     if pads[:rank] != pads[rank:]:
         x = _padded(x, pads, 0.0)
         pads = [0] * 2 * rank
-    return F.conv2d(x, weights, bias[0] if bias else None, a.get("strides", 1), pads[:rank],
-                    a.get("dilations", 1), a.get("group", 1))  # fmt: skip
+    return functional.conv2d(
+        x,
+        weights,
+        bias[0] if bias else None,
+        attributes.get("strides", 1),
+        pads[:rank],
+        attributes.get("dilations", 1),
+        attributes.get("group", 1),
+    )
 
 
 def _padded(x: torch.Tensor, pads: list[int], value: float) -> torch.Tensor:
     top, left, bottom, right = pads
-    return F.pad(x, (left, right, top, bottom), value=value)
+    return functional.pad(x, (left, right, top, bottom), value=value)
 
 
-def _average(given: list[Any], a: dict[str, Any]) -> torch.Tensor:
-    return F.avg_pool2d(
-        given[0], a["kernel_shape"], a.get("strides"), a.get("pads", [0, 0])[:2],
-        count_include_pad=bool(a.get("count_include_pad", 0)),
-    )  # fmt: skip
+def _average(arguments: list[Any], attributes: dict[str, Any]) -> torch.Tensor:
+    return functional.avg_pool2d(
+        arguments[0],
+        attributes["kernel_shape"],
+        attributes.get("strides"),
+        attributes.get("pads", [0, 0])[:2],
+        count_include_pad=bool(attributes.get("count_include_pad", 0)),
+    )
 
 
-def _maximum(given: list[Any], a: dict[str, Any]) -> torch.Tensor:
-    return F.max_pool2d(given[0], a["kernel_shape"], a.get("strides"), a.get("pads", [0, 0])[:2])
+def _maximum(arguments: list[Any], attributes: dict[str, Any]) -> torch.Tensor:
+    return functional.max_pool2d(
+        arguments[0],
+        attributes["kernel_shape"],
+        attributes.get("strides"),
+        attributes.get("pads", [0, 0])[:2],
+    )
 
 
-def _gemm(given: list[Any], a: dict[str, Any]) -> torch.Tensor:
-    if not a.get("transB", 0):
-        raise UnknownOperator("Gemm without transB is not written in PyTorch here")
-    return F.linear(*given)
+def _gemm(arguments: list[Any], attributes: dict[str, Any]) -> torch.Tensor:
+    if not attributes.get("transB", 0):
+        raise UnknownOperatorError("Gemm without transB is not written in PyTorch here")
+    return functional.linear(*arguments)
 
 
-def _gather(given: list[Any], a: dict[str, Any]) -> torch.Tensor:
-    table, index = given
-    axis = a.get("axis", 0)
+def _gather(arguments: list[Any], attributes: dict[str, Any]) -> torch.Tensor:
+    table, index = arguments
+    axis = attributes.get("axis", 0)
     if index.ndim == 0:
         return table.select(axis, int(index))
-    return F.embedding(index, table)
+    return functional.embedding(index, table)
 
 
-def _normalised(given: list[Any], a: dict[str, Any]) -> torch.Tensor:
-    x, scale, shift = given
-    return F.layer_norm(x, scale.shape, scale, shift, a.get("epsilon", 1e-5))
+def _normalised(arguments: list[Any], attributes: dict[str, Any]) -> torch.Tensor:
+    x, scale, shift = arguments
+    return functional.layer_norm(x, scale.shape, scale, shift, attributes.get("epsilon", 1e-5))
 
 
-def _clip(given: list[Any], a: dict[str, Any]) -> torch.Tensor:
-    return torch.clamp(given[0], float(given[1]), float(given[2]))
+def _clip(arguments: list[Any], attributes: dict[str, Any]) -> torch.Tensor:
+    return torch.clamp(arguments[0], float(arguments[1]), float(arguments[2]))
 
 
 OPERATORS: dict[str, Callable[[list[Any], dict[str, Any]], torch.Tensor]] = {
@@ -162,7 +180,7 @@ OPERATORS: dict[str, Callable[[list[Any], dict[str, Any]], torch.Tensor]] = {
     "DequantizeLinear": lambda x, a: x[0],
     "Conv": _conv,
     "Gemm": _gemm,
-    "MatMul": lambda x, a: F.linear(*x) if "linear" in a else torch.matmul(*x),
+    "MatMul": lambda x, a: functional.linear(*x) if "linear" in a else torch.matmul(*x),
     "Add": lambda x, a: x[0] + x[1],
     "Sub": lambda x, a: x[0] - x[1],
     "Mul": lambda x, a: x[0] * x[1],
@@ -172,12 +190,12 @@ OPERATORS: dict[str, Callable[[list[Any], dict[str, Any]], torch.Tensor]] = {
     "Erf": lambda x, a: torch.erf(x[0]),
     "Tanh": lambda x, a: torch.tanh(x[0]),
     "Sigmoid": lambda x, a: torch.sigmoid(x[0]),
-    "Relu": lambda x, a: F.relu(x[0]),
+    "Relu": lambda x, a: functional.relu(x[0]),
     "Clip": _clip,
     "Softmax": lambda x, a: torch.softmax(x[0], a.get("axis", -1)),
     "MaxPool": _maximum,
     "AveragePool": _average,
-    "GlobalAveragePool": lambda x, a: F.adaptive_avg_pool2d(x[0], 1),
+    "GlobalAveragePool": lambda x, a: functional.adaptive_avg_pool2d(x[0], 1),
     "ReduceMean": lambda x, a: x[0].mean(a["axes"], keepdim=bool(a.get("keepdims", 1))),
     "Flatten": lambda x, a: torch.flatten(x[0], a.get("axis", 1)),
     "Reshape": lambda x, a: x[0].reshape(x[1]),
@@ -189,20 +207,30 @@ OPERATORS: dict[str, Callable[[list[Any], dict[str, Any]], torch.Tensor]] = {
 
 
 def compiled(path: Path, threads: int, inputs: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """The module, compiled by inductor with weights frozen; a call of it."""
+    """Return a call of the module, compiled by inductor with frozen weights.
+
+    Parameters
+    ----------
+    path : Path
+        File of the network.
+    threads : int
+        Number of threads.
+    inputs : dict of str to array
+        Inputs by name.
+    """
     from torch._inductor import config
 
     torch.set_num_threads(threads)
     config.freezing = True
     module = OnnxModule(path).eval()
-    given = [torch.from_numpy(inputs[name]) for name in module.inputs]
+    tensors = [torch.from_numpy(inputs[name]) for name in module.inputs]
     with torch.no_grad():
-        call = torch.compile(torch.export.export(module, tuple(given)).module(), dynamic=False)
-        call(*given)
+        call = torch.compile(torch.export.export(module, tuple(tensors)).module(), dynamic=False)
+        call(*tensors)
 
     def run() -> dict[str, Any]:
         with torch.no_grad():
-            found = call(*given)
-        return {n: t.numpy() for n, t in zip(module.outputs, found, strict=True)}
+            results = call(*tensors)
+        return {n: t.numpy() for n, t in zip(module.outputs, results, strict=True)}
 
     return run

@@ -1,16 +1,16 @@
-"""Whole quantized networks: our libraries beside other runtimes, on the same ONNX files.
+"""Compare whole quantized networks with other runtimes, on the same ONNX files.
 
     python -m tests.models resnet18 --int8 -o MODELS/resnet18_int8.onnx
     cpembed build MODELS/resnet18_int8.onnx -o BUILT/resnet18_int8
-    python benchmarks/networks.py MODELS --built BUILT [--python openvino=OTHER/bin/python]
+    python -m benchmarks.networks MODELS --built BUILT [--python openvino=OTHER/bin/python]
 
 Every ``MODELS/*_int8.onnx``, or those that ``--only`` names, on one thread and on two. Each runtime
 has a process of its own, and they take turns: in each round every runtime computes the network for
 about ``--round-ms``, every other round backwards; each turn begins with calls that are not timed
 and ends when the process's threads sleep. A call is counted from arrays of numpy to arrays of
 numpy, one image or one sequence. Rounds in which other processes had more than a fifth of a core
-are repeated, up to ``--tries`` rounds, and left out where enough others remain. Ratios are another
-runtime's time over ours (over ONNX Runtime's where there is no library of ours) in the same round,
+are repeated, up to ``--tries`` rounds, and left out if enough others remain. Ratios are another
+runtime's time over ours (over ONNX Runtime's if there is no library of ours) in the same round,
 medians of rounds: above 1 we are faster. *Difference*: between a runtime's first output and that of
 ONNX Runtime without optimizations, in parts of its length.
 
@@ -34,13 +34,14 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from benchmarks.documents import write_document
 from benchmarks.network_runtimes import PLAIN, RUNTIMES
-from benchmarks.network_tables import OURS, markdown
+from benchmarks.network_tables import CPEMBED, markdown
 from cpembed.files import write_whole
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.runtime.measurement.interleaved import BUSY, ENOUGH
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 REFERENCE = "onnxruntime"
 MOST_CALLS = 2000
 
@@ -65,6 +66,7 @@ class Server:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("models", type=Path)
     parser.add_argument("--built", type=Path, help="folder of libraries, each named as its model")
@@ -75,25 +77,27 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=33, help="rounds, the disturbed ones included")
     parser.add_argument("--round-ms", type=float, default=150.0)
     parser.add_argument("--python", nargs="*", default=[], metavar="RUNTIME=PROGRAM")
-    parser.add_argument("--output", type=Path, default=HERE)
-    asked = parser.parse_args()
-    programs = dict(each.split("=", 1) for each in asked.python)
-    files = sorted(asked.models.glob("*_int8.onnx"))
-    if asked.only:
-        files = [asked.models / f"{name}.onnx" for name in asked.only]
+    parser.add_argument("--output", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    programs = dict(each.split("=", 1) for each in options.python)
+    files = sorted(options.models.glob("*_int8.onnx"))
+    if options.only:
+        files = [options.models / f"{name}.onnx" for name in options.only]
     rows: list[Row] = []
     for file in files:
-        for threads in asked.threads:
-            paths = dict.fromkeys(asked.runtimes, file)
-            if OURS in paths:
-                paths[OURS] = (asked.built or Path("no-libraries")) / file.stem
+        for threads in options.threads:
+            paths = dict.fromkeys(options.runtimes, file)
+            if CPEMBED in paths:
+                paths[CPEMBED] = (options.built or Path("no-libraries")) / file.stem
             rows.append(
-                measured(file, threads, paths, programs, asked.rounds, asked.round_ms, asked.tries)
+                measured(
+                    file, threads, paths, programs, options.rounds, options.round_ms, options.tries
+                )
             )
-            document = {**provenance(), "round_ms": asked.round_ms, "rows": rows}
-            write_whole(asked.output / "networks.json", json.dumps(document, indent=1) + "\n")
-            write_whole(asked.output / "networks.md", markdown(document))
-            said(rows[-1])
+            document = {**provenance(), "round_ms": options.round_ms, "rows": rows}
+            write_document(options.output / "networks.json", document)
+            write_whole(options.output / "networks.md", markdown(document))
+            print_row(rows[-1])
     print(markdown(document))
 
 
@@ -106,7 +110,25 @@ def measured(
     round_ms: float,
     tries: int,
 ) -> Row:
-    """All runtimes on one network and so many threads."""
+    """Measure all runtimes on one network.
+
+    Parameters
+    ----------
+    model : Path
+        File of the network.
+    threads : int
+        Number of threads.
+    paths : mapping of str to Path
+        File or folder to open, by runtime.
+    programs : mapping of str to str
+        Interpreters of runtimes that have their own.
+    rounds : int
+        Number of undisturbed rounds.
+    round_ms : float
+        Milliseconds of a turn.
+    tries : int
+        Maximum number of rounds.
+    """
     servers: dict[str, Server] = {}
     missing: dict[str, str] = {}
     expected: Mapping[str, Any] = {}
@@ -129,7 +151,7 @@ def measured(
                 missing[name] = started
             else:
                 servers[name] = started
-        quiet = taken(servers, rounds, round_ms, tries)
+        quiet = take_samples(servers, rounds, round_ms, tries)
         return {
             "model": model.stem, "threads": threads, "missing": missing, "rounds": quiet,
             "of": rounds, **compared(servers, expected),
@@ -137,6 +159,7 @@ def measured(
 
 
 def inputs_of(model: Path) -> dict[str, Any]:
+    """Return random inputs of a network."""
     import onnx
 
     from tests.models.quantization import samples
@@ -146,9 +169,9 @@ def inputs_of(model: Path) -> dict[str, Any]:
 
 @contextmanager
 def serving(program: str, call: list[str]) -> Iterator[Server | str]:
-    """A runtime that is ready; or why there is none."""
+    """Start a runtime; yield it when it is ready, or the reason why there is none."""
     process = subprocess.Popen(
-        [program, str(HERE / "network_runtimes.py"), *call],
+        [program, str(FOLDER / "network_runtimes.py"), *call],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdin is not None
@@ -168,16 +191,30 @@ def serving(program: str, call: list[str]) -> Iterator[Server | str]:
 
 
 def answered(stream: TextIO) -> Row:
-    """The next line of JSON; runtimes print other things, too."""
+    """Return the next line of JSON; runtimes print other things, too."""
     for line in stream:
         if line.startswith("{"):
             return json.loads(line)
     return {"missing": "its process ended without an answer"}
 
 
-def taken(servers: Mapping[str, Server], rounds: int, round_ms: float, tries: int = 0) -> int:
-    """Fill in the samples, round by round, until so many rounds were left alone, in so many tries
-    (0: as many as rounds); how many were. The others are kept only where too few remain.
+def take_samples(
+    servers: Mapping[str, Server], rounds: int, round_ms: float, tries: int = 0
+) -> int:
+    """Fill in the samples, round by round; return the number of undisturbed rounds.
+
+    Disturbed rounds are kept only if too few others remain.
+
+    Parameters
+    ----------
+    servers : mapping of str to Server
+        Runtimes.
+    rounds : int
+        Number of undisturbed rounds to reach.
+    round_ms : float
+        Milliseconds of a turn.
+    tries : int
+        Maximum number of rounds; 0 for as many as ``rounds``.
     """
     for server in servers.values():
         for calls in (1, 3):
@@ -188,32 +225,37 @@ def taken(servers: Mapping[str, Server], rounds: int, round_ms: float, tries: in
         if sum(quiet) == rounds:
             break
         order = list(servers.values())
-        found = [(s, s.turn(s.calls)) for s in (order if turn % 2 == 0 else order[::-1])]
-        for server, answer in found:
+        answers = [(s, s.turn(s.calls)) for s in (order if turn % 2 == 0 else order[::-1])]
+        for server, answer in answers:
             server.samples.append(answer["seconds"])
-        quiet.append(all(a["rested"] and a["elsewhere"] <= BUSY for _, a in found))
+        quiet.append(all(a["rested"] and a["elsewhere"] <= BUSY for _, a in answers))
     if sum(quiet) >= rounds * ENOUGH:
         for server in servers.values():
-            server.samples = [s for s, kept in zip(server.samples, quiet, strict=True) if kept]
+            server.samples = [
+                s for s, is_quiet in zip(server.samples, quiet, strict=True) if is_quiet
+            ]
     return sum(quiet)
 
 
 def compared(servers: Mapping[str, Server], expected: Mapping[str, Any]) -> Row:
-    """Times, ratios and differences of what ran; ``expected``: outputs, where they are known."""
+    """Return times, ratios and differences of the runtimes.
+
+    ``expected``: outputs, if they are known.
+    """
     versions = {name: server.version for name, server in servers.items()}
     times = {
         name: dict(zip(("low", "median", "high"), quartiles(server.samples), strict=True))
         for name, server in servers.items()
     }
-    base = OURS if OURS in servers else REFERENCE
+    base = CPEMBED if CPEMBED in servers else REFERENCE
     over = servers[base].samples if base in servers else []
     ratios = {
         name: float(np.median(np.divide(server.samples, over)))
         for name, server in servers.items()
         if over and name != base
     }
-    others = {name: times[name]["median"] for name in servers if name != OURS}
-    fastest = min(others, key=lambda name: others[name]) if others else None
+    medians = {name: times[name]["median"] for name in servers if name != CPEMBED}
+    fastest = min(medians, key=lambda name: medians[name]) if medians else None
     return {
         "versions": versions, "seconds": times, "over": base, "ratios": ratios,
         "fastest": fastest, "difference": differences(servers, expected),
@@ -221,21 +263,23 @@ def compared(servers: Mapping[str, Server], expected: Mapping[str, Any]) -> Row:
 
 
 def quartiles(samples: list[float]) -> list[float]:
+    """Return the quartiles of samples."""
     return [float(value) for value in np.quantile(samples, (0.25, 0.5, 0.75))]
 
 
 def differences(servers: Mapping[str, Server], expected: Mapping[str, Any]) -> dict[str, float]:
-    """Of the first output."""
-    found: dict[str, float] = {}
+    """Return the relative differences of the first output."""
+    by_runtime: dict[str, float] = {}
     for name, right in list(expected.items())[:1]:
         for runtime, server in servers.items():
             if name in server.outputs:
                 difference = np.linalg.norm((server.outputs[name] - right).ravel())
-                found[runtime] = float(difference / np.linalg.norm(right.ravel()))
-    return found
+                by_runtime[runtime] = float(difference / np.linalg.norm(right.ravel()))
+    return by_runtime
 
 
-def said(row: Row) -> None:
+def print_row(row: Row) -> None:
+    """Print a row."""
     times = ", ".join(f"{n} {t['median'] * 1e3:.3f} ms" for n, t in row["seconds"].items())
     print(f"{row['model']}, {row['threads']} threads: {times}", file=sys.stderr, flush=True)
     for name, why in row["missing"].items():

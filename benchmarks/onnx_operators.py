@@ -1,9 +1,9 @@
-"""The backend suite of ONNX, case by case, and the table of operators in docs/onnx-operators.md.
+"""Run the backend suite of ONNX, case by case, for the table in docs/onnx-operators.md.
 
     python -m benchmarks.onnx_operators
 
 writes the table: of each operator of the format how many of the suite's cases are computed, and why
-the others are refused. A case whose results are wrong, or that ends in anything but a
+the others are rejected. A case whose results are wrong, or that ends in anything but a
 :class:`ModelError` of one line, ends the script.
 """
 
@@ -37,7 +37,7 @@ Array = NDArray[Any]
 DataSet = tuple[Sequence[Any], Sequence[Any]]
 """Inputs and outputs: arrays, and lists and None of the types that are no tensors."""
 _IN_BYTES = {"int4": np.int8, "uint4": np.uint8}
-"""Of integers of four bits, the type in which a network takes and returns them."""
+"""Types in which a network takes and returns integers of four bits."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def operator(self) -> str | None:
-        """The only operator of the model, with its domain where that is not the standard one."""
+        """The only operator of the model, with its domain if that is not the standard one."""
         nodes = self.model.graph.node
         if len(nodes) != 1:
             return None
@@ -65,15 +65,15 @@ FORMS: Mapping[str, Callable[[int], bool]] = {
     "parameters constant": lambda number: number > 0,
     "inputs constant": lambda number: True,
 }
-"""Of each form in which a case is read, which inputs are constants of the model."""
+"""Forms in which a case is read, each with the inputs that are constants of the model."""
 
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """Every case of the installed suite, in a fixed order."""
+    """Return every case of the installed suite, in a fixed order."""
     from onnx.backend.test import loader
 
-    found: list[Case] = []
+    case_list: list[Case] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for kind in KINDS:
@@ -81,8 +81,8 @@ def cases() -> tuple[Case, ...]:
                 model, data = case.model, case.data_sets
                 if model is None:
                     model, data = _stored(Path(case.model_dir))
-                found.append(Case(case.name, model, tuple(data), case.rtol, case.atol))
-    return tuple(found)
+                case_list.append(Case(case.name, model, tuple(data), case.rtol, case.atol))
+    return tuple(case_list)
 
 
 def _stored(folder: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
@@ -95,20 +95,20 @@ def _stored(folder: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
 
 
 def _values(folder: Path, side: str, declared: Sequence[Any]) -> list[Any]:
-    """The stored inputs or outputs of a case."""
-    found: list[Any] = []
+    """Return the stored inputs or outputs of a case."""
+    values: list[Any] = []
     for number, value in enumerate(declared):
         file = folder / f"{side}_{number}.pb"
         if file.exists():
             is_tensor = value.type.HasField("tensor_type")
             message = onnx.TensorProto() if is_tensor else onnx.SequenceProto()
             message.ParseFromString(file.read_bytes())
-            found.append(message if is_tensor else None)
-    return found
+            values.append(message if is_tensor else None)
+    return values
 
 
 def _tensor(value: Any) -> onnx.TensorProto | None:
-    """A value as a tensor of the format; None for one that is none."""
+    """Return a value as a tensor of the format; None for one that is none."""
     if isinstance(value, onnx.TensorProto):
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
@@ -117,7 +117,7 @@ def _tensor(value: Any) -> onnx.TensorProto | None:
 
 
 def _array(value: Any) -> Array | None:
-    """A value as a network takes or returns it; None for one that is no tensor of numbers."""
+    """Return a value as a network takes or returns it; None if it is no tensor of numbers."""
     if isinstance(value, onnx.TensorProto):
         value = numpy_helper.to_array(value)
     if not isinstance(value, np.ndarray | np.generic) or value.dtype == object:
@@ -127,8 +127,9 @@ def _array(value: Any) -> Array | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case in one form: the ``graph`` with its ``inputs``, whose results are
-    right, or the reason of a refusal.
+    """Outcome of a case in one form.
+
+    It is the ``graph`` with its ``inputs``, whose results are right, or the reason of a rejection.
     """
 
     graph: Graph | None
@@ -141,9 +142,18 @@ def outcome(case: Case, form: str, folder: Path) -> Outcome:
 
     Raises :class:`AssertionError` for results that are not those of the suite and for a message of
     more than one line; whatever else reading or computing raises is a bug.
+
+    Parameters
+    ----------
+    case : Case
+        A model with inputs and results.
+    form : str
+        Key of :data:`FORMS`.
+    folder : Path
+        Folder for the model's file.
     """
-    given, expected = case.data[0]
-    model, inputs = _with_constants(case.model, given, FORMS[form])
+    values, expected = case.data[0]
+    model, inputs = _with_constants(case.model, values, FORMS[form])
     path = folder / "case.onnx"
     path.write_bytes(model.SerializeToString())
     try:
@@ -153,22 +163,22 @@ def outcome(case: Case, form: str, folder: Path) -> Outcome:
         return Outcome(None, inputs, message.removeprefix(f"{path}: ").removeprefix("case.onnx: "))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        found = evaluate(graph, inputs)
+        results = evaluate(graph, inputs)
     assert len(graph.outputs) == len(expected), case.name
     for name, value in zip(graph.outputs, expected, strict=True):
-        _check(case, found[name], _array(value))
+        _check(case, results[name], _array(value))
     return Outcome(graph, inputs)
 
 
 def _with_constants(
-    model: onnx.ModelProto, given: Sequence[Any], is_constant: Callable[[int], bool]
+    model: onnx.ModelProto, values: Sequence[Any], is_constant: Callable[[int], bool]
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """The model with some of its inputs as constants, and the others."""
+    """Return the model with some of its inputs as constants, and the others."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     inputs: dict[str, Array] = {}
     # Models of the first versions declare their constants as inputs, too, at the end.
-    for number, (declared, value) in enumerate(zip([*changed.graph.input], given, strict=False)):
+    for number, (declared, value) in enumerate(zip([*changed.graph.input], values, strict=False)):
         tensor, array = _tensor(value), _array(value)
         if tensor is not None and is_constant(number):
             constant = changed.graph.initializer.add()
@@ -180,19 +190,21 @@ def _with_constants(
     return changed, inputs
 
 
-def _check(case: Case, found: Array, expected: Array | None) -> None:
+def _check(case: Case, result: Array, expected: Array | None) -> None:
     assert expected is not None, f"{case.name}: a result that is no tensor"
     # Results of two bytes are rounded at other steps.
     half = expected.dtype.itemsize == 2
     relative, absolute = (1e-2, 1e-3) if half else (max(case.relative, 1e-3), 1e-5)
-    message = difference(found, expected, relative, max(case.absolute, absolute))
+    message = difference(result, expected, relative, max(case.absolute, absolute))
     assert not message, f"{case.name}: {message}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of a case, the first form in which it is computed, empty without one; and the reason of the
-    refusal in the form that has the most constants.
+    """Result of a case.
+
+    ``form`` is the first form in which it is computed, empty without one; ``reason`` is that of the
+    rejection in the form that has the most constants.
     """
 
     case: Case
@@ -201,40 +213,40 @@ class Result:
 
 
 def results(folder: Path) -> Iterator[Result]:
-    """What becomes of every case."""
+    """Yield the result of every case."""
     for case in cases():
         reason = ""
         for form in FORMS:
-            found = outcome(case, form, folder)
-            if found.graph is not None:
+            form_outcome = outcome(case, form, folder)
+            if form_outcome.graph is not None:
                 yield Result(case, form, "")
                 break
-            reason = found.reason
+            reason = form_outcome.reason
         else:
             yield Result(case, "", reason)
 
 
 def _shortened(reason: str) -> str:
-    """What is refused, without the place."""
+    """Return the reason of a rejection without its place."""
     if "is of type" in reason or ": element type" in reason:
         return "element types that are not read"
-    words = reason.split(": ")
-    if len(words) > 1 and "(node " in words[0] and not words[0].startswith("operator"):
-        words = words[1:]
-    short = words[0]
+    parts = reason.split(": ")
+    if len(parts) > 1 and "(node " in parts[0] and not parts[0].startswith("operator"):
+        parts = parts[1:]
+    short = parts[0]
     if "is not known" in short and ("operator " in short or short.startswith("it ")):
         return "not read"
     return re.sub(r"^(input|constant) \w+ ", "an input ", short)
 
 
-def page(found: Sequence[Result]) -> str:
-    """The page of docs/onnx-operators.md."""
+def page(case_results: Sequence[Result]) -> str:
+    """Return the page docs/onnx-operators.md."""
     by_operator: dict[str, list[Result]] = defaultdict(list)
     several: list[Result] = []
-    for result in found:
+    for result in case_results:
         name = result.case.operator
         (several if name is None else by_operator[name]).append(result)
-    counts = Counter(result.form for result in found)
+    counts = Counter(result.form for result in case_results)
     published, *constant = (f"{counts[form]:,}" for form in FORMS)
     parameters, everything = constant
     text = f"""# Operators of ONNX
@@ -242,7 +254,7 @@ def page(found: Sequence[Result]) -> str:
 Written by `python -m benchmarks.onnx_operators`; what each operator's limits are says
 [onnx.md](onnx.md).
 
-Of the {len(found):,} cases of the backend suite of onnx {onnx.__version__} that are no whole
+Of the {len(case_results):,} cases of the backend suite of onnx {onnx.__version__} that are no whole
 networks, {published} are computed as published; {parameters} more where all inputs but the first
 are constants of the model (shapes, axes, scales), and {everything} where all are; {counts[""]:,}
 are refused in one line. Every result is compared with the suite's. Of models of several operators,
@@ -269,6 +281,7 @@ def _counted(rows: Sequence[Result]) -> str:
 
 
 def main() -> None:
+    """Run the command."""
     with tempfile.TemporaryDirectory() as folder:
         text = page([*results(Path(folder))])
     PAGE.write_text(text, encoding="utf-8")

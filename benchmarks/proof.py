@@ -1,6 +1,6 @@
-"""Cost of proving complete enumerations: milliseconds a program, cold, warm and without lemmas.
+"""Measure proofs of complete enumerations: milliseconds a program, cold, warm, without lemmas.
 
-Usage: ``python benchmarks/proof.py``. The enumerations are every way to fill each instruction axis
+Usage: ``python -m benchmarks.proof``. The enumerations are every way to fill each instruction axis
 with digits of the workload axes that fit it (up to three digits, strides 1 and spread), and every
 embedding of a few layers under shipped constraint sets (the first few thousand of them).
 """
@@ -38,7 +38,7 @@ LAYERS = [
 
 
 def ordered_factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Factorisations of a number into ``count`` factors of at least 2."""
+    """Yield factorisations of a number into ``count`` factors of at least 2."""
     if count == 0:
         if number == 1:
             yield ()
@@ -50,32 +50,42 @@ def ordered_factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def fillings(axes: str, extent: int, workload: Computation) -> list[tuple[Digit, ...]]:
-    """Every list of digits of different axes that fills an instruction axis."""
-    found: list[tuple[Digit, ...]] = []
+    """Return every list of digits of different axes that fills an instruction axis.
+
+    Parameters
+    ----------
+    axes : str
+        Workload axes, a letter each.
+    extent : int
+        Extent of the instruction axis.
+    workload : Computation
+        The workload.
+    """
+    digit_lists: list[tuple[Digit, ...]] = []
     for count in range(min(3, len(axes)) + 1):
-        for chosen in itertools.permutations(axes, count):
+        for combination in itertools.permutations(axes, count):
             for factors in ordered_factors(extent, count):
                 strides = [
                     sorted({1, -(-workload.extents[axis] // factor)})
-                    for axis, factor in zip(chosen, factors, strict=True)
+                    for axis, factor in zip(combination, factors, strict=True)
                 ]
-                found += [
-                    tuple(Digit(*digit) for digit in zip(chosen, factors, steps, strict=True))
+                digit_lists += [
+                    tuple(Digit(*digit) for digit in zip(combination, factors, steps, strict=True))
                     for steps in itertools.product(*strides)
                 ]
-    return found
+    return digit_lists
 
 
 def contractions(target: str, extents: Sequence[int]) -> list[DerivedProgram]:
-    """Programs of every filling of the target's instruction in a contraction."""
+    """Return programs of every filling of a target's instruction in a contraction."""
     candidates, sizes = CONTRACTIONS[target]
     spec = load_hardware_spec(target).instruction
     axes = zip("npqkcd", extents, strict=True)
     workload = parse_workload([CONTRACTION, *(f"{axis}={size}" for axis, size in axes)])
     used = {axis.name: sizes.get(axis.name, axis.maximum) for axis in spec.axes}
-    ours = [operand.name for operand in spec.computation.operands]
+    operand_names = [operand.name for operand in spec.computation.operands]
     options = [fillings(candidates.get(axis, ""), size, workload) for axis, size in used.items()]
-    roles = dict(zip(ours, "IWO", strict=True))
+    roles = dict(zip(operand_names, "IWO", strict=True))
     embeddings = (
         Embedding(roles, used, dict(zip(used, digits, strict=True)))
         for digits in itertools.product(*options)
@@ -83,18 +93,28 @@ def contractions(target: str, extents: Sequence[int]) -> list[DerivedProgram]:
     return [derive(workload, spec, embedding) for embedding in embeddings]
 
 
-def layer(words: str, target: str, name: str) -> list[DerivedProgram]:
-    """Programs of the embeddings of a layer under a shipped constraint set."""
+def layer(text: str, target: str, name: str) -> list[DerivedProgram]:
+    """Return programs of the embeddings of a layer under a shipped constraint set.
+
+    Parameters
+    ----------
+    text : str
+        The workload.
+    target : str
+        Name of the target.
+    name : str
+        Name of the constraint set.
+    """
     spec = load_hardware_spec(target)
     dtypes = tuple(
         spec.instruction.dtypes[o.name][0] for o in spec.instruction.computation.operands
     )
-    workload = parse_workload(words.split(), dtypes)
+    workload = parse_workload(text.split(), dtypes)
     constraints = load_constraint_set(name)
     limits = SearchLimits(seconds=60, solutions=5000)
-    found = find_embeddings(workload, spec.instruction, constraints, limits)
+    search = find_embeddings(workload, spec.instruction, constraints, limits)
     programs: list[DerivedProgram] = []
-    for embedding in found.embeddings:
+    for embedding in search.embeddings:
         try:
             programs.append(derive(workload, spec.instruction, embedding))
         except TransformError:
@@ -105,36 +125,38 @@ def layer(words: str, target: str, name: str) -> list[DerivedProgram]:
 def measure(
     decide: Callable[[DerivedProgram], Proof], programs: Sequence[DerivedProgram]
 ) -> tuple[float, int]:
-    """Milliseconds a program, and how many are not proven."""
+    """Return milliseconds a program, and the number of programs that are not proven."""
     start = time.perf_counter()
-    refused = sum(not decide(program).holds for program in programs)
-    return (time.perf_counter() - start) * 1e3 / len(programs), refused
+    unproven = sum(not decide(program).holds for program in programs)
+    return (time.perf_counter() - start) * 1e3 / len(programs), unproven
 
 
 def report(name: str, programs: Sequence[DerivedProgram]) -> None:
+    """Print a line of the table."""
     lemmas.forget()
-    cold, refused = measure(prove, programs)
+    cold, unproven = measure(prove, programs)
     warm, _ = measure(prove, programs)
     sample = random.Random(0).sample(programs, min(20, len(programs)))
-    whole, _ = measure(prove_whole, sample)
+    without_lemmas, _ = measure(prove_whole, sample)
     print(
-        f"{name[:60]:60} {len(programs):8} {refused:8} {lemmas.decided():8} "
-        f"{cold:8.3f} {warm:8.3f} {whole:8.1f}",
+        f"{name[:60]:60} {len(programs):8} {unproven:8} {lemmas.decided():8} "
+        f"{cold:8.3f} {warm:8.3f} {without_lemmas:8.1f}",
         flush=True,
     )
 
 
 def main() -> None:
+    """Run the command."""
     print(f"{'':60} programs  refused   lemmas  cold ms  warm ms whole ms")
     for target in CONTRACTIONS:
         for extents in ((4, 14, 14, 64, 64, 9), (1, 7, 30, 20, 60, 5)):
             report(f"{target} {extents}", contractions(target, extents))
-    for words, target, name in itertools.product(
+    for workload, target, name in itertools.product(
         LAYERS, ("vta_1x16x16", "amx_int8"), ("in_place_padded", "relaxed")
     ):
-        programs = layer(words, target, name)
+        programs = layer(workload, target, name)
         if programs:
-            report(f"{target} {name} {words}", programs)
+            report(f"{target} {name} {workload}", programs)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compare the answers of two checkouts: embeddings, rankings, choices, cycles and emitted kernels.
 
     git worktree add ../before COMMIT
-    python benchmarks/same_answers.py ../before . [--suites unit16 deepbench] [--layers 0,5,9]
+    python -m benchmarks.same_answers ../before . [--suites unit16 deepbench] [--layers 0,5,9]
 
 A change of the package's structure must change no answer. Every command runs in both checkouts with
 ``--json``; the documents are compared member by member, without times and paths. Kernels are
@@ -79,7 +79,7 @@ class Case:
     arguments : tuple of str
         Arguments of ``cpembed``, without ``--json``.
     saves : bool
-        Whether the command writes files into ``{out}``, which are compared byte for byte.
+        True if the command writes files into ``{out}``, which are compared byte for byte.
     """
 
     arguments: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Seconds of ``cpembed shape``, start-up included.
+"""Measure the seconds of ``cpembed shape``, start-up included.
 
-    python benchmarks/shape.py
+    python -m benchmarks.shape
 
 Runs each command in a process of its own on one core, several times, and writes ``shape.json`` and
 ``shape.md`` into ``--output``, by default beside this file: the median wall time, the time of the
@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import write_document
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 COMMANDS = (
     ("deepbench", "--macs", "1024"),
     ("deepbench", "--macs", "1024", "--shapes", "2"),
@@ -33,22 +34,22 @@ COMMANDS = (
 )
 
 
-def measure(words: tuple[str, ...], rounds: int) -> dict[str, Any]:
-    """One command's times and what it answers."""
+def measure(arguments: tuple[str, ...], rounds: int) -> dict[str, Any]:
+    """Return one command's times and answer."""
     walls: list[float] = []
     cpus: list[float] = []
     document: dict[str, Any] = {}
     for _ in range(rounds):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         started = time.perf_counter()
-        command = [sys.executable, "-m", "cpembed", "shape", *words, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-m", "cpembed", "shape", *arguments, "--json"]
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
         walls.append(time.perf_counter() - started)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpus.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        document = json.loads(done.stdout)
+        document = json.loads(process.stdout)
     return {
-        "command": " ".join(("cpembed", "shape", *words)),
+        "command": " ".join(("cpembed", "shape", *arguments)),
         "wall_s": statistics.median(walls),
         "cpu_s": statistics.median(cpus),
         "rounds": rounds,
@@ -59,6 +60,7 @@ def measure(words: tuple[str, ...], rounds: int) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any]) -> str:
+    """Return the table."""
     lines = [
         "# Seconds of `cpembed shape`",
         "",
@@ -78,19 +80,19 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the results")
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rows: list[dict[str, Any]] = []
-    for words in COMMANDS:
-        rows.append(measure(words, asked.rounds))
+    for arguments in COMMANDS:
+        rows.append(measure(arguments, options.rounds))
         print(json.dumps(rows[-1]), file=sys.stderr)
     document: dict[str, Any] = {"rows": rows, **provenance()}
-    text = json.dumps(document, indent=1) + "\n"
-    (asked.output / "shape.json").write_text(text, encoding="utf-8")
-    (asked.output / "shape.md").write_text(markdown(document), encoding="utf-8")
+    write_document(options.output / "shape.json", document)
+    (options.output / "shape.md").write_text(markdown(document), encoding="utf-8")
     return 0
 
 

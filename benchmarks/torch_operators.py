@@ -42,7 +42,7 @@ ELEMENT_TYPES = (torch.float32, torch.int64, torch.bool)
 SAMPLES = 2
 """Number of samples of an operator and an element type: the database's first and last."""
 TOLERANCE = 2e-5
-"""Relative to an element, or to the largest element of a result."""
+"""Tolerance relative to an element, or to the largest element of a result."""
 UNDEFINED = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
 """Operators whose results are whatever lies in memory: types are compared, elements are not."""
 
@@ -61,7 +61,7 @@ RIGHT, REFUSED, NOT_EXPORTED, WRONG, BROKEN = "right", "refused", "not exported"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a sample: one of the words above, and the message that comes with it."""
+    """Outcome of a sample: one of the words above, and the message that comes with it."""
 
     operator: str
     dtype: str
@@ -70,7 +70,7 @@ class Outcome:
     message: str = ""
 
 
-class Called(torch.nn.Module):
+class OperatorModel(torch.nn.Module):
     """An operator as a model whose inputs are the tensors of a sample."""
 
     def __init__(self, function: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> None:
@@ -88,28 +88,38 @@ class Called(torch.nn.Module):
 
 
 def full_name(info: Any) -> str:
-    """The database's name of an operator, with that of its variant."""
+    """Return the database's name of an operator, with that of its variant."""
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
 
 
 def names() -> list[str]:
-    """All operators of the database."""
+    """Return all operators of the database."""
     return sorted({full_name(info) for info in op_db})
 
 
 def samples(info: Any, dtype: torch.dtype, count: int) -> Iterator[tuple[int, Any]]:
-    """Samples with their numbers: the first, the last, and some between."""
+    """Yield samples with their numbers: the first, the last, and some between.
+
+    Parameters
+    ----------
+    info : OpInfo
+        An operator of the database.
+    dtype : torch.dtype
+        Element type.
+    count : int
+        Maximum number of samples.
+    """
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
-    found = list(info.sample_inputs("cpu", dtype, requires_grad=False))
-    chosen = sorted({round(k) for k in np.linspace(0, len(found) - 1, min(count, len(found)))})
-    for number in chosen:
-        yield number, found[number]
+    inputs = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+    places = np.linspace(0, len(inputs) - 1, min(count, len(inputs)))
+    for number in sorted({round(k) for k in places}):
+        yield number, inputs[number]
 
 
 def outcomes(name: str, count: int = SAMPLES) -> list[Outcome]:
-    """What becomes of an operator's samples."""
-    found: list[Outcome] = []
+    """Return the outcomes of an operator's samples."""
+    outcome_list: list[Outcome] = []
     for info in op_db:
         if full_name(info) != name:
             continue
@@ -120,55 +130,56 @@ def outcomes(name: str, count: int = SAMPLES) -> list[Outcome]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    taken = list(samples(info, dtype, count))
+                    numbered_samples = list(samples(info, dtype, count))
                 except Exception as error:  # Of the database itself.
-                    found.append(Outcome(name, short, 0, NOT_EXPORTED, _line(error)))
+                    outcome_list.append(Outcome(name, short, 0, NOT_EXPORTED, _line(error)))
                     continue
-                for number, sample in taken:
+                for number, sample in numbered_samples:
                     result, message = outcome(info, sample)
-                    found.append(Outcome(name, short, number, result, message))
-    return found
+                    outcome_list.append(Outcome(name, short, number, result, message))
+    return outcome_list
 
 
 def outcome(info: Any, sample: Any) -> tuple[str, str]:
     """Export one sample, read it, and compare its evaluation with PyTorch's result."""
-    model, tensors = called(info, sample)
+    model, tensors = as_model(info, sample)
     try:
         torch.manual_seed(0)
-        wanted = model(*(tensor.clone() for tensor in tensors))
+        torch_result = model(*(tensor.clone() for tensor in tensors))
         program = torch.export.export(model, tensors)
     except Exception as error:  # PyTorch's own limits.
         return NOT_EXPORTED, _line(error)
     try:
         graph = from_exported(program, name=full_name(info))
-        found = evaluated(graph, tensors)
+        results = evaluated(graph, tensors)
     except CpembedError as error:
         try:
             return REFUSED, refusal(error)
-        except AssertionError as wrong:
-            return BROKEN, str(wrong)
+        except AssertionError as assertion:
+            return BROKEN, str(assertion)
     except Exception:
         return BROKEN, traceback.format_exc()
-    expected = [leaf for leaf in pytree.tree_leaves(wanted) if isinstance(leaf, torch.Tensor)]
-    message = compare(found, expected, full_name(info) not in UNDEFINED)
+    expected = [leaf for leaf in pytree.tree_leaves(torch_result) if isinstance(leaf, torch.Tensor)]
+    message = compare(results, expected, full_name(info) not in UNDEFINED)
     return (WRONG, message) if message else (RIGHT, "")
 
 
-def called(info: Any, sample: Any) -> tuple[Called, tuple[torch.Tensor, ...]]:
-    """An operator as a model, and its inputs."""
+def as_model(info: Any, sample: Any) -> tuple[OperatorModel, tuple[torch.Tensor, ...]]:
+    """Return an operator as a model, and its inputs."""
     leaves, spec = pytree.tree_flatten(((sample.input, sample.args), sample.kwargs))
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return Called(info.op, leaves, spec).eval(), tensors
+    return OperatorModel(info.op, leaves, spec).eval(), tensors
 
 
 def compiled_difference(name: str, target: str) -> str:
-    """What a compiled sample of an operator computes otherwise than PyTorch; of the largest that is
-    read and whose result is not known before it runs.
+    """Return the difference of a compiled sample of an operator from PyTorch's result.
+
+    It is the largest sample that is read and whose result is not known before it runs.
     """
     from cpembed.network.build import compile_model
 
     info = next(info for info in op_db if full_name(info) == name)
-    pairs = [called(info, sample) for _, sample in samples(info, torch.float32, SAMPLES)]
+    pairs = [as_model(info, sample) for _, sample in samples(info, torch.float32, SAMPLES)]
     for model, tensors in sorted(pairs, key=lambda p: -sum(t.numel() for t in p[1])):
         try:
             graph = from_exported(torch.export.export(model, tensors), name="compiled")
@@ -179,21 +190,21 @@ def compiled_difference(name: str, target: str) -> str:
         arrays = [tensor.contiguous().numpy() for tensor in tensors]
         network = compile_model(graph, target, threads=1)
         results = network.run(dict(zip(graph.inputs, arrays, strict=True)))
-        wanted = pytree.tree_leaves(model(*tensors))
-        return compare([np.asarray(results[name]) for name in graph.outputs], wanted, True)
+        expected = pytree.tree_leaves(model(*tensors))
+        return compare([np.asarray(results[name]) for name in graph.outputs], expected, True)
     return "no sample is read"
 
 
 def evaluated(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """The outputs of a graph by numpy."""
+    """Return the outputs of a graph by numpy."""
     arrays = [tensor.detach().contiguous() for tensor in tensors]
-    given = {name: array.numpy() for name, array in zip(graph.inputs, arrays, strict=True)}
-    values = evaluate(graph, given, keep=lambda name: False)
+    inputs = {name: array.numpy() for name, array in zip(graph.inputs, arrays, strict=True)}
+    values = evaluate(graph, inputs, keep=lambda name: False)
     return [values[name] for name in graph.outputs]
 
 
 def compare(results: Sequence[np.ndarray], tensors: Sequence[torch.Tensor], elements: bool) -> str:
-    """Return what differs, in a sentence; an empty text if all is equal.
+    """Return the difference in a sentence; an empty text if all is equal.
 
     Parameters
     ----------
@@ -202,7 +213,7 @@ def compare(results: Sequence[np.ndarray], tensors: Sequence[torch.Tensor], elem
     tensors : sequence of torch.Tensor
         Results of PyTorch.
     elements : bool
-        Whether elements are compared, not only types and shapes.
+        True to compare elements, not only types and shapes.
     """
     if len(results) != len(tensors):
         return f"{len(results)} results for {len(tensors)}"
@@ -225,22 +236,34 @@ def _line(error: BaseException) -> str:
 
 
 def all_outcomes(
-    chosen: Iterable[str], count: int, processes: int, seconds: float | None = None
+    operators: Iterable[str], count: int, processes: int, seconds: float | None = None
 ) -> list[Outcome]:
-    """Of several operators, in processes of their own; those that ``seconds`` suffice for."""
-    found: list[Outcome] = []
+    """Return the outcomes of several operators, computed in processes of their own.
+
+    Parameters
+    ----------
+    operators : iterable of str
+        Names of operators.
+    count : int
+        Maximum number of samples of each type.
+    processes : int
+        Number of processes.
+    seconds : float or None
+        Time after which the remaining operators are left out; None for no limit.
+    """
+    outcome_list: list[Outcome] = []
     end = math.inf if seconds is None else time.monotonic() + seconds
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_one_thread) as pool:
-        for part in pool.map(partial(outcomes, count=count), chosen):
-            found.extend(part)
+        for part in pool.map(partial(outcomes, count=count), operators):
+            outcome_list.extend(part)
             for item in part:
                 if item.result in (WRONG, BROKEN):
                     print(*item.__dict__.values(), flush=True)
             if time.monotonic() > end:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
-    return found
+    return outcome_list
 
 
 def _one_thread() -> None:
@@ -248,15 +271,15 @@ def _one_thread() -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-def page(found: Sequence[Outcome], count: int) -> str:
-    """The table of the documentation, of at most ``count`` samples of each element type."""
+def page(outcome_list: Sequence[Outcome], count: int) -> str:
+    """Return the page docs/torch-operators.md, of at most ``count`` samples of each type."""
     groups: dict[str, list[Outcome]] = {}
-    for item in found:
+    for item in outcome_list:
         groups.setdefault(item.operator, []).append(item)
     counters = {name: Counter(item.result for item in items) for name, items in groups.items()}
     read = {name: row for name, row in counters.items() if row[RIGHT]}
     refused = {name: row for name, row in counters.items() if not row[RIGHT] and row[REFUSED]}
-    counts = Counter(item.result for item in found)
+    counts = Counter(item.result for item in outcome_list)
     version = torch.__version__.partition("+")[0]
     text = f"""\
 # Operators of PyTorch
@@ -286,13 +309,14 @@ right, {counts[REFUSED]:,} are refused, {counts[WRONG] + counts[BROKEN]:,} are w
 
 
 def _reason(items: Iterable[Outcome]) -> str:
-    """Why the first sample that is refused is, without its place."""
+    """Return why the first rejected sample is, without its place."""
     first = next((item.message for item in items if item.result == REFUSED), "")
     reason = first.partition(": ")[2]
     return reason if len(reason) <= 120 else reason[:117] + "…"
 
 
 def main() -> int:
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*", help="of the database; by default all")
     parser.add_argument("--samples", type=int, default=SAMPLES)
@@ -300,12 +324,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="leave out what takes longer")
     parser.add_argument("--page", action="store_true", help=f"write {PAGE.name}")
     arguments = parser.parse_args()
-    chosen = arguments.operators or names()
-    found = all_outcomes(chosen, arguments.samples, arguments.processes, arguments.seconds)
+    operators = arguments.operators or names()
+    outcome_list = all_outcomes(
+        operators, arguments.samples, arguments.processes, arguments.seconds
+    )
     if arguments.page:
-        PAGE.write_text(page(found, arguments.samples))
-    print(Counter(item.result for item in found))
-    return int(any(item.result in (WRONG, BROKEN) for item in found))
+        PAGE.write_text(page(outcome_list, arguments.samples))
+    print(Counter(item.result for item in outcome_list))
+    return int(any(item.result in (WRONG, BROKEN) for item in outcome_list))
 
 
 if __name__ == "__main__":

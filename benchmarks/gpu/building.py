@@ -1,4 +1,4 @@
-"""A layer's kernels as files, and the document that says what they compute."""
+"""Write a layer's kernels as files, and the document that says what they compute."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from cpembed.workloads.suites import Layer
 SEED = 1
 
 KERNELS = "kernels"
-"""The folder of all kernels, each in one that is named by what it holds."""
+"""Folder of all kernels, each in one that is named by what it holds."""
 
 
 def require_compiler() -> None:
-    """Raises :class:`BackendUnavailable` where there is no nvcc."""
+    """Raise :class:`BackendUnavailable` if there is no nvcc."""
     if shutil.which("nvcc") is None:
         raise BackendUnavailable(
             "nvcc is not on the path, and a pack holds machine code: install CUDA's toolkit"
@@ -36,47 +36,50 @@ def require_compiler() -> None:
 
 
 def computation(layer: PackedLayer) -> Computation:
+    """Return the workload of a layer."""
     return workload(layer.words, target=hardware_spec(layer.target))
 
 
 def text_of(selected: Selected, architecture: str = ARCHITECTURES[0]) -> CudaKernels:
-    """The CUDA text of a kernel, which serves all architectures."""
+    """Return the CUDA text of a kernel, which serves all architectures."""
     from cpembed.targets.cuda.build import cuda_text
 
     plan = Plan(selected.lowered, selected.schedule)
     return CudaKernels(plan, cuda_text(plan, architecture))
 
 
-def kernel_files(made: CudaKernels, root: Path) -> str:
-    """The folder under ``root`` of a kernel's text, launch parameters and cubins; a kernel that is
-    there is not compiled again.
+def kernel_files(kernels: CudaKernels, root: Path) -> str:
+    """Return the folder under ``root`` of a kernel's text, launch parameters and cubins.
+
+    A kernel that is there is not compiled again.
     """
-    digest = hashlib.sha256(made.text.source.encode())
-    digest.update(repr(made.text.kernels).encode())
+    digest = hashlib.sha256(kernels.text.source.encode())
+    digest.update(repr(kernels.text.kernels).encode())
     name = f"{KERNELS}/{digest.hexdigest()[:16]}"
     if (root / name).is_dir():
         return name
     (root / KERNELS).mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root / KERNELS))
     try:
-        save(made, draft)
+        save(kernels, draft)
         for left_out in ("example.cu", "load.py"):
             (draft / left_out).unlink()
         draft.chmod(0o755)
         draft.rename(root / name)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        raise CpembedError(f"nvcc refuses a kernel: {said[-1] if said else error}") from error
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        raise CpembedError(f"nvcc rejects a kernel: {lines[-1] if lines else error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return name
 
 
-def bindings(made: CudaKernels) -> dict[str, Any]:
-    """Which parameter each operand is, the kernels that prepare weights before all calls, and the
-    parameter of the result.
+def bindings(kernels: CudaKernels) -> dict[str, Any]:
+    """Return the parameters of a kernel's operands and of its result.
+
+    Also the names of the kernels that prepare weights before all calls.
     """
-    plan = made.plan
+    plan = kernels.plan
     workload_ = plan.product.program.workload
     reads, prepares = dict[str, str](), list[str]()
     for name, stored in zip(PARAMETERS, (plan.first, plan.second), strict=True):
@@ -87,7 +90,18 @@ def bindings(made: CudaKernels) -> dict[str, Any]:
     return {"reads": reads, "writes": "C", "prepares": prepares}
 
 
-def variant_document(selected: Selected, made: CudaKernels, folder: str) -> dict[str, Any]:
+def variant_document(selected: Selected, kernels: CudaKernels, folder: str) -> dict[str, Any]:
+    """Return the document of a kernel.
+
+    Parameters
+    ----------
+    selected : Selected
+        The kernel's embedding and schedule.
+    kernels : CudaKernels
+        Its text.
+    folder : str
+        Its folder in the pack.
+    """
     embedding = selected.ranked.candidate.embedding
     return {
         "name": selected.roles[0],
@@ -97,18 +111,18 @@ def variant_document(selected: Selected, made: CudaKernels, folder: str) -> dict
         "embedding": embedding.identifier(),
         "schedule": str(selected.schedule),
         "estimated_us": selected.estimated_us,
-        "registers_estimated": made.plan.registers,
-        **bindings(made),
+        "registers_estimated": kernels.plan.registers,
+        **bindings(kernels),
     }
 
 
-def layer_document(layer: PackedLayer, given: Computation) -> dict[str, Any]:
-    """What a layer computes, on which inputs."""
-    reduced = [axis.extent for axis in given.axes if axis.kind is AxisKind.REDUCTION]
+def layer_document(layer: PackedLayer, layer_workload: Computation) -> dict[str, Any]:
+    """Return what a layer computes, on which inputs."""
+    reduced = [axis.extent for axis in layer_workload.axes if axis.kind is AxisKind.REDUCTION]
     depth = 1
     for extent in reduced:
         depth *= extent
-    tensors = {operand.tensor: operand for operand in given.inputs}
+    tensors = {operand.tensor: operand for operand in layer_workload.inputs}
     return {
         "suite": layer.suite,
         "name": layer.name,
@@ -122,18 +136,18 @@ def layer_document(layer: PackedLayer, given: Computation) -> dict[str, Any]:
             for tensor, operand in tensors.items()
         ],
         "output": {
-            "shape": list(given.output.shape),
-            "sums": given.output.dtype,
+            "shape": list(layer_workload.output.shape),
+            "sums": layer_workload.output.dtype,
             "stored": layer.stored,
         },
         "depth": depth,
-        "macs": given.macs,
+        "macs": layer_workload.macs,
         "seed": SEED,
     }
 
 
 def sizes(words: str) -> dict[str, list[int]]:
-    """The operator's numbers, those of two axes as two.
+    """Return the operator's numbers, those of two axes as two.
 
     >>> sizes("conv2d n=1 c=3 pad=1 stride=2,8 layout=NHWC")
     {'n': [1], 'c': [3], 'pad': [1], 'stride': [2, 8]}
@@ -147,6 +161,7 @@ def sizes(words: str) -> dict[str, list[int]]:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document, and its folder if needed."""
     from cpembed.files import write_whole
 
     path.parent.mkdir(parents=True, exist_ok=True)

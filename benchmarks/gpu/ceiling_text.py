@@ -1,4 +1,4 @@
-"""CUDA text of a kernel that does nothing but multiply: what a device's Tensor Cores reach."""
+"""CUDA text of a kernel that does nothing but multiply, to measure the Tensor Cores' ceiling."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstructio
 
 THREADS = 256
 PRODUCTS = 8
-"""Independent ones that a warp has under way."""
+"""Number of independent products that a warp has under way."""
 
 TURNS = 4096
-"""Of each warp, with ``PRODUCTS`` each."""
+"""Number of turns of each warp, with ``PRODUCTS`` each."""
 
 NAMES = {"mma_f16": "mma_m16n8k16_f32_f16_f16", "mma_s8": "mma_m16n8k32_s32_s8_s8"}
-"""The instruction of a target whose ceiling is measured."""
+"""Instruction of a target whose ceiling is measured."""
 
 
 def instruction(target: str) -> TensorCoreInstruction:
-    return next(found for found in INSTRUCTIONS if found.name == NAMES[target])
+    """Return the instruction of a target."""
+    return next(i for i in INSTRUCTIONS if i.name == NAMES[target])
 
 
 def ceiling_text(target: str) -> str:
-    """A kernel ``ceiling(unsigned int* out, unsigned int value)``: each warp multiplies what is in
-    its registers. The value is not known to the compiler, and the sums are stored if they are what
-    they never are, so nothing is left out.
+    """Return a kernel ``ceiling(unsigned int* out, unsigned int value)``.
+
+    Each warp multiplies what is in its registers. The value is not known to the compiler, and the
+    sums are stored if they are what they never are, so nothing is left out.
     """
-    found = instruction(target)
-    first, second, sums = found.registers
-    kind = {"float32": "float", "int32": "int"}[found.c]
-    return f"""{function(found.mma_function)}
+    mma = instruction(target)
+    first, second, sums = mma.registers
+    kind = {"float32": "float", "int32": "int"}[mma.c]
+    return f"""{function(mma.mma_function)}
 extern "C" __global__ void __launch_bounds__({THREADS}) ceiling(unsigned int* out, unsigned int value) {{
   unsigned int a[{first}], b[{PRODUCTS}][{second}];
   {kind} c[{PRODUCTS}][{sums}];
@@ -41,7 +43,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) ceiling(unsigned int* ou
 #pragma unroll 4
   for (int turn = 0; turn < {TURNS}; ++turn) {{
 #pragma unroll
-    for (int j = 0; j < {PRODUCTS}; ++j) {found.mma_function}(c[j], a, b[j]);
+    for (int j = 0; j < {PRODUCTS}; ++j) {mma.mma_function}(c[j], a, b[j]);
   }}
   {kind} total = 0;
 #pragma unroll
@@ -52,7 +54,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) ceiling(unsigned int* ou
 
 
 def ceiling_document(target: str) -> dict[str, object]:
-    """How the kernel is launched, and how many multiply-adds a block of it does."""
-    found = instruction(target)
-    macs = found.m * found.n * found.k * THREADS // 32 * PRODUCTS * TURNS
+    """Return how the kernel is launched, and the number of multiply-adds of a block."""
+    mma = instruction(target)
+    macs = mma.m * mma.n * mma.k * THREADS // 32 * PRODUCTS * TURNS
     return {"kernel": "ceiling", "threads": THREADS, "macs_per_block": macs}

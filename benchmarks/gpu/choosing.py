@@ -1,4 +1,4 @@
-"""Which kernels of a layer are packed: the model's best of all families, and of a fixed mapping."""
+"""Select the kernels of a layer: the model's best of all families, and of fixed mappings."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.registry import open_target
 
 CONSTRAINTS = "fused"
-"""The set whose embeddings are families: each instruction axis an axis, or several fused."""
+"""Set whose embeddings are families: each instruction axis an axis, or several fused."""
 
 MOST_EMBEDDINGS = 400
-"""More than the set has for any convolution."""
+"""Maximum number of embeddings, more than the set has for any convolution."""
 
 IMAGE, WINDOW = ("n", "p", "q"), ("c", "r", "s")
 
 
 @dataclass(frozen=True)
 class Selected:
-    """A kernel to pack: what it is there for, its embedding and schedule, and the model's time."""
+    """A kernel to pack: its roles, its embedding and schedule, and the model's time."""
 
     roles: tuple[str, ...]
     ranked: RankedCandidate
@@ -38,30 +38,30 @@ class Selected:
 
 
 def _fuses(
-    family: Sequence[str], wanted: Sequence[str], extents: Mapping[str, int], size: int
+    family: Sequence[str], fused_axes: Sequence[str], extents: Mapping[str, int], size: int
 ) -> bool:
-    """Whether an instruction axis of ``size`` walks the wanted axes fused into one.
+    """Return if an instruction axis of ``size`` walks some axes fused into one.
 
-    Axes of one step are nothing. Where some of them alone are whole tiles, to fuse the others
-    around them changes nothing.
+    Axes of one step are nothing. If some of them alone are whole tiles, to fuse the others around
+    them changes nothing.
     """
-    walked = {axis for axis in family if extents[axis] > 1}
-    asked = {axis for axis in wanted if extents.get(axis, 1) > 1}
-    if walked == asked:
+    family_axes = {axis for axis in family if extents[axis] > 1}
+    required = {axis for axis in fused_axes if extents.get(axis, 1) > 1}
+    if family_axes == required:
         return True
     steps = 1
-    for axis in walked:
+    for axis in family_axes:
         steps *= extents[axis]
-    return walked < asked and steps % size == 0
+    return family_axes < required and steps % size == 0
 
 
 def is_im2col(embedding: Embedding, workload: Computation) -> bool:
-    """Rows are all pixels of all images, the depth whole windows."""
+    """True if rows are all pixels of all images, and the depth entire windows."""
     return _is(embedding, workload, IMAGE, WINDOW)
 
 
 def is_fuse_hw(embedding: Embedding, workload: Computation) -> bool:
-    """Rows are the pixels of an image, the depth channels."""
+    """True if rows are the pixels of an image, and the depth channels."""
     return _is(embedding, workload, IMAGE[1:], WINDOW[:1])
 
 
@@ -84,13 +84,13 @@ FIXED: Mapping[str, Callable[[Embedding, Computation], bool]] = {
 
 
 def form(lowered: Any) -> tuple[Any, ...]:
-    """Equal for products that differ in the names of their loops alone, to the model."""
-    ways = tuple(
-        tuple((way.length, way.needs_packing, way.layout.elements) for way in operand)
+    """Return a key that is equal for products that differ only in the names of their loops."""
+    layouts = tuple(
+        tuple((x.length, x.needs_packing, x.layout.elements) for x in operand)
         for operand in (lowered.first, lowered.second)
     )
     output = lowered.output
-    return lowered.tiles, ways, output.length, output.along == lowered.axes[1]
+    return lowered.tiles, layouts, output.length, output.along == lowered.axes[1]
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class _Option:
 
     @property
     def products(self) -> int:
-        """Of the instruction."""
+        """Number of products of the instruction."""
         return math.prod(self.lowered.tiles)
 
     @property
     def schedules(self) -> Sequence[Scored[Any]]:
-        """The best first; none where no schedule fits the machine."""
+        """Schedules, the best first; none if no schedule fits the machine."""
         try:
             return self.space.ranked()
         except LoweringError:
@@ -117,22 +117,39 @@ class _Option:
 
 
 WASTEFUL = 2
-"""A family that executes more than so many times as many products as another is looked at only
-where a fixed mapping asks for it."""
+"""Maximum ratio of a family's products to another's.
+
+Families beyond it are looked at only if a fixed mapping asks for them.
+"""
 
 
 def select(workload: Computation, target_name: str, stored: str, best: int) -> list[Selected]:
-    """The ``best`` kernels of all families by the model, no two of which have the same product and
-    the same blocks, and the best of each fixed mapping that the workload has; a kernel that is both
-    has both roles.
+    """Return the ``best`` kernels of all families by the model, and the best of fixed mappings.
 
-    Raises :class:`LoweringError` where no embedding has a kernel.
+    No two of the former have the same product and the same blocks; a kernel that is both has both
+    roles.
+
+    Parameters
+    ----------
+    workload : Computation
+        A layer.
+    target_name : str
+        Name of the target.
+    stored : str
+        Element type of the result.
+    best : int
+        Number of kernels.
+
+    Raises
+    ------
+    LoweringError
+        If no embedding has a kernel.
     """
     options = _options(workload, target_name, stored)
-    kept: dict[tuple[int, Any], Selected] = {}
+    selection: dict[tuple[int, Any], Selected] = {}
     for place, (option, scored) in enumerate(_different(options, best), start=1):
-        _keep(kept, f"chosen {place}", option, scored)
-    if not kept:
+        _add(selection, f"chosen {place}", option, scored)
+    if not selection:
         raise LoweringError(f"{workload.name}: no schedule of {target_name} fits the machine")
     if "p" in workload.extents:
         for name, belongs in FIXED.items():
@@ -140,55 +157,56 @@ def select(workload: Computation, target_name: str, stored: str, best: int) -> l
             fixed = [option for option in fixed if option.schedules]
             if fixed:
                 option = min(fixed, key=lambda option: option.schedules[0].cost)
-                _keep(kept, name, option, option.schedules[0])
-    return list(kept.values())
+                _add(selection, name, option, option.schedules[0])
+    return list(selection.values())
 
 
 def _options(workload: Computation, target_name: str, stored: str) -> list[_Option]:
     spec = hardware_spec(target_name)
     target = open_target(spec)
     epilogue = None if stored == workload.output.dtype else Epilogue(stored)
-    found: list[_Option] = []
+    options: list[_Option] = []
     spaces: dict[tuple[Any, ...], Space[Any]] = {}
-    refused = "nothing embeds"
+    reason = "nothing embeds"
     for ranked in solve(workload, spec, constraints=CONSTRAINTS, top=MOST_EMBEDDINGS).embeddings:
         try:
             lowered = target.lower(ranked.candidate.program, epilogue)
         except LoweringError as error:
-            refused = str(error)
+            reason = str(error)
             continue
         key = form(lowered)
         if key not in spaces:
             spaces[key] = target.space(lowered)
-        found.append(_Option(key, ranked, lowered, spaces[key]))
-    if not found:
-        raise LoweringError(f"{workload.name}: no kernel of {target_name}: {refused}")
-    return found
+        options.append(_Option(key, ranked, lowered, spaces[key]))
+    if not options:
+        raise LoweringError(f"{workload.name}: no kernel of {target_name}: {reason}")
+    return options
 
 
 def _different(options: Sequence[_Option], count: int) -> Iterator[tuple[_Option, Scored[Any]]]:
-    """The best by their estimates, and of those that are equal the first: of equal products one,
-    with one schedule of each block and split.
+    """Yield the best by their estimates, and of those that are equal the first.
+
+    Of equal products there is one, with one schedule of each block and split.
     """
     least = min(option.products for option in options)
     frugal = [option for option in options if option.products <= WASTEFUL * least]
     first = {option.form: option for option in reversed(frugal)}
     every = [(option, scored) for option in first.values() for scored in option.schedules]
-    seen: set[tuple[Any, ...]] = set()
+    distinct: set[tuple[Any, ...]] = set()
     for option, scored in sorted(every, key=lambda pair: (pair[1].cost, pair[0].ranked.rank)):
         schedule = scored.schedule
         key = (option.form, schedule.block, schedule.splits)
-        if key not in seen:
-            seen.add(key)
+        if key not in distinct:
+            distinct.add(key)
             yield option, scored
-        if len(seen) == count:
+        if len(distinct) == count:
             return
 
 
-def _keep(
-    kept: dict[tuple[int, Any], Selected], role: str, option: _Option, scored: Scored[Any]
+def _add(
+    selection: dict[tuple[int, Any], Selected], role: str, option: _Option, scored: Scored[Any]
 ) -> None:
     key = (option.ranked.rank, scored.schedule)
-    before = kept.get(key)
+    before = selection.get(key)
     roles = (role,) if before is None else (*before.roles, role)
-    kept[key] = Selected(roles, option.ranked, option.lowered, scored.schedule, scored.cost)
+    selection[key] = Selected(roles, option.ranked, option.lowered, scored.schedule, scored.cost)

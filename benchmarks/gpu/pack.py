@@ -24,10 +24,10 @@ from cpembed.cli.output import Bar
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.runtime.measurement.environment import provenance
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 
 FORMAT = 1
-"""Of the documents in a pack; :mod:`benchmarks.gpu.there` reads this one."""
+"""Format of the documents in a pack; :mod:`benchmarks.gpu.remote` reads this one."""
 
 STARTER = '''"""Checks and times the kernels of this folder on this machine's GPU: run.py --help."""
 
@@ -36,7 +36,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from benchmarks.gpu.there.main import main
+from benchmarks.gpu.remote.main import main
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -44,24 +44,25 @@ if __name__ == "__main__":
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
     options = _options(arguments)
     output: Path = options.output
     root = output.with_suffix("") if output.suffix == ".zip" else output
     try:
         building.require_compiler()
-        wanted = [
+        packed_layers = [
             layer
             for layer in layers(tuple(options.suite or ()))
             if options.only is None or options.only in layer.slug or options.only in layer.name
         ]
-        if not wanted:
+        if not packed_layers:
             raise CpembedError(f"no layer has {options.only!r} in its name: leave --only out")
-        failed = pack(root, wanted, options.best, dlight=not options.without_dlight)
+        failed = pack(root, packed_layers, options.best, dlight=not options.without_dlight)
         if output.suffix == ".zip":
             size = zipped(root, output)
-            print(f"{output}: {len(wanted)} layers, {size / 2**20:.1f} MiB")
+            print(f"{output}: {len(packed_layers)} layers, {size / 2**20:.1f} MiB")
         else:
-            print(f"{output}: {len(wanted)} layers")
+            print(f"{output}: {len(packed_layers)} layers")
     except CpembedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -85,44 +86,72 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def pack(root: Path, wanted: list[PackedLayer], best: int, *, dlight: bool) -> dict[str, str]:
-    """Build what is not there yet; why layers failed, by name."""
+def pack(
+    root: Path, packed_layers: list[PackedLayer], best: int, *, dlight: bool
+) -> dict[str, str]:
+    """Build what is not there yet; return why layers failed, by name.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of the pack.
+    packed_layers : list of PackedLayer
+        Layers to pack.
+    best : int
+        Number of schedules of a layer.
+    dlight : bool
+        True to pack the kernels of dlight's rules, too.
+    """
     root.mkdir(parents=True, exist_ok=True)
     _program(root)
     _ceilings(root)
     failed: dict[str, str] = {}
-    with Bar("packing", len(wanted)) as bar:
-        for layer in wanted:
+    with Bar("packing", len(packed_layers)) as bar:
+        for layer in packed_layers:
             bar.show(layer.name)
             try:
                 packed_layer(root, layer, best, dlight=dlight)
             except LoweringError as error:
                 failed[layer.name] = str(error)
             bar.show(layer.name, advance=1)
-    names = [layer.slug for layer in wanted if layer.name not in failed]
+    names = [layer.slug for layer in packed_layers if layer.name not in failed]
     document = {"format": FORMAT, "layers": names, "best": best, "packed": provenance()}
     building.write_json(root / "pack.json", document)
     return failed
 
 
 def packed_layer(root: Path, layer: PackedLayer, best: int, *, dlight: bool) -> dict[str, Any]:
-    """The document of a layer, whose kernels are there; read back where it was packed before."""
+    """Return the document of a layer, whose kernels are there.
+
+    It is read back if the layer was packed before.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of the pack.
+    layer : PackedLayer
+        The layer.
+    best : int
+        Number of schedules.
+    dlight : bool
+        True to pack the kernels of dlight's rules, too.
+    """
     path = root / "layers" / f"{layer.slug}.json"
-    asked = {"format": FORMAT, "best": best, "dlight": dlight, "words": layer.words}
+    request = {"format": FORMAT, "best": best, "dlight": dlight, "words": layer.words}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        if before["asked"] == asked and _complete(root, before):
+        if before["asked"] == request and _complete(root, before):
             return before
-    given = building.computation(layer)
-    document: dict[str, Any] = {"asked": asked, **building.layer_document(layer, given)}
+    layer_workload = building.computation(layer)
+    document: dict[str, Any] = {"asked": request, **building.layer_document(layer, layer_workload)}
     variants: dict[str, dict[str, Any]] = {}
-    for selected in select(given, layer.target, layer.stored, best):
-        made = building.text_of(selected)
-        folder = building.kernel_files(made, root)
+    for selected in select(layer_workload, layer.target, layer.stored, best):
+        kernels = building.text_of(selected)
+        folder = building.kernel_files(kernels, root)
         if folder in variants:
             variants[folder]["also"] += selected.roles
         else:
-            variants[folder] = building.variant_document(selected, made, folder)
+            variants[folder] = building.variant_document(selected, kernels, folder)
     document["variants"] = list(variants.values())
     document["rules"] = _rules(root, document, layer.slug) if dlight else []
     building.write_json(path, document)
@@ -135,43 +164,44 @@ def _complete(root: Path, document: dict[str, Any]) -> bool:
 
 
 def _rules(root: Path, document: dict[str, Any], slug: str) -> list[dict[str, Any]]:
-    """Dlight's kernels of a layer: as shipped, and where that fails, repaired; what fails says
-    why.
+    """Return dlight's kernels of a layer: as shipped, and if that fails, repaired.
+
+    What fails says why.
     """
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for name, repaired in (("dlight as shipped", False), ("dlight repaired", True)):
         try:
-            made = tvm_rules.scheduled(document, repaired=repaired)
+            rule_kernels = tvm_rules.scheduled(document, repaired=repaired)
             folder = root / "dlight" / f"{slug}{'-repaired' if repaired else ''}"
             folder.mkdir(parents=True, exist_ok=True)
-            tvm_rules.compile_text(made.source, folder, "kernel")
-            building.write_json(folder / "kernel.json", {"kernels": list(made.kernels)})
+            tvm_rules.compile_text(rule_kernels.source, folder, "kernel")
+            building.write_json(folder / "kernel.json", {"kernels": list(rule_kernels.kernels)})
         except CpembedError as error:
-            found.append({"name": name, "failed": str(error)})
+            entries.append({"name": name, "failed": str(error)})
             continue
-        found.append(
+        entries.append(
             {
                 "name": name,
                 "folder": str(folder.relative_to(root)),
-                "tensor_core": "mma" in made.source,
+                "tensor_core": "mma" in rule_kernels.source,
                 "reads": {i["name"]: i["name"] for i in document["inputs"]},
                 "writes": "C",
                 "prepares": [],
             }
         )
         break
-    return found
+    return entries
 
 
 def _program(root: Path) -> None:
-    """What runs there."""
-    target = root / "benchmarks" / "gpu" / "there"
+    """Copy the modules that run on the machine with the GPU."""
+    target = root / "benchmarks" / "gpu" / "remote"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for source in sorted((HERE / "there").glob("*.py")):
+    for source in sorted((FOLDER / "remote").glob("*.py")):
         shutil.copyfile(source, target / source.name)
     # Regular packages: others of these names on the path are not taken for them.
-    shutil.copyfile(HERE / "__init__.py", target.parent / "__init__.py")
+    shutil.copyfile(FOLDER / "__init__.py", target.parent / "__init__.py")
     (target.parents[1] / "__init__.py").write_text("", encoding="utf-8")
     (root / "run.py").write_text(STARTER, encoding="utf-8")
 
@@ -186,7 +216,7 @@ def _ceilings(root: Path) -> None:
 
 
 def zipped(root: Path, output: Path) -> int:
-    """Write the parts that a run needs into one file; its size in bytes."""
+    """Write the parts that a run needs into one file; return its size in bytes."""
     draft = output.with_suffix(".zip.part")
     with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for path in _carried(root):
@@ -196,23 +226,23 @@ def zipped(root: Path, output: Path) -> int:
 
 
 def _carried(root: Path) -> list[Path]:
-    """Files of the layers that the pack names, no leftovers of other calls."""
+    """Return the files of the layers that the pack names, no leftovers of other calls."""
     document = json.loads((root / "pack.json").read_text(encoding="utf-8"))
-    found = [root / "run.py", root / "pack.json"]
+    paths = [root / "run.py", root / "pack.json"]
     folders = {root / "benchmarks", root / "ceilings"}
     for slug in document["layers"]:
         path = root / "layers" / f"{slug}.json"
-        found.append(path)
+        paths.append(path)
         layer = json.loads(path.read_text(encoding="utf-8"))
         each = (*layer["variants"], *layer["rules"])
         folders |= {root / variant["folder"] for variant in each if "folder" in variant}
     for folder in sorted(folders):
-        found += [
+        paths += [
             path
             for path in sorted(folder.rglob("*"))
             if path.is_file() and "__pycache__" not in path.parts
         ]
-    return found
+    return paths
 
 
 if __name__ == "__main__":

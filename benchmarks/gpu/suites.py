@@ -9,11 +9,13 @@ from cpembed.errors import WorkloadError
 from cpembed.workloads.suites import suite
 
 DEEPBENCH_STEP = 6
-"""Of DeepBench's 108 convolutions every sixth is packed, unless the suite is asked for by name:
-every application that has more than one is among them, and none was picked by its time."""
+"""Step among DeepBench's 108 convolutions, unless the suite is asked for by name.
+
+Every application that has more than one is among them, and none was picked by its time.
+"""
 
 GEMM_STEP = 11
-"""Of DeepBench's 88 matrix products, likewise."""
+"""Step among DeepBench's 88 matrix products, likewise."""
 
 PRODUCTS = (
     (1024, 1024, 1024),
@@ -39,12 +41,12 @@ class PackedLayer:
 
     @property
     def slug(self) -> str:
-        """Its name in files."""
+        """The layer's name in files."""
         return re.sub(r"[^a-z0-9]+", "-", f"{self.name} {self.target}".lower()).strip("-")
 
 
 def _convolutions(name: str, batches: tuple[int | None, ...], step: int = 1) -> list[PackedLayer]:
-    found: list[PackedLayer] = []
+    packed_layers: list[PackedLayer] = []
     for batch in batches:
         for layer in suite("amos" if name == "amos12" else name)[::step]:
             if layer.operator.name != "conv2d" or (name == "amos12" and layer.application != "C2D"):
@@ -53,8 +55,8 @@ def _convolutions(name: str, batches: tuple[int | None, ...], step: int = 1) -> 
             if batch is not None:
                 words = re.sub(r"\bn=\d+", f"n={batch}", words)
                 title = f"{title} batch {batch}"
-            found.append(PackedLayer(name, title, words, "mma_f16", "float16"))
-    return found
+            packed_layers.append(PackedLayer(name, title, words, "mma_f16", "float16"))
+    return packed_layers
 
 
 def _products(name: str, step: int = 1) -> list[PackedLayer]:
@@ -64,14 +66,16 @@ def _products(name: str, step: int = 1) -> list[PackedLayer]:
         ]
     else:
         sizes = list(PRODUCTS)
-    found: list[PackedLayer] = []
+    packed_layers: list[PackedLayer] = []
     for m, n, k in sizes:
         words = f"gemm m={m} n={n} k={k}"
-        found.append(PackedLayer(name, f"{name}:{m}x{n}x{k}", words, "mma_f16", "float16"))
+        packed_layers.append(PackedLayer(name, f"{name}:{m}x{n}x{k}", words, "mma_f16", "float16"))
         # torch._int_mm, the baseline, takes these sizes alone.
         if m > 16 and n % 8 == 0 and k % 8 == 0:
-            found.append(PackedLayer(name, f"{name}:{m}x{n}x{k} int8", words, "mma_s8", "int32"))
-    return found
+            packed_layers.append(
+                PackedLayer(name, f"{name}:{m}x{n}x{k} int8", words, "mma_s8", "int32")
+            )
+    return packed_layers
 
 
 SUITES = {
@@ -81,25 +85,27 @@ SUITES = {
     "products": f"{len(PRODUCTS)} matrix products, of float16 and int8",
     "gemm": "88 inference matrix products of DeepBench",
 }
-"""What ``--suite`` takes."""
+"""Names that ``--suite`` takes."""
 
 
 def layers(names: tuple[str, ...] = ()) -> list[PackedLayer]:
-    """Of the named suites, all layers; without names, of every suite, a part of DeepBench's.
+    """Return all layers of the named suites; without names, of every suite, a part of DeepBench's.
 
     Raises :class:`WorkloadError` for an unknown name.
     """
     unknown = [name for name in names if name not in SUITES]
     if unknown:
         raise WorkloadError(f"unknown suite {unknown[0]!r}: use {' '.join(SUITES)}")
-    whole = bool(names)
+    all_layers = bool(names)
     makers = {
         "amos12": lambda: _convolutions("amos12", (1, 16)),
         "unit16": lambda: _convolutions("unit16", (None,)),
-        "deepbench": lambda: _convolutions("deepbench", (None,), 1 if whole else DEEPBENCH_STEP),
+        "deepbench": lambda: _convolutions(
+            "deepbench", (None,), 1 if all_layers else DEEPBENCH_STEP
+        ),
         "products": lambda: _products("products"),
-        "gemm": lambda: _products("gemm", 1 if whole else GEMM_STEP),
+        "gemm": lambda: _products("gemm", 1 if all_layers else GEMM_STEP),
     }
-    found = [layer for name in names or SUITES for layer in makers[name]()]
+    packed_layers = [layer for name in names or SUITES for layer in makers[name]()]
     # DeepBench lists some products twice.
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(packed_layers))

@@ -30,24 +30,24 @@ _DYNAMIC = "tirx.use_dyn_shared_memory"
 
 @dataclass(frozen=True)
 class RuleKernels:
-    """What a rule made: CUDA text, and how its kernels are launched, in order."""
+    """Kernels of a rule: CUDA text, and how its kernels are launched, in order."""
 
     source: str
     kernels: tuple[dict[str, Any], ...]
 
 
 def module(layer: dict[str, Any]) -> Any:
-    """The operator as a PrimFunc, with the names of the layer's operands."""
+    """Return the operator as a PrimFunc, with the names of the layer's operands."""
     tvm = runtime.tvm()
     from tvm import te
 
     sums, stored = layer["output"]["sums"], layer["output"]["stored"]
-    given = {
+    inputs = {
         i["name"]: te.placeholder(i["shape"], i["dtype"], name=i["name"]) for i in layer["inputs"]
     }
     shape = layer["output"]["shape"]
     if layer["kind"] == "gemm":
-        first, second = given["A"], given["B"]
+        first, second = inputs["A"], inputs["B"]
         z = te.reduce_axis((0, layer["sizes"]["k"][0]), "z")
         total = te.compute(
             shape,
@@ -55,16 +55,18 @@ def module(layer: dict[str, Any]) -> Any:
             name="product",
         )
     else:
-        total = _convolution(te, tvm, layer, given, sums)
+        total = _convolution(te, tvm, layer, inputs, sums)
     result = total
     if stored != sums:
         result = te.compute(shape, lambda *i: total[i].astype(stored), name="result")
-    return tvm.IRModule({"main": te.create_prim_func([*given.values(), result])})
+    return tvm.IRModule({"main": te.create_prim_func([*inputs.values(), result])})
 
 
-def _convolution(te: Any, tvm: Any, layer: dict[str, Any], given: dict[str, Any], sums: str) -> Any:
+def _convolution(
+    te: Any, tvm: Any, layer: dict[str, Any], inputs: dict[str, Any], sums: str
+) -> Any:
     size = layer["sizes"]
-    image, filters = given["I"], given["W"]
+    image, filters = inputs["I"], inputs["W"]
     n, h, w, c = image.shape
     pad, stride, dilation = (
         tuple((size.get(name, [default]) * 2)[:2])
@@ -96,7 +98,10 @@ def _convolution(te: Any, tvm: Any, layer: dict[str, Any], given: dict[str, Any]
 
 
 def scheduled(layer: dict[str, Any], *, repaired: bool = False) -> RuleKernels:
-    """Raises :class:`LoweringError` where the rules or TVM's code generation fail."""
+    """Schedule a layer by dlight's rules.
+
+    Raises :class:`LoweringError` if the rules or TVM's code generation fail.
+    """
     tvm = runtime.tvm()
     from tvm.s_tir import dlight
     from tvm.tirx.build import codegen_build, split_host_device_mods
@@ -112,10 +117,10 @@ def scheduled(layer: dict[str, Any], *, repaired: bool = False) -> RuleKernels:
     )
     try:
         with target:
-            made = dlight.ApplyDefaultSchedule(*rules)(module(layer))
-            made = tvm.tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(made)
+            scheduled_module = dlight.ApplyDefaultSchedule(*rules)(module(layer))
+            bind = tvm.tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))
             pipeline, _, finish = tvm.tirx.get_default_tir_pipeline(target)
-            host, devices = split_host_device_mods(pipeline(made))
+            host, devices = split_host_device_mods(pipeline(bind(scheduled_module)))
             ((device_target, device),) = devices.items()
             source = codegen_build(finish()(device), device_target).inspect_source()
     except Exception as error:  # What fails inside TVM has many types.
@@ -141,8 +146,9 @@ _CALL = re.compile(r'call_ffi_kernel\("(\w+)", (.*?), launch_params=\[(.*?)\]')
 
 
 def _launches(host: str, source: str, layer: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Of the calls in the text of the host's functions: after the operands there is a number for
-    each of the launch's parameters.
+    """Yield the launches of the calls in the text of the host's functions.
+
+    After the operands there is a number for each of the launch's parameters.
     """
     for name, passed, named in _CALL.findall(host):
         tags = re.findall(r'"([\w.]+)"', named)
@@ -166,7 +172,7 @@ def _launches(host: str, source: str, layer: dict[str, Any]) -> Iterator[dict[st
 
 
 def _arguments(name: str, source: str, layer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Operands by the text's own order; the one that is no input is the result."""
+    """Return operands in the text's own order; the one that is no input is the result."""
     match = re.search(rf"\b{name}\(([^)]*)\)", source)
     if match is None:
         raise LoweringError(f"dlight's text has no kernel {name}")
@@ -175,22 +181,36 @@ def _arguments(name: str, source: str, layer: dict[str, Any]) -> list[dict[str, 
     unknown = [n for n in names if n not in inputs]
     if len(unknown) != 1:
         raise LoweringError(f"dlight's kernels pass buffers to each other: {' '.join(names)}")
-    found: list[dict[str, Any]] = []
+    arguments: list[dict[str, Any]] = []
     for argument in names:
-        given = inputs.get(argument)
-        shape = given["shape"] if given else layer["output"]["shape"]
-        dtype = given["dtype"] if given else layer["output"]["stored"]
+        operand = inputs.get(argument)
+        shape = operand["shape"] if operand else layer["output"]["shape"]
+        dtype = operand["dtype"] if operand else layer["output"]["stored"]
         elements = 1
         for extent in shape:
             elements *= extent
-        found.append({"name": argument if given else "C", "elements": elements, "dtype": dtype})
-    return found
+        arguments.append(
+            {"name": argument if operand else "C", "elements": elements, "dtype": dtype}
+        )
+    return arguments
 
 
 def compile_text(source: str, folder: Path, stem: str) -> None:
-    """A cubin for each architecture.
+    """Write a cubin for each architecture.
 
-    Raises :class:`CpembedError` where nvcc refuses the text.
+    Parameters
+    ----------
+    source : str
+        CUDA text.
+    folder : Path
+        Folder of the cubins.
+    stem : str
+        Beginning of their names.
+
+    Raises
+    ------
+    CpembedError
+        If nvcc rejects the text.
     """
     compiler = shutil.which("nvcc") or "nvcc"
     with tempfile.TemporaryDirectory() as scratch:
@@ -199,8 +219,8 @@ def compile_text(source: str, folder: Path, stem: str) -> None:
         for architecture in ARCHITECTURES:
             cubin = folder / f"{stem}.{architecture}.cubin"
             options = ["-cubin", f"-arch={architecture}", "-std=c++17", "-O3", "-o", str(cubin)]
-            done = subprocess.run(
+            process = subprocess.run(
                 [compiler, *options, str(text)], capture_output=True, text=True, check=False
             )
-            if done.returncode:
-                raise CpembedError(f"nvcc refuses {stem}: {done.stderr.strip()[-200:]}")
+            if process.returncode:
+                raise CpembedError(f"nvcc rejects {stem}: {process.stderr.strip()[-200:]}")

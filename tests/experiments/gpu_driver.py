@@ -13,7 +13,7 @@ from cpembed.targets.cuda.executor import Launch, compile_text
 
 
 class EmulatedLibrary:
-    """What :class:`benchmarks.gpu.there.driver.Driver` calls of libcuda. ``launched``: names and
+    """What :class:`benchmarks.gpu.remote.driver.Driver` calls of libcuda. ``launched``: names and
     pointers, in order; ``broken``: names of kernels that fail when they are launched."""
 
     def __init__(self, root: Path, cubin: str = "sm_80") -> None:

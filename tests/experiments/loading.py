@@ -1,26 +1,22 @@
-"""Loads the script of an experiment as a module."""
+"""Loads the script of an experiment as a module, and its committed results."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from benchmarks.documents import read_document
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
 
 def script(experiment: str) -> ModuleType:
-    """The module of ``experiments/<experiment>/run.py``, read once."""
-    name = f"experiment_{experiment}"
-    if name in sys.modules:
-        return sys.modules[name]
-    specification = importlib.util.spec_from_file_location(
-        name, EXPERIMENTS / experiment / "run.py"
-    )
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
-    specification.loader.exec_module(module)
-    return module
+    """Return the module ``run`` of an experiment, such as ``rieber2021/figure6``."""
+    return importlib.import_module(f"experiments.{experiment.replace('/', '.')}.run")
+
+
+def committed(experiment: str) -> dict[str, Any]:
+    """Return the committed ``results.json`` of an experiment."""
+    return read_document(EXPERIMENTS / experiment / "results.json")

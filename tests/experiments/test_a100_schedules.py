@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -11,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.documents import read_document
 from cpembed.errors import WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
-from experiments.a100_schedules.adapter import Tiles, work_of
-from experiments.a100_schedules.addresses import access, sides
-from experiments.a100_schedules.judge import Order, by_layer, judge, order
-from experiments.a100_schedules.run import MACHINE, SPECIFICATION, main, markdown
-from experiments.a100_schedules.schedules import DATA, Schedule, read
+from experiments.amos2022.a100_schedules.adapter import Tiles, work_of
+from experiments.amos2022.a100_schedules.addresses import access, sides
+from experiments.amos2022.a100_schedules.judge import Order, by_layer, judge, order
+from experiments.amos2022.a100_schedules.run import MACHINE, SPECIFICATION, main, markdown
+from experiments.amos2022.a100_schedules.schedules import DATA, Schedule, read
 
 SAMPLE = 12
 """Every so many rows."""
@@ -48,7 +48,7 @@ def test_products_are_those_of_padded_tiles(rows: list[Schedule]) -> None:
         layer = row.layer
         whole = layer.outputs * layer.c * layer.r * layer.s
         assert row.products * 8 * 32 * 16 >= whole
-        tiles = Tiles.of(row)
+        tiles = Tiles.from_schedule(row)
         assert tiles.warps == math.prod(axis.warps for axis in row.spatial)
 
 
@@ -90,7 +90,7 @@ def test_neighbouring_pixels_share_lines(rows: list[Schedule]) -> None:
                 for one in range(2) for channel in range(16)
             ]  # fmt: skip
             lines.append(len({place // 128 for place in places}))
-    found = access(row, "a", 1, whole=True)
+    found = access(row, "a", 1, entire_factor=True)
     assert 16 <= found.lines <= 17
     assert found.lines == pytest.approx(sum(lines) / len(lines), abs=1)
 
@@ -143,14 +143,14 @@ def test_a_sample_is_in_the_measured_order(rows: list[Schedule], a100: Gpu) -> N
 def test_without_the_other_kernels_numbers_they_are_the_median_way(
     rows: list[Schedule], a100: Gpu
 ) -> None:
-    row = replace(rows[0], other=None)
+    row = replace(rows[0], auxiliary=None)
     work = work_of(row, a100)
     assert [other.name for other in work.auxiliary] == ["place"]
     assert work_of(row, a100) == work
 
 
 def test_the_committed_results_are_of_all_rows(rows: list[Schedule]) -> None:
-    document = json.loads((DATA.parent / "results.json").read_text())
+    document = read_document(DATA.parent / "results.json")
     assert document["rows"] == len(rows)
     counts = Counter(str(row.layer) for row in rows)
     assert {row["layer"]: row["rows"] for row in document["layers"]} == counts
@@ -175,7 +175,7 @@ def test_another_table_is_judged_and_a_wrong_one_is_named(
         "\n".join(line.rsplit(",", 2)[0] for line in lines[:1] + lines[1:400:40]) + "\n"
     )
     assert main(["--data", str(small), "--output", str(tmp_path / "out")]) == 0
-    document = json.loads((tmp_path / "out" / "results.json").read_text())
+    document = read_document(tmp_path / "out" / "results.json")
     assert not document["other_kernels_known"]
     assert (tmp_path / "out" / "results.md").exists()
     wrong = tmp_path / "wrong.csv"

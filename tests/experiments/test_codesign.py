@@ -18,12 +18,13 @@ from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.tuning import Nest, VtaSpace, canonical
 from cpembed.workloads.suites import Layer
-from experiments.codesign.common import DEFAULT, default_spec, reference, workload_of
-from experiments.codesign.figure11 import run as figure11
-from experiments.codesign.learning import qlearning
-from experiments.codesign.learning import run as learning
-from experiments.codesign.learning.directions import Direction, directions
-from experiments.codesign.learning.qlearning import (
+from experiments.common import Row, load
+from experiments.hasco2021.codesign import DEFAULT, default_spec, reference, workload_of
+from experiments.hasco2021.figure11 import run as figure11
+from experiments.hasco2021.learning import qlearning
+from experiments.hasco2021.learning import run as learning
+from experiments.hasco2021.learning.directions import Direction, directions
+from experiments.hasco2021.learning.qlearning import (
     ALWAYS,
     DECAYING,
     GAMMA,
@@ -32,10 +33,9 @@ from experiments.codesign.learning.qlearning import (
     estimated_beginnings,
     random_beginnings,
 )
-from experiments.codesign.table3 import run as table3
-from experiments.codesign.table3 import tables
-from experiments.vta_evaluation.rows import Row, load
-from experiments.vta_evaluation.tuning import Target, tune_reference
+from experiments.hasco2021.table3 import run as table3
+from experiments.hasco2021.table3 import tables
+from experiments.rieber2021.tuning import Target, tune_reference
 from tests.experiments.loading import EXPERIMENTS
 
 SCRIPTS = {"table3": table3, "figure11": figure11, "learning": learning}
@@ -137,7 +137,7 @@ def test_the_template_has_as_many_programs_as_it_is_given() -> None:
     """Also those that estimates find slow, which other experiments leave out."""
     workload = workload_of(Layer("words", 0, "", "conv2d n=1 c=256 h=4 w=4 k=256 r=1 s=1 pad=0"))
     found = reference(workload, 60)
-    fewer = tune_reference(workload, Target.of(DEFAULT, workload), 60)
+    fewer = tune_reference(workload, Target.open(DEFAULT, workload), 60)
     assert found is not None
     assert fewer.simulated < found["simulated"] == 60
     assert found["cycles"] == fewer.cycles
@@ -163,7 +163,7 @@ def test_a_row_of_table_iii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Cycles are the best of what was simulated; cores of two rows have no software for depthwise
     convolutions."""
     suite = tmp_path / "suite.csv"
-    table = (EXPERIMENTS / "codesign" / "mobilenet_v1.csv").read_text().splitlines()
+    table = (EXPERIMENTS / "hasco2021" / "mobilenet_v1.csv").read_text().splitlines()
     suite.write_text("\n".join([table[0], *table[14:16]]) + "\n")
     space = tmp_path / "few.toml"
     space.write_text(SPACE)
@@ -184,6 +184,6 @@ def test_a_row_of_table_iii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", ["table3", "figure11", "learning"])
 def test_committed_tables_are_those_of_their_rows(name: str) -> None:
-    folder = EXPERIMENTS / "codesign" / name
+    folder = EXPERIMENTS / "hasco2021" / name
     run, rows = SCRIPTS[name], list(load(folder).values())
     assert (folder / "results.md").read_text().startswith("\n".join(run.markdown(rows)))

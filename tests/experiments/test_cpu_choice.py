@@ -9,7 +9,7 @@ import pytest
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.x86 import features
 from cpembed.targets.x86.features import missing_features
-from experiments.vta_evaluation.rows import load
+from experiments.common import load
 from tests.experiments.loading import script
 
 
@@ -21,7 +21,7 @@ def test_all_schedules_are_beside_the_chosen_ones(
     """Of a layer of which nearly everything is hopeless."""
     if lacks := missing_features(hardware_spec(target)):
         pytest.skip(f"missing: {', '.join(lacks)}")
-    experiment = script("cpu_choice")
+    experiment = script("studies/cpu_choice")
     monkeypatch.setattr(experiment, "HOPELESS", 1.05)
     experiment.EXPERIMENT.run([f"unit16:12/{target}"], 2, tmp_path)
     row = load(tmp_path)[f"unit16:12/{target}"]
@@ -37,6 +37,6 @@ def test_rows_that_this_machine_cannot_compute_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(features, "cpu_features", frozenset)
-    script("cpu_choice").EXPERIMENT.run(["unit16:12/amx_int8"], 2, tmp_path)
+    script("studies/cpu_choice").EXPERIMENT.run(["unit16:12/amx_int8"], 2, tmp_path)
     assert not load(tmp_path)
     assert "unit16:12/amx_int8: left out, missing: CPU feature amx_tile" in capsys.readouterr().err

@@ -1,29 +1,25 @@
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import pytest
 
 from cpembed.hw.loader import load_hardware_spec
-from tests.experiments.loading import EXPERIMENTS, script
+from tests.experiments.loading import committed, script
 
-run = script("footprints")
+run = script("rieber2021/footprints")
 CASES = {case.label: case for case in run.cases()}
 
 
-def committed() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(
-        (EXPERIMENTS / "footprints" / "results.json").read_text()
-    )["rows"]
-    return rows
+def rows() -> list[dict[str, Any]]:
+    return committed("rieber2021/footprints")["rows"]
 
 
 def check(label: str) -> None:
     """The row as committed, and not above the paper unless known."""
     case = CASES[label]
-    (row,) = (r for r in committed() if (r["table"], r["row"]) == (case.table, case.row))
+    (row,) = (r for r in rows() if (r["table"], r["row"]) == (case.table, case.row))
     naive = run.naive_padding(case, load_hardware_spec(case.target).instruction)
     found = run.search(case, "relaxed", naive)
     assert found["refused"] == 0
@@ -46,9 +42,8 @@ def test_all_footprints_are_those_in_the_results(label: str) -> None:
 
 
 def test_committed_results_are_above_the_paper_only_where_known() -> None:
-    rows = committed()
-    assert len(rows) == len(CASES) == 24
-    assert run.above(rows) == run.KNOWN_ABOVE
+    assert len(rows()) == len(CASES) == 24
+    assert run.above(rows()) == run.EXPECTED_ABOVE
 
 
 def test_paper_adds_up_but_for_one_row() -> None:
@@ -58,7 +53,7 @@ def test_paper_adds_up_but_for_one_row() -> None:
 
 def test_table_4_row_14_stores_each_element_once_and_none_else() -> None:
     """Above the paper's figure, and yet no layout is smaller: the reference differs."""
-    (row,) = (r for r in committed() if (r["table"], r["row"]) == ("3/4", 14))
+    (row,) = (r for r in rows() if (r["table"], r["row"]) == ("3/4", 14))
     image, weights = (CASES["table 3/4, row 14"].workload.operand(name) for name in "IW")
     stored = row["relaxed"]["smallest"]["elements"]
     assert stored == {"data": math.prod(image.shape), "weights": math.prod(weights.shape)}

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import building, choosing, pack, suites, tvm_rules
+from benchmarks.gpu.remote import data
+from benchmarks.gpu.remote.driver import Driver, Kernels
 from benchmarks.gpu.suites import PackedLayer
-from benchmarks.gpu.there import data
-from benchmarks.gpu.there.driver import Driver, Kernels
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.reference import random_inputs, reference
@@ -205,15 +205,15 @@ def test_a_file_holds_what_a_run_needs_and_nothing_else(packed: Path, tmp_path: 
     assert size < 2**20
     with zipfile.ZipFile(tmp_path / "small.zip") as archive:
         names = archive.namelist()
-        archive.extractall(tmp_path / "there")
+        archive.extractall(tmp_path / "remote")
     assert len(names) == len(set(names))
     assert not any("draft" in name or "__pycache__" in name for name in names)
-    assert {"run.py", "pack.json", "benchmarks/gpu/there/main.py"} <= set(names)
-    for layer in layer_documents(tmp_path / "there"):
+    assert {"run.py", "pack.json", "benchmarks/gpu/remote/main.py"} <= set(names)
+    for layer in layer_documents(tmp_path / "remote"):
         for variant in layer["variants"]:
-            assert (tmp_path / "there" / variant["folder"] / "kernel.sm_90.cubin").is_file()
+            assert (tmp_path / "remote" / variant["folder"] / "kernel.sm_90.cubin").is_file()
     done = subprocess.run(
-        [sys.executable, "-I", "-S", str(tmp_path / "there" / "run.py"), "--help"],
+        [sys.executable, "-I", "-S", str(tmp_path / "remote" / "run.py"), "--help"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -224,7 +224,7 @@ def test_a_file_holds_what_a_run_needs_and_nothing_else(packed: Path, tmp_path: 
 
 def test_what_runs_there_needs_nothing_of_the_package() -> None:
     allowed = {"numpy", "torch", "triton", "benchmarks", *sys.stdlib_module_names}
-    files = sorted((pack.HERE / "there").glob("*.py"))
+    files = sorted((pack.FOLDER / "remote").glob("*.py"))
     assert len(files) > 8
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -232,7 +232,7 @@ def test_what_runs_there_needs_nothing_of_the_package() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 assert name.split(".")[0] in allowed, (path.name, name)
-                assert not name.startswith("benchmarks") or name.startswith("benchmarks.gpu.there")
+                assert not name.startswith("benchmarks") or name.startswith("benchmarks.gpu.remote")
 
 
 def test_without_a_compiler_nothing_is_packed(

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import building, pack
+from benchmarks.gpu.remote import data, main, report
+from benchmarks.gpu.remote.conversation import Conversation
+from benchmarks.gpu.remote.driver import Driver, DriverError, architecture
+from benchmarks.gpu.remote.timing import LEAST_ROUNDS, MOST_ROUNDS, Samples, rounds
 from benchmarks.gpu.suites import PackedLayer
-from benchmarks.gpu.there import data, main, report
-from benchmarks.gpu.there.conversation import Conversation
-from benchmarks.gpu.there.driver import Driver, DriverError, architecture
-from benchmarks.gpu.there.timing import LEAST_ROUNDS, MOST_ROUNDS, Samples, rounds
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda.executor import COMPILER
 from tests.experiments.gpu_driver import EmulatedLibrary
@@ -335,7 +335,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def worker_on(root: Path, library: EmulatedLibrary) -> tuple[Any, list[dict[str, Any]]]:
-    from benchmarks.gpu.there.worker import Worker
+    from benchmarks.gpu.remote.worker import Worker
 
     said: list[dict[str, Any]] = []
 
@@ -392,7 +392,7 @@ def test_a_kernel_that_fails_ends_the_worker_by_name(packed: Path) -> None:
 
 def test_what_is_written_behind_a_result_is_noticed() -> None:
     torch = pytest.importorskip("torch")
-    from benchmarks.gpu.there.contenders import GUARD_BYTES, Buffers
+    from benchmarks.gpu.remote.implementations import GUARD_BYTES, Buffers
 
     given = torch.zeros(4, dtype=torch.float16)
     buffers = Buffers({"A": (4, "float16"), "C": (3, "float32")}, {"A": given}, "cpu")
@@ -411,7 +411,7 @@ def test_what_is_written_behind_a_result_is_noticed() -> None:
 ])  # fmt: skip
 def test_the_reference_there_is_the_packages(words: str) -> None:
     pytest.importorskip("torch")
-    from benchmarks.gpu.there.reference import exact
+    from benchmarks.gpu.remote.reference import exact
     from cpembed.ir.reference import reference
 
     layer = layer_of(words)

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.experiments.loading import EXPERIMENTS, script
+from tests.experiments.loading import committed, script
 
-run = script("hasco_choices")
+run = script("hasco2021/tensorize_choices")
 
 
 @pytest.mark.parametrize("name, target", run.PAPER)
@@ -24,6 +22,6 @@ def test_structure_matching_refuses_loops_of_one_index() -> None:
 
 
 def test_committed_results_agree() -> None:
-    document = json.loads((EXPERIMENTS / "hasco_choices" / "results.json").read_text())
+    document = committed("hasco2021/tensorize_choices")
     assert len(document["rows"]) == len(run.WORKLOADS) * len(run.TARGETS)
     assert all(map(run.agrees, document["rows"]))

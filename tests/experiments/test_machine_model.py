@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.vta_evaluation.rows import load
+from experiments.common import load
 from tests.experiments.loading import EXPERIMENTS, script
 
 
 @pytest.mark.parametrize("key", ["vta_1x16x16/deepbench:103", "avx512_vnni/unit16:9"])
 def test_a_layer_is_compared_and_stored(key: str, tmp_path: Path) -> None:
-    experiment = script("machine_model")
+    experiment = script("studies/machine_model")
     experiment.EXPERIMENT.run([key], 3, tmp_path)
     row = load(tmp_path)[key]
     assert 1 <= row["trials"] <= 3
@@ -37,23 +37,23 @@ def test_a_layer_is_compared_and_stored(key: str, tmp_path: Path) -> None:
     ],
 )
 def test_rank_correlation(first: list[float], second: list[float], expected: float | None) -> None:
-    assert script("machine_model").spearman(first, second) == expected
+    assert script("studies/machine_model").spearman(first, second) == expected
 
 
 def test_the_best_and_some_of_the_rest_are_looked_at() -> None:
-    some = script("machine_model").some
-    assert some(tuple(range(5)), 12) == tuple(range(5))
-    assert some(tuple(range(100)), 3) == (0, 1, 2)
-    taken = some(tuple(range(100)), 12)
+    sample = script("studies/machine_model").sample
+    assert sample(tuple(range(5)), 12) == tuple(range(5))
+    assert sample(tuple(range(100)), 3) == (0, 1, 2)
+    taken = sample(tuple(range(100)), 12)
     assert taken[:5] == tuple(range(5))
     assert len(set(taken)) == len(taken) == 12
     assert taken == tuple(sorted(taken))
 
 
 def test_every_layer_is_in_the_committed_results() -> None:
-    rows = load(EXPERIMENTS / "machine_model")
-    assert set(rows) == set(script("machine_model").ROWS)
-    readme = (EXPERIMENTS / "machine_model" / "README.md").read_text()
+    rows = load(EXPERIMENTS / "studies/machine_model")
+    assert set(rows) == set(script("studies/machine_model").ROWS)
+    readme = (EXPERIMENTS / "studies/machine_model" / "README.md").read_text()
     assert "rank correlation" in readme
     for row in rows.values():
         assert row["trials"] == len(row["candidates"]) > 0

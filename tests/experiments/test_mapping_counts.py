@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.workloads.suites import suite
-from tests.experiments.loading import EXPERIMENTS, script
+from tests.experiments.loading import committed, script
 
-run = script("mapping_counts")
+run = script("amos2022/table6")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,7 @@ def test_family_without_a_match_is_refused_by_amos_only() -> None:
 
 
 def test_committed_results_agree() -> None:
-    document = json.loads((EXPERIMENTS / "mapping_counts" / "results.json").read_text())
+    document = committed("amos2022/table6")
     assert [row["operator"] for row in document["table_6"]] == list(run.PAPER)
     assert all(map(run.agrees, document["table_6"]))
     assert all(row["found"] for row in document["table_5"])

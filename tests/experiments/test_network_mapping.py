@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,21 +12,16 @@ import onnx
 from cpembed.driver.named import workload
 from cpembed.frontends import load_model
 from cpembed.ir.reference import reference
-from experiments.network_mapping import networks, run
-from experiments.network_mapping.tables import COLUMNS, markdown
-from tests.experiments.loading import EXPERIMENTS
+from experiments.amos2022.table2 import networks, run
+from experiments.amos2022.table2.tables import COLUMNS, markdown
+from tests.experiments.loading import EXPERIMENTS, committed
 from tests.models.registry import TINY, write, write_int8
 
-FOLDER = EXPERIMENTS / "network_mapping"
-
-
-def committed() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((FOLDER / "results.json").read_text())
-    return document
+FOLDER = EXPERIMENTS / "amos2022/table2"
 
 
 def test_committed_results_are_as_the_readme_says() -> None:
-    document = committed()
+    document = committed("amos2022/table2")
     assert [row["network"] for row in document["networks"]] == list(networks.NETWORKS)
     assert [problem for row in document["networks"] for problem in run.problems(row)] == []
     assert markdown(document) == (FOLDER / "results.md").read_text()
@@ -36,7 +29,7 @@ def test_committed_results_are_as_the_readme_says() -> None:
 
 def test_every_product_of_the_papers_networks_is_mapped() -> None:
     """With a filter axis for depthwise convolutions, a Tensor Core computes what AMOS says."""
-    found = {row["network"]: row for row in committed()["networks"]}
+    found = {row["network"]: row for row in committed("amos2022/table2")["networks"]}
     forms = ("shufflenet_v1", "resnet50", "mobilenet_v1_amos", "bert_base_amos", "milstm")
     tensor_core = [found[name]["columns"]["wmma_f16"] for name in forms]
     assert [c["own"] + c["otherwise"]["mapped"] for c in tensor_core] == [50, 54, 29, 84, 9]
@@ -46,7 +39,7 @@ def test_every_product_of_the_papers_networks_is_mapped() -> None:
 
 
 def test_amx_alone_computes_depthwise_convolutions_with_its_factors_exchanged() -> None:
-    for row in committed()["networks"]:
+    for row in committed("amos2022/table2")["networks"]:
         amx = row["columns"]["amx_int8 alone"]
         assert amx["own"] + amx["otherwise"]["mapped"] == amx["nodes"]
         # One row of 16, and windows of at most 25 steps of 64.
@@ -54,7 +47,7 @@ def test_amx_alone_computes_depthwise_convolutions_with_its_factors_exchanged() 
 
 
 def test_problems_name_a_product_that_is_not_mapped() -> None:
-    (row,) = (row for row in committed()["networks"] if row["network"] == "milstm")
+    (row,) = (row for row in committed("amos2022/table2")["networks"] if row["network"] == "milstm")
     row["columns"]["vta_1x16x16"]["mapped"] -= 1
     row["columns"]["wmma_f16"]["own"] -= 2
     assert run.problems(row) == ["milstm on vta_1x16x16: 8 of 9", "milstm on wmma_f16: 7 of 9"]
@@ -88,7 +81,9 @@ def test_quantized_files_are_made_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_products_for_zero_points_are_counted_apart() -> None:
     """In each of BERT's 12 blocks two of the attention's scores and one of its weighted sum."""
-    (row,) = (row for row in committed()["networks"] if row["network"] == "bert_base")
+    (row,) = (
+        row for row in committed("amos2022/table2")["networks"] if row["network"] == "bert_base"
+    )
     amx = row["columns"]["amx_int8"]
     assert (amx["mapped"], amx["nodes"], amx["for_zero_points"]) == (97, 97, 36)
 
@@ -114,7 +109,7 @@ def test_counts_of_whole_networks_are_the_committed_ones(name: str, tmp_path: Pa
     path = tmp_path / "net.onnx"
     model = networks.NETWORKS[name].build()
     onnx.save(model, path)
-    (row,) = (row for row in committed()["networks"] if row["network"] == name)
+    (row,) = (row for row in committed("amos2022/table2")["networks"] if row["network"] == name)
     key = "wmma_f16"
     totals, _ = run.counted(load_model(path), run.multiplying(model), COLUMNS[key])
     expected = row["columns"][key]

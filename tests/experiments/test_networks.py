@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from experiments.networks import sentences, trained
+from experiments.studies.trained_networks import sentences, trained
 
 
 def test_words_are_split_into_the_longest_known_parts():

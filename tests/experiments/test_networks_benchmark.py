@@ -42,7 +42,7 @@ def test_rounds_with_other_work_are_left_out_and_ratios_are_of_the_same_round():
     ours = fake([0.010, 0.011, 0.500, 0.010, 0.020], [0, 0, 1.5, 0, 0])
     other = fake([0.020, 0.022, 0.100, 0.020, 0.060], [0, 0, 0.0, 0, 0], output=1.5)
     servers = {"cpembed": ours, "onnxruntime": other}
-    assert networks.taken(servers, 5, 100.0) == 4
+    assert networks.take_samples(servers, 5, 100.0) == 4
     assert ours.samples == [0.010, 0.011, 0.010, 0.020]
     assert ours.asked == [1, 3, *[10] * 5]
     found = networks.compared(servers, {"logits": np.array([0.0, 1.5])})
@@ -53,21 +53,21 @@ def test_rounds_with_other_work_are_left_out_and_ratios_are_of_the_same_round():
 
 def test_disturbed_rounds_are_repeated_as_long_as_there_are_tries():
     ours = fake([0.01, 0.02, 0.03, 0.04, 0.05], [0, 1, 1, 0, 0])
-    assert networks.taken({"cpembed": ours}, 2, 1.0, tries=5) == 2
+    assert networks.take_samples({"cpembed": ours}, 2, 1.0, tries=5) == 2
     assert ours.samples == [0.01, 0.04]
     assert len(ours.asked) == 2 + 4
 
 
 def test_all_rounds_are_kept_where_hardly_any_was_left_alone():
     ours = fake([0.010, 0.011, 0.012, 0.013], [1, 1, 1, 0])
-    assert networks.taken({"cpembed": ours}, 4, 1.0) == 1
+    assert networks.take_samples({"cpembed": ours}, 4, 1.0) == 1
     assert len(ours.samples) == 4
 
 
 def test_the_page_names_the_fastest_the_mean_the_worst_and_what_is_missing():
     def row(model: str, ours: float, other: float, **missing: str) -> dict:
         samples = {"cpembed": fake([ours] * 3, [0] * 3), "openvino": fake([other] * 3, [0] * 3)}
-        networks.taken(samples, 3, 1.0)
+        networks.take_samples(samples, 3, 1.0)
         return {
             "model": model, "threads": 1, "missing": missing, "rounds": 3, "of": 3,
             **networks.compared(samples, {}),

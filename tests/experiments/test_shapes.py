@@ -1,19 +1,18 @@
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
 
-from tests.experiments.loading import EXPERIMENTS, script
+from tests.experiments.loading import EXPERIMENTS, committed, script
 
-run = script("shapes")
-FOLDER = EXPERIMENTS / "shapes"
+run = script("studies/shapes")
+FOLDER = EXPERIMENTS / "studies/shapes"
 
 
 def stored() -> list[dict[str, Any]]:
-    return json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))["rows"]
+    return committed("studies/shapes")["rows"]
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def test_the_page_has_the_medians_of_the_results() -> None:
 
 def test_nothing_is_better_than_what_takes_layouts_into_account() -> None:
     """Its choice is proven the best of all, so that no other one may cost less."""
-    document = json.loads((FOLDER / "layouts.json").read_text(encoding="utf-8"))
+    document = committed("studies/shapes/layouts")
     assert len(document["rows"]) == 8
     for row in document["rows"]:
         assert row["layouts"]["proven"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,32 +13,34 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.scratchpad.executor import program
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
 from cpembed.targets.scratchpad.space import ScratchpadSpace
-from experiments.swatop import choice_executed, paper
-from experiments.swatop.borders import padded, without, zeroing_us
-from experiments.swatop.counted import counted_us, estimated_us, executing_cycles
-from experiments.swatop.executed import TOLERANCE, convolved
-from experiments.swatop.layers import Convolution, Product, listing_1, listing_2, networks
-from experiments.swatop.planning import best, efficiency, machine, products
-from experiments.swatop.rows import HERE, Part, load
+from experiments.common import Experiment, load
+from experiments.swatop2019 import paper
+from experiments.swatop2019.borders import cost_without_borders, padded, zeroing_us
+from experiments.swatop2019.counted_time import counted_us, estimated_us, executing_cycles
+from experiments.swatop2019.execution.run import TOLERANCE, convolved
+from experiments.swatop2019.figure9_executed.run import losses
+from experiments.swatop2019.layers import Convolution, Product, listing_1, listing_2, networks
+from experiments.swatop2019.planning import best, efficiency, machine, products
+from tests.experiments.loading import committed, script
 from tests.unit.targets.scratchpad.executor.running import needs_compiler
 
 PARTS = (
-    "convolutions",
-    "products",
-    "executed",
-    "choice",
-    "choice_executed",
-    "planning_time",
-    "prefetching",
+    "figures5_8",
+    "table2",
+    "execution",
+    "figure9_model",
+    "figure9_executed",
+    "table3",
+    "figure10",
 )
 
 
-def part(name: str) -> Part:
-    return importlib.import_module(f"experiments.swatop.{name}").part()
+def part(name: str) -> Experiment:
+    return script(f"swatop2019/{name}").EXPERIMENT
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    stored = load(HERE, name)
+    stored = load(part(name).folder)
     return [stored[key] for key in part(name).keys if key in stored]
 
 
@@ -71,14 +71,14 @@ def test_layouts_are_of_the_same_convolution(layout: str, taps: int, stride: int
 
 @pytest.mark.parametrize("name", PARTS)
 def test_committed_tables_are_those_of_the_rows(name: str) -> None:
-    document = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
-    text = (HERE / f"{name}.md").read_text(encoding="utf-8")
-    assert part(name).text(rows(name), document["origin"]) == text
+    document = committed(f"swatop2019/{name}")
+    text = (part(name).folder / "results.md").read_text(encoding="utf-8")
+    assert part(name).page(rows(name), document["origin"]) == text
     assert len(document["rows"]) == len(part(name).keys)
 
 
 def test_executed_configurations_are_as_numpy_has_them() -> None:
-    found = rows("executed")
+    found = rows("execution")
     assert len(found) == 60
     for row in found:
         assert set(row["methods"]) == {"implicit", "explicit", "winograd_2x2", "winograd_4x4"}
@@ -86,20 +86,20 @@ def test_executed_configurations_are_as_numpy_has_them() -> None:
 
 
 def test_no_plan_is_faster_than_the_machine() -> None:
-    for row in rows("convolutions"):
+    for row in rows("figures5_8"):
         assert row["methods"]
         for name, method in row["methods"].items():
             most = {"winograd_2x2": 36 / 16, "winograd_4x4": 144 / 36}.get(name, 1)
             assert 0 < method["efficiency"] <= most, row["key"]
-    for row in rows("products"):
+    for row in rows("table2"):
         assert 0 < row["efficiency"] <= 1
         assert row["border"] >= 0
 
 
 def test_a_row_is_computed_as_committed() -> None:
-    for name, key in (("products", "500 1000 200"), ("products", "512 768 256")):
+    for name, key in (("table2", "500 1000 200"), ("table2", "512 768 256")):
         row = part(name).compute(key)
-        stored = load(HERE, name)[key]
+        stored = load(part(name).folder)[key]
         assert {k: stored[k] for k in row} == row
 
 
@@ -110,7 +110,7 @@ def planned(m: int, n: int, k: int) -> tuple[ScratchpadSpace, Plan]:
 
 def test_borders_cost_nothing_where_there_are_none() -> None:
     space, plan = planned(2048, 2048, 2048)
-    least = without(space.product, space.ranked())
+    least = cost_without_borders(space.product, space.ranked())
     assert padded(space.product) == 0
     assert zeroing_us(plan) == 0
     assert space.best().cost == pytest.approx(least, rel=2e-3)
@@ -120,7 +120,7 @@ def test_borders_cost_the_granules_that_are_not_full() -> None:
     """25 columns a core are seven vectors of four: 224 for 200."""
     space, plan = planned(8000, 200, 8000)
     assert padded(space.product) == pytest.approx(1 - 200 / 224)
-    least = without(space.product, space.ranked())
+    least = cost_without_borders(space.product, space.ranked())
     assert space.best().cost / least == pytest.approx(224 / 200, rel=0.01)
     assert 0 < zeroing_us(plan) < 0.01 * space.best().cost
 
@@ -170,7 +170,7 @@ def test_padding_takes_the_calls_that_the_model_expects() -> None:
 
 def test_what_a_choice_loses_is_beside_the_fastest() -> None:
     times = [{"counted": 11.0, "estimated": 9.0}, {"counted": 10.0, "estimated": 10.0}]
-    assert choice_executed.losses([{"times": times}]) == [pytest.approx(0.1)]
+    assert losses([{"times": times}]) == [pytest.approx(0.1)]
 
 
 def test_rows_are_stored_and_resumed(tmp_path: Path) -> None:
@@ -180,9 +180,17 @@ def test_rows_are_stored_and_resumed(tmp_path: Path) -> None:
         computed.append(key)
         return {"value": len(key)}
 
-    two = Part("two", "Two", ("a", "bb"), ("a",), compute, lambda found: [str(len(found))])
-    two.run(["bb"], tmp_path)
-    two.run(["a", "bb"], tmp_path)
+    two = Experiment(
+        folder=tmp_path,
+        description="Two",
+        keys=("a", "bb"),
+        compute=compute,
+        markdown=lambda found: [str(len(found))],
+        trials=None,
+        one_origin=True,
+    )
+    two.run(["bb"], None, tmp_path)
+    two.run(["a", "bb"], None, tmp_path)
     assert computed == ["bb", "a"]
-    assert [row["value"] for row in load(tmp_path, "two").values()] == [1, 2]
-    assert "2 of 2 rows" in (tmp_path / "two.md").read_text()
+    assert [row["value"] for row in load(tmp_path).values()] == [1, 2]
+    assert "2 of 2 rows" in (tmp_path / "results.md").read_text()

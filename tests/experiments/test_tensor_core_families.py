@@ -1,24 +1,16 @@
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
-from tests.experiments.loading import EXPERIMENTS, script
+from tests.experiments.loading import EXPERIMENTS, committed, script
 
-run = script("tensor_core_families")
+run = script("amos2022/tensor_core_families")
 
-FOLDER = EXPERIMENTS / "tensor_core_families"
-
-
-def committed() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((FOLDER / "results.json").read_text())
-    return document
+FOLDER = EXPERIMENTS / "amos2022/tensor_core_families"
 
 
 def test_the_results_are_as_expected() -> None:
-    document = committed()
+    document = committed("amos2022/tensor_core_families")
     assert run.problems(document["rows"]) == []
     assert run.markdown(document) == (FOLDER / "results.md").read_text()
 
@@ -26,7 +18,7 @@ def test_the_results_are_as_expected() -> None:
 def test_a_count_that_is_not_as_expected_is_reported() -> None:
     (row,) = [
         r
-        for r in committed()["rows"]
+        for r in committed("amos2022/tensor_core_families")["rows"]
         if (r["operator"], r["target"], r["constraints"]) == ("C2D", "mma_f16", "complete")
     ]
     assert run.problems([{**row, "families": [97, 98]}]) == [
@@ -51,5 +43,9 @@ def test_what_never_embeds_is_left_out() -> None:
 def test_an_operator_counts_as_committed(target: str) -> None:
     """The operator with the fewest layers of those that have many families."""
     numbers = run.layers()["BCV"]
-    rows = [r for r in committed()["rows"] if (r["operator"], r["target"]) == ("BCV", target)]
+    rows = [
+        r
+        for r in committed("amos2022/tensor_core_families")["rows"]
+        if (r["operator"], r["target"]) == ("BCV", target)
+    ]
     assert run.measure({"BCV": numbers}, [target]) == rows

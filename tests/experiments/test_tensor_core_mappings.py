@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
-from experiments.tensor_core_mappings.run import (
+from experiments.amos2022.tensor_core_mappings.run import (
     BATCHES,
-    HERE,
+    FOLDER,
     TARGET,
     gains,
     layers,
     markdown,
     measure,
 )
+from tests.experiments.loading import committed
 
 
 def test_the_layers_are_those_of_the_paper() -> None:
@@ -32,16 +31,16 @@ def test_gains_are_geometric_means_over_the_layers_that_a_mapping_has() -> None:
 
 
 def test_a_layer_is_as_committed() -> None:
-    committed = json.loads((HERE / "results.json").read_text(encoding="utf-8"))["rows"]
-    (row,) = [row for row in committed if (row["batch"], row["layer"]) == (1, layers()[-2])]
+    rows = committed("amos2022/tensor_core_mappings")["rows"]
+    (row,) = [row for row in rows if (row["batch"], row["layer"]) == (1, layers()[-2])]
     assert measure(row["layer"], row["batch"], TARGET) == row
 
 
 def test_the_committed_results_are_consistent() -> None:
-    document = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
+    document = committed("amos2022/tensor_core_mappings")
     assert document["provenance"] == "estimated"
     assert document["gains"] == gains(document["rows"])
-    assert markdown(document) == (HERE / "results.md").read_text(encoding="utf-8")
+    assert markdown(document) == (FOLDER / "results.md").read_text(encoding="utf-8")
     for row in document["rows"]:
         assert all(us >= row["us"]["free"] for us in row["us"].values())
     found = {(row["batch"], row["layer"]) for row in document["rows"]}

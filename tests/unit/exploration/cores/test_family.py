@@ -216,7 +216,7 @@ def test_types_of_the_point_are_those_that_are_moved_and_computed() -> None:
 
 def test_hascos_space_has_432_machines() -> None:
     """Xiao et al., ISCA 2021, src/codesign/explorer.py: 3 x 3 x 3 x 2 x 8."""
-    space = read_space(Path(__file__).parents[4] / "experiments" / "hasco" / "gemm_432.toml")
+    space = read_space(Path(__file__).parents[4] / "experiments" / "hasco2021" / "gemm_432.toml")
     flaws = [space.flaw(space.point(place)) for place in space.places()]
     assert flaws == [None] * 432
     groups = {space.family.group(space.point(place)) for place in space.places()}

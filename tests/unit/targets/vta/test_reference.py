@@ -14,7 +14,7 @@ from cpembed.targets.vta.specification import vta_config
 from cpembed.targets.vta.tail import requantized_for
 from cpembed.targets.vta.tiles import TileNest, tile_nest
 from cpembed.targets.vta.timing import MemorySystem, time_program
-from experiments.vta_evaluation.reference import (
+from experiments.rieber2021.reference import (
     Knobs,
     ranked_knobs,
     reference_knobs,
