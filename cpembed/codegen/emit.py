@@ -30,10 +30,9 @@ from cpembed.codegen.instruction import (
 )
 from cpembed.codegen.nest import KernelOperand, Nest, SplitK
 from cpembed.codegen.passes import PARTIAL_SUMS
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import KernelPlan, Script, buffer, storage_dtype, zero
 from cpembed.codegen.prefetch import bind_prefetched, write_prefetches
 from cpembed.codegen.program_nest import kernel_nest
-from cpembed.codegen.script import Script, buffer, storage_dtype, zero
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import DerivedProgram, Loop
 

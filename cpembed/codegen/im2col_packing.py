@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cpembed.codegen.script import Script, grid
+from cpembed.codegen.plan import Script, grid
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 _MAX_RUNS = 64

@@ -13,7 +13,7 @@ from typing import Any
 from cpembed.codegen.epilogue import BIAS, SCALE
 from cpembed.codegen.halo import index_sets
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.script import Script, read, storage_dtype
+from cpembed.codegen.plan import Script, read, storage_dtype
 from cpembed.ir.computation import AxisKind
 from cpembed.transform.program import Loop
 

@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import Script, buffer
+from cpembed.codegen.plan import KernelPlan, Script, buffer
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.methods.convolution import Convolution, Window

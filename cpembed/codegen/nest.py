@@ -23,7 +23,7 @@ from functools import reduce
 from typing import Any, Protocol
 
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.script import Script
+from cpembed.codegen.plan import Script
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import Loop

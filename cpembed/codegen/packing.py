@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 
 from cpembed.codegen.im2col_packing import Im2colPacking
-from cpembed.codegen.script import Script, buffer, grid, zero
+from cpembed.codegen.plan import Script, buffer, grid, zero
 from cpembed.codegen.transposition import Blocks, Element, write_transposition
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr, IndexTerm

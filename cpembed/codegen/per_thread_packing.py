@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 from cpembed.codegen.nest import KernelOperand, Nest, TileLoop
 from cpembed.codegen.packing import ORIGINAL, packed_rows, rows_of
+from cpembed.codegen.plan import Script
 from cpembed.codegen.program_nest import first_factor, in_points
-from cpembed.codegen.script import Script
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, PackedOperand

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from cpembed.codegen.instruction import bind_task, loop_variable
 from cpembed.codegen.nest import KernelOperand, Nest, Prefetch
-from cpembed.codegen.script import Script
+from cpembed.codegen.plan import Script
 from cpembed.codegen.traffic import Reuse
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr

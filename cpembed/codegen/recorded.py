@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import Script, buffer
+from cpembed.codegen.plan import KernelPlan, Script, buffer
 from cpembed.errors import InvariantError
 from cpembed.transform.program import pack
 

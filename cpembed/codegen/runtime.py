@@ -22,8 +22,7 @@ from cpembed.codegen.host_cpu import (
     host_cpu,
     is_x86,
 )
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import storage_dtype
+from cpembed.codegen.plan import KernelPlan, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.steps import step
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cpembed.codegen.script import Script, storage_dtype
+from cpembed.codegen.plan import Script, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 
 _GROUP = 16

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import KernelPlan, storage_dtype
 from cpembed.codegen.runtime import ObjectFile, bits, compile_object
-from cpembed.codegen.script import storage_dtype
 from cpembed.errors import BackendUnavailable, CrashError, InvariantError
 from cpembed.steps import LIMIT_VARIABLE, time_limit
 from cpembed.targets.arm.image import START, Array, image, places_of

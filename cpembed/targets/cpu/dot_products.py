@@ -19,9 +19,8 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
 from cpembed.codegen.nest import KernelOperand, Nest, Peeling, Prefetch
 from cpembed.codegen.passes import order_reductions, split_axes
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import HEADER, KernelPlan, read, storage_dtype
 from cpembed.codegen.program_nest import kernel_nest, lane_name
-from cpembed.codegen.script import HEADER, read, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from cpembed.codegen.script import HEADER, buffer, storage_dtype
+from cpembed.codegen.plan import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import GlobalOperand

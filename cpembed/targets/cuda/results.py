@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from cpembed.codegen.epilogue import channel_axes
-from cpembed.codegen.script import HEADER, buffer, storage_dtype
+from cpembed.codegen.plan import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, position
 from cpembed.targets.cuda.lower import TiledProduct

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpembed.codegen.epilogue import BIAS, SCALE
-from cpembed.codegen.script import Script, buffer
+from cpembed.codegen.plan import Script, buffer
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.transform.program import Loop

@@ -21,7 +21,7 @@ from cpembed.codegen.instruction import (
     write_block,
 )
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.script import HEADER, Script, storage_dtype, zero
+from cpembed.codegen.plan import HEADER, Script, storage_dtype, zero
 from cpembed.errors import LoweringError
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cpu.register_blocks import LaneRoles, digits

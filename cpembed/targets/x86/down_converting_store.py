@@ -24,7 +24,7 @@ from cpembed.codegen.epilogue import (
 )
 from cpembed.codegen.instruction import VECTOR_PARAMETERS
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.script import Script
+from cpembed.codegen.plan import Script
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.x86.features import lacking
