@@ -23,9 +23,8 @@ from fractions import Fraction
 from cpembed.codegen.plan import KernelPlan, Script, buffer
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.transform.methods.convolution import Convolution, Window
+from cpembed.transform.methods.convolution import Convolution, Im2col, Window
 from cpembed.transform.methods.cook_toom import Matrix, Step, straight_line
-from cpembed.transform.methods.im2col import Im2col
 from cpembed.transform.methods.winograd import Tiling, Winograd
 from cpembed.transform.program import PackedDimension, PackedOperand
 

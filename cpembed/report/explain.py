@@ -16,8 +16,8 @@ from cpembed.embedding.embedding import Digit
 from cpembed.ir.index import IndexExpr
 from cpembed.report import messages
 from cpembed.report.solve import request_rows, search_text, solver_rows
+from cpembed.transform.layout import Step, layout, original_layout
 from cpembed.transform.program import DerivedProgram, Loop
-from cpembed.transform.replay import Step, layout, original_layout
 from cpembed.transform.rewrites import Split
 
 PRIME = "'"

@@ -126,7 +126,7 @@ def normalised(index: IndexExpr, extents: Mapping[str, int]) -> tuple[IndexExpr,
     return IndexExpr.of(scaled, -(low // step)), step, low
 
 
-def original_layout(
+def unpacked_operand(
     workload: Computation, access: Access, axis_map: Mapping[str, IndexExpr]
 ) -> PackedOperand:
     """Describe an operand before any rewrite, accessed over the program's iterators.
@@ -190,7 +190,7 @@ class LayoutBuilder(ABC):
         """Apply the rewrites; raise :class:`TransformError` if there is no such layout."""
 
     def __post_init__(self) -> None:
-        self.layout = original_layout(self.workload, self.access, self.axis_map)
+        self.layout = unpacked_operand(self.workload, self.access, self.axis_map)
         names = [dimension.name for dimension in self.layout.dimensions]
         self._indices = dict(zip(names, self.access.index, strict=True))
         self._original_names = tuple(names)
