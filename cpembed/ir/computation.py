@@ -195,6 +195,11 @@ class Computation:
             maps[access.operand][access] = None
         return {name: tuple(accesses) for name, accesses in maps.items()}
 
+    @cached_property
+    def has_single_accesses(self) -> bool:
+        """True in port form, in which every operand has one access."""
+        return all(len(accesses) == 1 for accesses in self.access_maps.values())
+
     @property
     def macs(self) -> int:
         """Points of the iteration domain: the multiply-accumulates of a product-sum."""

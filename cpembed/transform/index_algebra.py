@@ -5,7 +5,7 @@ All functions are exact or raise :class:`TransformError`; the isl proof checks t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from cpembed.errors import TransformError
@@ -57,6 +57,7 @@ def divide(
 def _divide_term(
     term: IndexTerm, factor: int, extents: Mapping[str, int]
 ) -> tuple[list[IndexTerm], list[IndexTerm]]:
+    """Return the terms of the quotient and of the remainder; what does not split is remainder."""
     coefficient = term.coefficient
     if coefficient % factor == 0:
         return [IndexTerm(term.iterator, coefficient // factor, term.divisor, term.modulus)], []
@@ -82,23 +83,13 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
     """
     terms = [_simplify_term(term, extents) for term in index.terms]
     terms = [term for term in terms if term.maximum(extents)]
-    joined = True
-    while joined:
-        joined = False
-        for low in terms:
-            high = _next_digit(low, terms)
-            if high is not None:
-                terms.remove(low)
-                terms.remove(high)
-                modulus = (
-                    None
-                    if high.modulus is None or low.modulus is None
-                    else low.modulus * high.modulus
-                )
-                term = replace(low, modulus=modulus)
-                terms.append(_simplify_term(term, extents))
-                joined = True
-                break
+    # Each join leaves one term less, and may be the lower half of another one.
+    while (pair := next(_neighbours(terms), None)) is not None:
+        low, high, modulus = pair
+        terms.remove(low)
+        terms.remove(high)
+        joined = None if high.modulus is None else modulus * high.modulus
+        terms.append(_simplify_term(replace(low, modulus=joined), extents))
     return IndexExpr.of(terms, index.constant)
 
 
@@ -109,18 +100,21 @@ def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
     return quotient if quotient.maximum(extents) < term.modulus else term
 
 
-def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
-    """Return the digit directly above ``low`` in the same number, if its weight matches."""
-    if low.modulus is None:
-        return None
-    for term in terms:
-        if (
-            (term.iterator, term.inner) == (low.iterator, low.inner)
-            and term.divisor == low.divisor * low.modulus
-            and term.coefficient == low.coefficient * low.modulus
-        ):
-            return term
-    return None
+def _neighbours(terms: list[IndexTerm]) -> Iterator[tuple[IndexTerm, IndexTerm, int]]:
+    """Yield pairs of neighbouring digits of one number, low and high, with the low one's modulus.
+
+    ``w*((x//d) % m) + w*m*((x//(d*m)) % k)`` is ``w*((x//d) % (m*k))``.
+    """
+    for low in terms:
+        if (modulus := low.modulus) is None:
+            continue
+        for high in terms:
+            if (
+                (high.iterator, high.inner) == (low.iterator, low.inner)
+                and high.divisor == low.divisor * modulus
+                and high.coefficient == low.coefficient * modulus
+            ):
+                yield low, high, modulus
 
 
 def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner: str) -> IndexExpr:
@@ -154,8 +148,10 @@ def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner
 def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[IndexTerm]:
     """Write ``coefficient * (((factor*outer + inner) // divisor) % modulus)`` as terms."""
     c, divisor, modulus = term.coefficient, term.divisor, term.modulus
+    # The digit lies in the outer part alone, since inner < factor.
     if divisor % factor == 0:
         return [IndexTerm(outer, c, divisor // factor, modulus)]
+    # It begins in the inner part, which has `step` of its values.
     if factor % divisor == 0:
         step = factor // divisor
         if modulus is None:
@@ -238,6 +234,8 @@ def substitute_digit(
             continue
         modulus = term.modulus
         if not outermost:
+            # ((fused // weight) % extent) // divisor is a digit of `fused` only if the divisor
+            # divides the extent, and modulo m only if m divides the values that are left.
             rest, remainder = divmod(extent, term.divisor)
             if remainder or (modulus is not None and rest % modulus):
                 raise TransformError(f"digit {term.text()} cannot be part of a fused dimension")

@@ -73,6 +73,7 @@ class Overlap:
 
     def start(self, loop: str | None = None) -> IndexExpr:
         """First point of a block, over the iterator of the blocks."""
+        # (number + 1) // count is 1 in the last block alone, which moves back.
         name = loop or self.loop
         last = IndexTerm.digit(
             IndexExpr.iterator(name) + 1, coefficient=-self.back, divisor=self.count
@@ -80,11 +81,9 @@ class Overlap:
         return IndexExpr.of([IndexTerm(name, self.block), last])
 
     def repeated(self, loop: str, position: IndexExpr) -> IndexExpr:
-        """Index that is 1 where the previous block has this position of a block too, else 0.
-
-        It is 1 in the last block for ``position < back``: just then the sum below reaches twice
-        the block, so that its quotient is 1.
-        """
+        """Index that is 1 where the previous block has this position of a block too, else 0."""
+        # It does in the last block for position < back: just then the sum below reaches twice the
+        # block, so that its quotient is 1.
         negated = [term.times(-1) for term in position.terms]
         last = IndexTerm.digit(
             IndexExpr.iterator(loop) + 1, coefficient=self.block, divisor=self.count
@@ -98,13 +97,13 @@ class Overlap:
 class PackedDimension:
     """A dimension of a packed operand.
 
-    ``walked_by`` names the instruction axis to whose tile it belongs; None if only outer loops walk
-    the dimension.
+    ``lane`` names the instruction axis to whose tile it belongs; None if only outer loops walk the
+    dimension.
     """
 
     name: str
     extent: int
-    walked_by: str | None = None
+    lane: str | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +153,8 @@ class PackedOperand:
         """True if packing moves nothing: the packed bytes are the original bytes."""
         if self.elements != math.prod(self.original_shape):
             return False
+        # Flat index of the original over the packed dimensions: they are the same memory if its
+        # coefficients are the packed strides.
         total = IndexExpr()
         step = 1
         for index, size in reversed(list(zip(self.source, self.original_shape, strict=True))):
@@ -298,6 +299,7 @@ def source_elements(operand: PackedOperand) -> tuple[list[NDArray[np.int64]], ND
 
     The indices are one array per original dimension; all arrays have the packed shape.
     """
+    # Clipped, so that elements outside can be gathered with the others and masked afterwards.
     grid = dict(zip((d.name for d in operand.dimensions), np.indices(operand.shape), strict=True))
     inside = np.ones(operand.shape, np.bool_)
     indices: list[NDArray[np.int64]] = []

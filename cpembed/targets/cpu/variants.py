@@ -114,7 +114,7 @@ def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate
     """
     program = ranked.candidate.program
     embedding = ranked.candidate.embedding
-    if program.in_place or not _has_single_accesses(program.workload):
+    if program.in_place or not program.workload.has_single_accesses:
         return []
     rows = over_rows(program.unfused, spec.instruction, embedding)
     if rows is None:
@@ -127,7 +127,7 @@ def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandid
     empty if there are no windows, or it takes no fewer executions.
     """
     program = ranked.candidate.program
-    if program.in_place or not _has_single_accesses(program.workload):
+    if program.in_place or not program.workload.has_single_accesses:
         return []
     windows = over_windows(program.unfused, spec.instruction, ranked.candidate.embedding)
     if windows is None:
@@ -141,11 +141,7 @@ def in_lanes(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidat
     less, or the instruction cannot access them there.
     """
     program = ranked.candidate.program
-    if (
-        program.in_place
-        or not copied_operands(program)
-        or not _has_single_accesses(program.workload)
-    ):
+    if program.in_place or not copied_operands(program) or not program.workload.has_single_accesses:
         return []
     embedding, copied_bytes = ranked.candidate.embedding, _copied_bytes(program)
     output = program.unfused.output.name
@@ -157,10 +153,6 @@ def in_lanes(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidat
         )
     ]
     return [twin for twin in variants if _copied_bytes(twin.candidate.program) < copied_bytes]
-
-
-def _has_single_accesses(workload: Computation) -> bool:
-    return all(len(accesses) == 1 for accesses in workload.access_maps.values())
 
 
 def _not_packed_ahead(program: DerivedProgram) -> tuple[str, ...]:

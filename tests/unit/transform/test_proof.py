@@ -59,7 +59,7 @@ def mutate(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
         dimensions = list(operand.dimensions)
         at = rng.randrange(len(dimensions))
         old = dimensions[at]
-        dimensions[at] = PackedDimension(old.name, max(1, old.extent - 1), old.walked_by)
+        dimensions[at] = PackedDimension(old.name, max(1, old.extent - 1), old.lane)
         operands[position] = replace(operand, dimensions=tuple(dimensions))
     else:
         indices = list(getattr(operand, kind))

@@ -138,7 +138,7 @@ def rewire(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
         dimensions = list(operand.dimensions)
         at = rng.randrange(len(dimensions))
         old = dimensions[at]
-        dimensions[at] = PackedDimension(old.name, old.extent + rng.choice([1, 3]), old.walked_by)
+        dimensions[at] = PackedDimension(old.name, old.extent + rng.choice([1, 3]), old.lane)
         operands[position] = replace(operand, dimensions=tuple(dimensions))
     return replace(program, operands=tuple(operands))
 
