@@ -65,7 +65,7 @@ class Placement:
         """
         if any(b + s > o for o, b, s in zip(outer, before, shape, strict=True)):
             raise ValueError(f"a box of {list(shape)} at {list(before)} of {list(outer)}")
-        strides = tuple(math.prod(outer[k + 1 :]) for k in range(len(outer)))
+        strides = tuple(math.prod(outer[k + 1 :]) for k in range(len(outer)))  # row-major
         offset = sum(b * stride for b, stride in zip(before, strides, strict=True))
         return cls(strides, offset, math.prod(outer))
 
@@ -100,8 +100,6 @@ class EpilogueRequest:
     def epilogue(self, target: str, sums: str) -> Epilogue | None:
         """Return the epilogue, or None if the sums are stored as they are.
 
-        A shift implies int8 unless an output type is given.
-
         Raises
         ------
         WorkloadError
@@ -111,6 +109,7 @@ class EpilogueRequest:
             raise WorkloadError(f"a shift is of integers, and {target} sums {sums}: leave it out")
         if self.output is None and self.shift is None and not self.steps:
             return None
+        # A shift is how fixed-point inference returns to bytes.
         output = self.output or (sums if self.shift is None else "int8")
         return Epilogue(output, self.scale, self.bias, self.relu, self.shift or 0)
 
@@ -325,12 +324,12 @@ class Epilogue:
             value = f"({value} + {addend})"
             return _relu(value) if residual.relu else value
         if residual.rounds:
+            # A network that stores the product before it adds rounds it there.
             low, high = self.stored_range
             value = f"T.nearbyint(T.max(T.min({value}, {float32(high)}), {float32(low)}))"
-        moved = f'T.cast(T.cast({addend}, "int32") - {residual.zero_point}, "float32")'
-        value = (
-            f"T.fma({value}, {float32(residual.own_scale)}, {moved} * {float32(residual.scale)})"
-        )
+        offset = f'T.cast(T.cast({addend}, "int32") - {residual.zero_point}, "float32")'
+        product = f"{offset} * {float32(residual.scale)}"
+        value = f"T.fma({value}, {float32(residual.own_scale)}, {product})"
         low, high = self.residual_range
         return _byte_bits(value, self.dtype, low, high, residual.stored_zero_point)
 
@@ -345,8 +344,8 @@ class Epilogue:
         """Range of the sum with the residual before the output's zero point is added."""
         assert self.residual is not None
         low, high = self.residual.clip or dtype_info(self.dtype).integer_range
-        moved = self.residual.stored_zero_point
-        return low - moved, high - moved
+        zero_point = self.residual.stored_zero_point
+        return low - zero_point, high - zero_point
 
     def _integer(self, value: str, sums: str) -> str:
         if self.shift:
@@ -369,6 +368,7 @@ class Epilogue:
             return f'T.cast({_bfloat16_bits(value)}, "uint16")'
         if self.dtype in BYTES:
             return _byte_bits(value, self.dtype, *self.stored_range, self.zero_point)
+        # Clipped before the conversion, which is undefined for values beyond the type's range.
         low, high = saturated_range(self.dtype)
         clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
         return f'T.cast(T.nearbyint({clipped}), "{self.dtype}")'
@@ -381,10 +381,7 @@ class Epilogue:
         channel: NDArray[np.int64],
         residual: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Apply the epilogue in numpy, in the kernel's order and precision.
-
-        Results are equal to those of kernels bit for bit, except for bfloat16 up to 2^-126, which
-        VCVTNE2PS2BF16 makes 0.
+        """Apply the epilogue in numpy: equal to kernels bit for bit, but for the least bfloat16.
 
         Parameters
         ----------
@@ -397,6 +394,7 @@ class Epilogue:
         residual : array, optional
             Residual, in the shape of ``sums``.
         """
+        # VCVTNE2PS2BF16 makes 0 of results up to 2^-126, which numpy keeps.
         value: NDArray[Any] = sums
         if self.bias:
             value = value + vectors[BIAS][channel]
@@ -431,8 +429,8 @@ class Epilogue:
         if self.dtype == "float32":
             value = value + addend
             return np.maximum(value, np.float32(0)) if residual.relu else value
-        moved = (addend.astype(np.int32) - residual.zero_point).astype(np.float32)
-        added = (moved * np.float32(residual.scale)).astype(np.float64)
+        offset = (addend.astype(np.int32) - residual.zero_point).astype(np.float32)
+        added = (offset * np.float32(residual.scale)).astype(np.float64)
         # The product of two float32 is exact in float64, so that the sum is rounded once.
         exact = value.astype(np.float64) * np.float64(np.float32(residual.own_scale)) + added
         low, high = self.residual_range
@@ -455,9 +453,10 @@ def saturated_range(dtype: str) -> tuple[float, float]:
     return float(low), float(largest)
 
 
+# The last bit of a float32 between 2^23 and 2^24 counts 1, so that adding this number rounds to an
+# integer, to nearest even; the lower bits of the sum are the integer in two's complement.
 _ROUNDING = 3 << 22
-"""Number whose addition rounds a float32 of a magnitude below 2^22 to an integer, to nearest even:
-the last bit of the sum counts 1, and its lower bits are the integer in two's complement."""
+"""Number whose addition rounds a float32 of a magnitude below 2^22 to an integer."""
 
 
 def _relu(value: str) -> str:
@@ -471,8 +470,8 @@ def _byte_bits(value: str, dtype: str, low: int, high: int, zero_point: int) -> 
     # The low eight bits of an int32 instead of a conversion, which LLVM does lane by lane for some
     # vectors (half the time of a 1x1 layer from 64 to 256 channels).
     rounded = f'T.reinterpret({clipped} + T.float32({_ROUNDING}), dtype="int32")'
-    moved = f"{rounded} + T.int32({zero_point})" if zero_point else rounded
-    return f'T.cast({moved}, "{dtype}")'
+    stored = f"{rounded} + T.int32({zero_point})" if zero_point else rounded
+    return f'T.cast({stored}, "{dtype}")'
 
 
 def float32(value: float) -> str:
@@ -483,6 +482,7 @@ def float32(value: float) -> str:
 def _bfloat16_bits(value: str) -> str:
     """Return the upper half of a float32, rounded to the nearest even; a NaN stays one."""
     bits = f'T.reinterpret({value}, dtype="uint32")'
+    # Just below half of the last kept bit, and one more if that bit is odd: halves go to the even.
     odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
     rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
     # The compiler folds a comparison of a number with itself, so test the bits.
@@ -491,11 +491,9 @@ def _bfloat16_bits(value: str) -> str:
 
 
 def channel_axes(workload: Computation) -> tuple[str, ...]:
-    """Return the axes of the output whose elements have a bias and a scale of their own.
-
-    They are those that the second factor has too: the filters of a convolution, groups included,
-    or the columns of a GEMM.
-    """
+    """Return the axes of the output whose elements have a bias and a scale of their own."""
+    # Those that the second factor has too: the filters of a convolution, groups included, or the
+    # columns of a GEMM.
     output, weights = (
         {name for index in workload.access(operand.name).index for name in index.iterators}
         for operand in (workload.output, workload.inputs[1])
@@ -504,10 +502,7 @@ def channel_axes(workload: Computation) -> tuple[str, ...]:
 
 
 def channel_numbers(workload: Computation) -> NDArray[np.int64]:
-    """Return the channel's number of each element of the output, in the output's shape.
-
-    Channels are numbered in row-major order of :func:`channel_axes`.
-    """
+    """Return the channel's number of each output element, row-major over :func:`channel_axes`."""
     dimensions = [i.single_iterator for i in workload.access(workload.output.name).index]
     places = np.indices(workload.output.shape, sparse=True)
     total = np.zeros(workload.output.shape, np.int64)

@@ -26,11 +26,10 @@ STAGE = "stage"
 VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
 """Names in the text of an epilogue's vectors."""
 
+# Without it, TVM allocates buffers of 1024 bytes and more from its runtime, and changes in a branch
+# are stored and loaded again.
 _ON_STACK = '{"disable_lower_builtin": True}'
-"""Annotation that keeps a local buffer on the stack, so that the compiler can make registers of it.
-
-Without it, TVM allocates buffers of 1024 bytes and more from its runtime, and changes in a branch
-are stored and loaded again."""
+"""Annotation of a local buffer that the compiler can make registers of."""
 
 StoreText = Callable[[Script, Nest, str], bool]
 """Writes the stores of a task from the named buffer of sums; returns False if it does not apply."""
@@ -80,10 +79,9 @@ class InstructionText:
     ----------
     backend : str
         Name of the back end, for reports.
-    unrolled : collection of str
-        Inner loops and reductions to unroll.
-    vectorized : collection of str
-        Inner loops to vectorise where the accumulators are set and stored.
+    unrolled, vectorized : collection of str
+        Inner loops and reductions to unroll, and inner loops to vectorise where the accumulators
+        are set and stored.
     vectorized_update : bool
         Vectorise them also where products are added.
     intrinsics : mapping of str to (Intrinsic, int)
@@ -95,10 +93,8 @@ class InstructionText:
     opaque : bool
         Accumulators are the instruction's own, which only its store reads. With an epilogue they
         are stored to a local buffer, from which results are computed during the next task.
-    store : StoreText, optional
-        Writer of the stores.
-    lane_sum : LaneSum, optional
-        Loop whose accumulators are summed before they are stored.
+    store, lane_sum : StoreText, LaneSum, optional
+        Writer of the stores, and loop whose accumulators are summed before they are stored.
     attributes, options, functions
         Fields of the :class:`~cpembed.codegen.plan.KernelPlan`.
     """
@@ -126,12 +122,10 @@ class InstructionText:
         return () if self.opaque else self.vectorized
 
     def tensorizing(self, nest: Nest) -> Callable[[Any], None] | None:
-        """Return the rewrite of a schedule that replaces blocks of the nest's kernel, if any.
-
-        The update block is replaced in each index set.
-        """
+        """Return the rewrite of a schedule that replaces blocks of the nest's kernel, if any."""
         if not self.intrinsics:
             return None
+        # Each index set has an update block of its own.
         return Tensorizing(
             tuple(
                 (block_name(name, number), intrinsic, place)
@@ -274,6 +268,8 @@ def bind_task(
     named : callable
         Name of a task loop's iterator; by default that of the loop.
     """
+    # A task's number is mixed-radix over the task loops, the innermost fastest: consecutive tasks
+    # of a chunk share what the outer loops move.
     inside = 1
     bindings: list[str] = []
     for loop in reversed(nest.tasks):

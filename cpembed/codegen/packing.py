@@ -21,17 +21,18 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.index_algebra import simplify
 from cpembed.transform.program import PackedOperand
 
+# Decoding a row's number takes divisions, which are spread over its elements.
 _INNER_ELEMENTS = 64
-"""Minimum number of elements of a row, over which the decoding of a row number is spread."""
+"""Minimum number of elements of a row."""
+# Finding a row, and testing whether it lies inside, takes as long as copying a few lines.
 _COPIED_ELEMENTS = 2**14
-"""Maximum number of elements of a row that is a copy of several runs: finding a row, and testing
-whether it lies inside, takes as long as copying a few lines."""
+"""Maximum number of elements of a row that is a copy of several runs."""
+# Both sides of a transposition have to stay in a near cache.
 _ROW_ELEMENTS = 2**15
-"""Maximum number of elements of a row that contains a transposition: it has to stay in a near
-cache."""
+"""Maximum number of elements of a row that contains a transposition."""
+# Unrolled, so that the loop around it is vectorised.
 _UNROLLED = 8
-"""Maximum number of steps of an innermost loop that is unrolled, so that the loop around it is
-vectorised."""
+"""Maximum number of steps of an innermost loop that is unrolled."""
 
 ORIGINAL, PACKED = "Original", "Packed"
 """Names of the buffers in the text."""
@@ -85,10 +86,9 @@ class LayoutTransform:
 
     @cached_property
     def original_index(self) -> IndexExpr:
-        """Index into the flat original.
-
-        Neighbouring digits of one packed dimension are one term, which shows what is contiguous.
-        """
+        """Index into the flat original."""
+        # Simplified, so that neighbouring digits of one packed dimension are one term, which shows
+        # what is contiguous.
         total = IndexExpr()
         step = 1
         for index, size in reversed([*zip(self.source, self.operand.original_shape, strict=True)]):
@@ -115,6 +115,8 @@ class LayoutTransform:
             low, high = index.bounds(extents)
             if low >= 0 and high < size:
                 continue
+            # A range costs nothing in its loop, a condition on the row one test a row; one on an
+            # element is tested for each.
             name, divisor = self._leading_digit(index)
             if name in self.order and name not in ranges:
                 first = max(0, -index.constant) * divisor
@@ -180,11 +182,7 @@ def blocks_of(transform: LayoutTransform, direction: Direction) -> Blocks | None
 
 
 def plan_transform(operand: PackedOperand) -> LayoutTransform:
-    """Return the order in which an operand is packed.
-
-    A row ends where it has enough elements. It includes the dimension that walks the original's
-    last one if that is not far, so that a transposition stays within a row.
-    """
+    """Return the order in which an operand is packed."""
     names = tuple(f"d{number}" for number in range(len(operand.dimensions)))
     renamed = {d.name: name for d, name in zip(operand.dimensions, names, strict=True)}
     extents = dict(zip(names, operand.shape, strict=True))
@@ -210,6 +208,8 @@ def plan_transform(operand: PackedOperand) -> LayoutTransform:
     last = source[-1].terms if source else ()
     steps = [t.iterator for t in last if t.is_affine and t.coefficient == 1]
     near = steps[0] if len(steps) == 1 else None
+    # The dimension that walks the original's last one joins the row if it is not far, so that a
+    # transposition stays within a row.
     if near in names[:-1]:
         place = min(rows, names.index(near))
         if math.prod(operand.shape[place:]) <= _ROW_ELEMENTS and place > 0:
@@ -222,10 +222,7 @@ def plan_transform(operand: PackedOperand) -> LayoutTransform:
 
 
 def packed_before(workload: Computation) -> list[str]:
-    """Return the inputs that are packed once, ahead of time, by default.
-
-    That is the second one (W, B), unless it varies.
-    """
+    """Return the inputs that are packed ahead of time by default: weights, the second input."""
     return [operand.name for operand in workload.inputs[1:2] if not operand.varies]
 
 
@@ -329,14 +326,12 @@ def _loops(transform: LayoutTransform, ranges: Mapping[str, tuple[int, int]]) ->
 
 
 def _pack_row(script: Script, transform: LayoutTransform) -> None:
-    """Write the packing of a row.
-
-    The row's condition is tested once. A row's margins are cleared, or all of it if they are
-    scattered.
-    """
+    """Write the packing of a row."""
     if transform.windows is not None:
         _pack_window(script, transform, transform.windows)
         return
+    # The row's condition is tested once. Its margins are cleared, or all of it if conditions on
+    # elements scatter them.
     of_row, ranges, of_element = transform.bounds()
     clear = f"{transform.packed_element} = {zero(transform.operand.dtype)}"
     names, extents = transform.names[transform.rows :], transform.operand.shape[transform.rows :]

@@ -25,10 +25,8 @@ def order_tasks(nest: Nest, outermost_first: Sequence[str]) -> Nest:
 
 
 def order_reductions(nest: Nest) -> Nest:
-    """Sum in the order in which the second factor lies in memory.
-
-    Hardware prefetch follows a few streams, not one for each point of a window.
-    """
+    """Sum in the order in which the second factor lies in memory."""
+    # Hardware prefetch follows a few streams, not one for each point of a window.
     second = nest.operands[1]
 
     def inward(loop: Loop) -> int:
@@ -106,12 +104,9 @@ def cache_tile(nest: Nest, tiles: Mapping[str, int]) -> Nest:
 
 
 def shorten_remainder(nest: Nest) -> Nest:
-    """Replace one shifted remainder tile by shorter tiles that recompute nothing.
-
-    A shifted tile needs one body for all tasks; shorter tiles need another body, so the pass
-    changes nothing where tasks must have one. Only the loop that would recompute the largest share
-    is changed: each further loop would double the number of bodies.
-    """
+    """Replace one shifted remainder tile by shorter tiles that recompute nothing."""
+    # A shifted tile needs one body for all tasks, shorter tiles another body. Peeling by steps is
+    # that of kernels whose tasks must have one.
     if nest.peeling is Peeling.STEPS:
         return nest
     steps = {loop.name for loop in nest.steps}
@@ -122,6 +117,7 @@ def shorten_remainder(nest: Nest) -> Nest:
     ]
     if not uneven:
         return nest
+    # Only the loop that would recompute the largest share: each one doubles the number of bodies.
     most = max(uneven, key=lambda task: task.points / task.extent)
     even = replace(most, remainder=most.points - most.extent)
     return replace(nest, tasks=tuple(even if task is most else task for task in nest.tasks))
@@ -193,9 +189,9 @@ def split_k(nest: Nest, parts: int) -> Nest:
     Raises
     ------
     LoweringError
-        No reduction is a multiple of ``parts``, or the epilogue has vectors: the place of a sum
-        does not tell their element.
+        No reduction is a multiple of ``parts``, or the epilogue has vectors or a place.
     """
+    # The threads that add up see flat places of sums, which do not tell an element of a vector.
     if nest.epilogue is not None and not nest.epilogue.is_of_sum_alone:
         raise LoweringError("with a bias, a scale or a place of its own, a reduction is not split")
     reduction = loop_to_split(nest, parts)
@@ -205,6 +201,7 @@ def split_k(nest: Nest, parts: int) -> Nest:
     split = {reduction.name: IndexExpr.of([IndexTerm(part, steps), IndexTerm(reduction.name)])}
     cut = (replace(loop, extent=steps) if loop is reduction else loop for loop in nest.reductions)
     output = nest.operands[2]
+    # Outermost, so that chunks of consecutive tasks, one a thread, divide the parts among them.
     tasks = (TileLoop(part, parts, origin="part of the sums"), *nest.tasks)
     nest = _substituted(nest, split, tasks=tasks, reductions=tuple(cut))
     first, second, result = nest.operands
@@ -229,6 +226,7 @@ def _substituted(nest: Nest, split: Mapping[str, IndexExpr], **fields: Any) -> N
 
 def _weights(nest: Nest, loop: Loop, fixed: Sequence[int]) -> list[int]:
     """Return the weights at which the digits of a loop begin: 1, …, the extent."""
+    # Every access must be affine in the digits, so each divisor and modulus in use is a boundary.
     boundaries = {1, loop.extent, *(w for w in fixed if w < loop.extent)}
     for operand in nest.accessed:
         for term in operand.access.terms:

@@ -105,6 +105,7 @@ class PackingBlocks:
         """
         if access.span > rows:
             return None
+        # The first iteration reads `span` rows, each further one `step` more.
         most = min(access.count, 1 + (rows - access.span) // access.step)
         # Nothing is packed twice however short blocks are, and short ones stay near.
         if access.span == access.step:
@@ -126,6 +127,7 @@ class PackingBlocks:
             return self.rows / access.row_count
         iterations = -(-access.task_count // access.inside // self.chunks)
         blocks = -(-iterations // self.points)
+        # Each block packs again what it shares with the one before.
         return (blocks * (access.span - access.step) + iterations * access.step) / access.row_count
 
     def numbers(self, chunk: str, tasks: tuple[str, str]) -> tuple[str, str]:
@@ -273,6 +275,7 @@ class PerThreadPacking:
 
     def cost(self, rooms: Sequence[float], packed_in: Sequence[float]) -> float:
         """Return the time of packing and reading again, relative to packing the operand once."""
+        # Packing takes longest on the busiest chunk; reading depends on the cache of the copy.
         level = next((n for n, room in enumerate(rooms) if self.bytes <= room), len(rooms))
         return self.share() * self.chunks + packed_in[level]
 
@@ -357,9 +360,6 @@ def row_accesses(
 ) -> list[RowAccess]:
     """Return the rows that tasks read, by one, two and more of the outermost loops.
 
-    Empty if the outermost loop of several tasks does not move the operand's outermost dimension of
-    several elements forwards.
-
     Parameters
     ----------
     program : DerivedProgram
@@ -379,6 +379,7 @@ def row_accesses(
     for number, position in enumerate(positions[: len(tasks)]):
         loops = tasks[: number + 1]
         move = _move(program, operand.access[position], loops)
+        # Only if each loop moves its dimension forwards do consecutive tasks read consecutive rows.
         if move is None:
             break
         moves.append((position, *move))
