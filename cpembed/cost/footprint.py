@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.accesses import joined_dimensions, joined_index
 from cpembed.ir.computation import Operand
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import joined_dimensions, joined_index
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Dimension:
     ``memory`` is the one from which the instruction reads the operand, ``smallest`` are the
     smallest extents of the instruction's axes. ``joined`` has dimensions that this one makes with
     its neighbours, by the members of the fused axis that walks them in memory
-    (:mod:`cpembed.ir.joining`).
+    (:mod:`cpembed.ir.accesses`).
     """
 
     index: IndexExpr

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from cpembed.errors import SpecError, WorkloadError
 from cpembed.hw.instruction import Instruction
+from cpembed.ir.accesses import is_neutral
 from cpembed.ir.computation import Assignment, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
-from cpembed.ir.neutral import is_neutral
 
 _KEPT_INDICES = 64
 """Maximum number of index arrays that a problem keeps; an instruction has a few operands."""
@@ -39,7 +39,7 @@ class AccessPair:
 class EmbeddingProblem:
     """A workload, an instruction, and the pairing of their operands and accesses.
 
-    Both are in port form (:mod:`cpembed.ir.ports`): each operand has one access. A workload operand
+    Both are in port form (:mod:`cpembed.ir.accesses`): each operand has one access. A workload operand
     that has several accesses is a port for each, ``X@0``, ``X@1`` ...;
     ``original`` is the workload as it was. ``roles`` maps instruction operand to workload operand;
     ``pairs`` lists the accesses in the order of the statements, the stores last. ``groups`` are the

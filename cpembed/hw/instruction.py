@@ -16,8 +16,8 @@ from functools import cached_property
 
 from cpembed.errors import SpecError
 from cpembed.hw.machine import Hierarchy, MemoryInterface
+from cpembed.ir.accesses import View, split_ports
 from cpembed.ir.computation import Axis, Computation, Operand
-from cpembed.ir.ports import View, split_ports
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Instruction:
     memory : mapping of str to OperandMemory
         Tile and scope of each operand.
     views : mapping of str to View
-        For each port, its elements within the operand's tensor (:mod:`cpembed.ir.ports`); empty
+        For each port, its elements within the operand's tensor (:mod:`cpembed.ir.accesses`); empty
         unless the instruction is in port form (:attr:`in_ports`).
     """
 

@@ -163,7 +163,8 @@ class IndexExpr:
         subtracted from the iterator of that sum; otherwise the range may be too large.
         """
         # Terms of one iterator depend on each other: x - (x + 1) % 4 is never below -1, though the
-        # bounds of its terms add up to -3. Such differences are enumerated.
+        # bounds of its terms add up to -3. Such differences are enumerated: layouts in place, whose
+        # last block moves back, are made of them and need exact bounds.
         low = high = self.constant
         terms = self.terms
         if any(term.inner is not None and term.coefficient < 0 for term in terms):
@@ -220,6 +221,7 @@ class IndexExpr:
                 continue
             inner = replacements[term.iterator]
             if not term.is_affine:
+                # The digit of a sum does not distribute over its terms, which may carry.
                 renamed = inner.single_iterator
                 if renamed is None:
                     terms.append(replace(term, iterator="", inner=inner))

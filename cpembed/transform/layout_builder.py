@@ -18,11 +18,11 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import members_of
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.accesses import JoinedRows, joined_dimensions, joined_index
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import JoinedRows, joined_dimensions, joined_index
 from cpembed.transform.program import Overlap, PackedDimension, PackedOperand, Rewrite
 from cpembed.transform.rewrites import Flatten, Pad, Part, Reorder, unroll
 

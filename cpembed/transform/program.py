@@ -212,7 +212,7 @@ class DerivedProgram:
     Attributes
     ----------
     workload, instruction : Computation, Instruction
-        Both in port form (:mod:`cpembed.ir.ports`).
+        Both in port form (:mod:`cpembed.ir.accesses`).
     embedding : Embedding
         The embedding from which the program was derived.
     loops : tuple of Loop

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpembed.ir.accesses import JoinedRows, joined_dimensions, joined_index
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import JoinedRows, joined_dimensions, joined_index
 
 EXTENTS = {"p": 4, "q": 5, "r": 2, "s": 3, "c": 6, "d": 2}
 
