@@ -32,14 +32,15 @@ from cpembed.ir.parser import parse_computation
 from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import hardware_spec_files
 
-MAX_EXTENT = 65_536
-"""Maximum extent of an instruction axis: embedding enumerates every operation of an instruction."""
-
+# Embedding enumerates every operation of an instruction.
+_MAX_EXTENT = 65_536
+"""Maximum extent of an instruction axis."""
 MAX_OPERATIONS = 2**20
 """Maximum number of operations of an instruction at its largest extents."""
 
+# Far beyond any machine.
 _MAX_DELAY = 100_000
-"""Maximum number of cycles before main memory answers, far beyond any machine."""
+"""Maximum number of cycles before main memory answers."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _CPU_FEATURE = re.compile(r"[a-z0-9_]+")
@@ -56,7 +57,7 @@ def _named_files() -> dict[str, Path]:
 
 
 def _named_file(name: str) -> Path | None:
-    """Return the file of a target; search installed distributions only for what does not ship."""
+    # Listing what installed distributions add is slow, so only for names that do not ship.
     return hardware_spec_files().get(name) or plugin_file("cpembed.hw_specs", name)
 
 
@@ -107,6 +108,10 @@ class _Builder:
         if not condition:
             raise self.error(key, problem)
 
+    def _need_range(self, value: int, lowest: int, highest: int, key: Key) -> None:
+        problem = f"{value} is not allowed; allowed: {lowest}..{highest}"
+        self.need(lowest <= value <= highest, key, problem)
+
     def spec(self) -> HardwareSpec:
         table = self.table
         self._check_header()
@@ -117,10 +122,12 @@ class _Builder:
         problem = f"{operations:,} operations in one instruction; allowed: {MAX_OPERATIONS:,}"
         self.need(operations <= MAX_OPERATIONS, ("instruction", "axes"), problem)
         dtypes = {name: self._dtypes(name) for name in table.operands}
+        # In the first type of each operand; what depends on types is checked for the others below.
         computation = self._computation(axes, {name: d[0] for name, d in dtypes.items()})
         for output in (operand.name for operand in computation.outputs):
             for dtype in dtypes[output][1:]:
-                # Some operations exist in one kind of arithmetic only, such as shifts of integers.
+                # Parsed again for its errors alone: some operations exist in one kind of arithmetic
+                # only, such as shifts of integers.
                 self._computation(axes, {output: dtype})
         self._check_configurable(axes, computation)
         instruction = Instruction(
@@ -162,9 +169,7 @@ class _Builder:
             problem = f"{value} is not allowed; allowed: a power of two, {lowest}..{highest}"
             allowed = lowest <= value <= highest and not value & (value - 1)
             self.need(allowed, ("machine", key), problem)
-        delay = table.dram_delay_cycles
-        problem = f"{delay} is not allowed; allowed: 0..{_MAX_DELAY}"
-        self.need(0 <= delay <= _MAX_DELAY, ("machine", "dram_delay_cycles"), problem)
+        self._need_range(table.dram_delay_cycles, 0, _MAX_DELAY, ("machine", "dram_delay_cycles"))
         return table
 
     def _check_header(self) -> None:
@@ -183,12 +188,9 @@ class _Builder:
                 )
 
     def _alternatives(self) -> tuple[str, ...]:
-        """Return the targets of ``alternatives``: each has to exist and to name none in turn.
-
-        ``otherwise`` and ``beside`` are older keys for a single target.
-        """
+        """Return the targets of ``alternatives``: each has to exist and to name none in turn."""
         table = self.table
-        older_keys = {"otherwise": table.otherwise, "beside": table.beside}
+        older_keys = {"otherwise": table.older_otherwise, "beside": table.older_beside}
         references: list[tuple[Key, str]] = [
             *((("alternatives", n), name) for n, name in enumerate(table.alternatives)),
             *(((key,), name) for key, name in older_keys.items() if name is not None),
@@ -199,25 +201,25 @@ class _Builder:
                 match = close_match(name, _named_files())
                 problem = f"unknown target {name!r}{match}; allowed: a name that"
                 raise self.error(key, f"{problem} `cpembed targets` lists")
+            # Else a search for an alternative could go round in a circle.
             target = SpecificationFile.read(path).table()
-            if target.alternatives or target.otherwise is not None or target.beside is not None:
-                problem = f"{name} names another target in turn; allowed: one that names none"
-                raise self.error(key, problem)
+            older = (target.older_otherwise, target.older_beside)
+            problem = f"{name} names another target in turn; allowed: one that names none"
+            self.need(not target.alternatives and older == (None, None), key, problem)
         return tuple(dict.fromkeys(name for _, name in references))
 
     def _axis(self, name: str, value: int | AxisTable) -> InstructionAxis:
         key = ("instruction", "axes", name)
         if isinstance(value, int):
-            problem = f"extent {value} is not allowed; allowed: 1..{MAX_EXTENT}"
-            self.need(1 <= value <= MAX_EXTENT, key, problem)
+            problem = f"extent {value} is not allowed; allowed: 1..{_MAX_EXTENT}"
+            self.need(1 <= value <= _MAX_EXTENT, key, problem)
             return InstructionAxis(name, value, value)
         if value.multiple is not None:
             return self._sized_axis(name, value)
         if value.min is None:
             raise self.error((*key, "min"), "is missing; it must be an integer, or say `multiple`")
         for part, number in (("min", value.min), ("max", value.max), ("step", value.step)):
-            problem = f"{number} is not allowed; allowed: 1..{MAX_EXTENT}"
-            self.need(1 <= number <= MAX_EXTENT, (*key, part), problem)
+            self._need_range(number, 1, _MAX_EXTENT, (*key, part))
         problem = f"{value.min} is above max, {value.max}"
         self.need(value.min <= value.max, (*key, "min"), problem)
         problem = f"{value.step} does not lead from min {value.min} to max {value.max}"
@@ -228,16 +230,13 @@ class _Builder:
     def _sized_axis(self, name: str, value: AxisTable) -> InstructionAxis:
         """Return an axis of any size, in whole multiples of the granule that is embedded."""
         key, granule = ("instruction", "axes", name), value.multiple or 0
-        for part in ("min", "step"):
-            if getattr(value, part) != AxisTable.__struct_defaults__[part == "step"]:
+        for part, default in (("min", None), ("step", 1)):
+            if getattr(value, part) != default:
                 raise self.error((*key, part), "stands beside `multiple`: leave one of them out")
-        problem = f"{granule} is not allowed; allowed: 1..{MAX_EXTENT}"
-        self.need(1 <= granule <= MAX_EXTENT, (*key, "multiple"), problem)
-        problem = (
-            f"{value.max} is not allowed; allowed: a multiple of {granule}, up to {MAX_EXTENT}"
-        )
-        allowed = granule <= value.max <= MAX_EXTENT and value.max % granule == 0
-        self.need(allowed, (*key, "max"), problem)
+        self._need_range(granule, 1, _MAX_EXTENT, (*key, "multiple"))
+        problem = f"{value.max} is not allowed; allowed: a multiple of {granule}"
+        allowed = granule <= value.max <= _MAX_EXTENT and value.max % granule == 0
+        self.need(allowed, (*key, "max"), f"{problem}, up to {_MAX_EXTENT}")
         return InstructionAxis(name, granule, granule, largest=value.max)
 
     def _body(self) -> ParsedBody:
@@ -285,6 +284,7 @@ class _Builder:
         self, axes: Mapping[str, InstructionAxis], computation: Computation
     ) -> None:
         """Check that a configurable axis is an index alone, so that it only shortens operands."""
+        # In a sum of axes, a smaller extent would leave a hole in what the index reaches.
         for access in (*computation.reads, *computation.stores):
             for index in access.index:
                 for name in index.iterators:
@@ -346,6 +346,7 @@ class _Builder:
             key = ("operands", operand, "stride", axis)
             problem = f"{axis} is not an axis of the operand; its axes: {one_of(axes) or 'none'}"
             self.need(axis in axes, key, problem)
+            # Digits of one axis in two places have no single distance that could be free.
             undivided = sum(dimension.axis == axis for dimension in tile) <= 1
             problem = f"{axis} is split in the tile; allowed for a split axis: unit"
             self.need(undivided or rule is not StrideRule.ANY, key, problem)
@@ -376,5 +377,6 @@ class _Builder:
 
 
 def _largest_tile_bytes(instruction: Instruction, operand: str) -> int:
+    # At the largest extents and in the widest type: whatever is chosen has to fit.
     elements = math.prod(instruction.tile_shape(operand))
     return elements * max(size_bytes(dtype) for dtype in instruction.dtypes[operand])

@@ -1,8 +1,4 @@
-"""Typed TOML: a file as a struct, and every fault as one line with the file, the key and a remedy.
-
-msgspec converts and checks types but does not name the keys of dictionaries in its messages, so the
-faulty entry is located a second time here.
-"""
+"""Typed TOML: a file as a struct, and every fault as one line with file, key and remedy."""
 
 from __future__ import annotations
 
@@ -37,6 +33,7 @@ def spec_error(path: str, key: Key, problem: str) -> SpecError:
     problem : str
         What is wrong and what is allowed.
     """
+    # Split and joined, because values of the file that it quotes may have line breaks.
     return SpecError(f"{path}: " + " ".join(f"{key_path(key)}: {problem}".split()))
 
 
@@ -103,6 +100,8 @@ def convert_table(
 
 def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
     """Return the first (key, problem) in a value that does not have the expected type."""
+    # msgspec converts and checks types but does not name the keys of dictionaries in its messages,
+    # so the faulty entry is located a second time.
     for choice in _alternatives(expected):
         struct = _struct(choice)
         if isinstance(value, dict) and struct is not None:
@@ -119,6 +118,7 @@ def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
             )
     if _accepts(value, expected):
         return None
+    # The allowed words help more than the type's name.
     if isinstance(value, str) and _is_enum(expected):
         return key, f"{value!r} is not allowed; allowed: {one_of(str(v.value) for v in expected)}"
     return key, f"is {_describe_value(value)}, must be {_describe_type(expected)}"
@@ -128,6 +128,7 @@ def _fault_in_struct(
     entries: dict[str, Any], struct: type[msgspec.Struct], key: Key
 ) -> tuple[Key, str] | None:
     fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    # Unknown keys first: a misspelled key also makes the right one missing, which helps less.
     for name in entries:
         if name not in fields:
             allowed = f"unknown key; allowed: {one_of(fields)}"
