@@ -147,9 +147,9 @@ def _is_worth_splitting(nest: Nest, coordinate: KernelOperand) -> bool:
 def _places(nest: Nest, coordinate: KernelOperand) -> list[_Place]:
     """Return the tasks that see a halo coordinate alike; those that see no halo come last."""
     tasks = {task.name for task in nest.tasks}
-    of_tasks = IndexExpr.of(t for t in coordinate.access.terms if set(t.iterators) <= tasks)
+    of_tasks = IndexExpr.sum(t for t in coordinate.access.terms if set(t.iterators) <= tasks)
     rest = [t for t in coordinate.access.terms if not set(t.iterators) <= tasks]
-    inside = IndexExpr.of(rest, coordinate.access.constant)
+    inside = IndexExpr.sum(rest, coordinate.access.constant)
     low, high = inside.bounds({loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)})
     places = np.unique(of_tasks.evaluate(_grid(_starts(nest, coordinate))))
     border = places[(places + low < 0) | (places + high >= coordinate.elements)]
@@ -221,9 +221,9 @@ def executed_share(nest: Nest) -> float:
         outer = [term for term in coordinate.access.terms if set(term.iterators) <= places.keys()]
         rest = [term for term in coordinate.access.terms if term not in outer]
         inner = {loop.name: loop.extent for loop in nest.inner}
-        low, high = IndexExpr.of(rest, coordinate.access.constant).bounds(inner)
+        low, high = IndexExpr.sum(rest, coordinate.access.constant).bounds(inner)
         grid = _grid(places)
-        at = np.asarray(IndexExpr.of(outer).evaluate(grid))
+        at = np.asarray(IndexExpr.sum(outer).evaluate(grid))
         executed = (at + high >= 0) & (at + low < coordinate.elements)
         # The share above already counts shorter tiles, whose last points must not count twice.
         weights = np.ones(at.shape)
@@ -268,8 +268,8 @@ def _range(nest: Nest, coordinate: KernelOperand) -> tuple[IndexExpr, int, int]:
     inner = {loop.name: loop.extent for loop in nest.inner if loop.name not in deciding}
     added = [term for term in coordinate.access.terms if set(term.iterators) <= inner.keys()]
     outside = [term for term in coordinate.access.terms if term not in added]
-    low, high = IndexExpr.of(added).bounds(inner)
-    return IndexExpr.of(outside, coordinate.access.constant), low, high
+    low, high = IndexExpr.sum(added).bounds(inner)
+    return IndexExpr.sum(outside, coordinate.access.constant), low, high
 
 
 def _extents(nest: Nest) -> dict[str, int]:

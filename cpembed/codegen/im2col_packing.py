@@ -72,8 +72,8 @@ class Bound:
         """Return the condition that the bound holds for every value of some iterators."""
         moved = [t for t in self.index.terms if set(inner) & set(t.iterators)]
         fixed = [t for t in self.index.terms if not set(inner) & set(t.iterators)]
-        low, high = IndexExpr.of(moved).bounds(extents)
-        index = IndexExpr.of(fixed, self.index.constant + (low if self.least else high))
+        low, high = IndexExpr.sum(moved).bounds(extents)
+        index = IndexExpr.sum(fixed, self.index.constant + (low if self.least else high))
         return Bound.within(index, self.limit, extents, least=self.least)
 
     def __str__(self) -> str:
@@ -256,7 +256,7 @@ class Im2colPacking:
             if set(numbering) & set(t.iterators)
         ]
         rest = [
-            IndexExpr.of([t for t in i.terms if not set(numbering) & set(t.iterators)], i.constant)
+            IndexExpr.sum([t for t in i.terms if not set(numbering) & set(t.iterators)], i.constant)
             for i in source
         ]
         run, along = _run(digits, shape, size)

@@ -58,7 +58,7 @@ def padded_image(method: Winograd) -> PackedOperand:
     """Return the image as its transform reads it: ``[g, n, pixels of each window, c]``."""
     conv = method.convolution
     index = {
-        window.output: IndexExpr.of(
+        window.output: IndexExpr.sum(
             [IndexTerm(window.output, window.stride if window.taps == 1 else 1)], window.first
         )
         for window in conv.windows
@@ -112,7 +112,7 @@ def result_layout(conv: Convolution, *, channels_last: bool) -> PackedOperand:
 def _read(window: Window) -> IndexExpr:
     terms = [IndexTerm(window.output, window.stride)]
     terms += [IndexTerm(window.tap, window.dilation)] if window.tap else []
-    return IndexExpr.of(terms, window.first)
+    return IndexExpr.sum(terms, window.first)
 
 
 def _image(

@@ -77,7 +77,7 @@ class LayoutTransform:
     @cached_property
     def packed_index(self) -> IndexExpr:
         """Index into the flat packed buffer."""
-        return IndexExpr.of(map(IndexTerm, self.names, self.operand.strides)) + self.base
+        return IndexExpr.sum(map(IndexTerm, self.names, self.operand.strides)) + self.base
 
     @property
     def packed_element(self) -> str:
@@ -374,7 +374,7 @@ def _pack_window(script: Script, transform: LayoutTransform, windows: Im2colPack
         script,
         original=lambda index: f"{ORIGINAL}[{index}]",
         packed=lambda index: f"{transform.packed}[{index}]",
-        base=IndexExpr.of(begin, transform.packed_index.constant),
+        base=IndexExpr.sum(begin, transform.packed_index.constant),
         strides=dict(zip(transform.names, transform.operand.strides, strict=True)),
         zero=zero(transform.operand.dtype),
         loops=[name for name in transform.order if name not in windows.numbering],

@@ -74,7 +74,7 @@ def register_tile(nest: Nest, tiles: Mapping[str, int]) -> Nest:
         if size > task.steps or not can_tile(nest, task):
             raise LoweringError(f"a loop of {task.steps} steps has no register tiles of {size}")
         steps.append(Loop(task.step, size, AxisKind.SPATIAL))
-        split[name] = IndexExpr.of([IndexTerm(name), IndexTerm(task.step, task.unit)])
+        split[name] = IndexExpr.sum([IndexTerm(name), IndexTerm(task.step, task.unit)])
     return _substituted(nest, split, tasks=tasks, inner=(*steps, *nest.inner))
 
 
@@ -99,7 +99,7 @@ def cache_tile(nest: Nest, tiles: Mapping[str, int]) -> Nest:
         panel = f"{name}_panel"
         panels.append(TileLoop(panel, task.extent, tile=points, origin=f"{task.origin} panel"))
         tasks[place] = replace(task, extent=points)
-        split[name] = IndexExpr.of([IndexTerm(panel), IndexTerm(name)])
+        split[name] = IndexExpr.sum([IndexTerm(panel), IndexTerm(name)])
     return _substituted(nest, split, tasks=(*panels, *tasks))
 
 
@@ -154,7 +154,7 @@ def split_axes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> N
         terms = [t for t in operand.access.terms if t.iterator not in weights_of]
         for axis, digits in weights_of.items():
             terms += [IndexTerm(name, _distance(operand, axis, w)) for name, w in digits]
-        return replace(operand, access=IndexExpr.of(terms, operand.access.constant))
+        return replace(operand, access=IndexExpr.sum(terms, operand.access.constant))
 
     return nest.changed(in_digits, inner=tuple(inner))
 
@@ -165,7 +165,7 @@ def drop_unit_loops(nest: Nest) -> Nest:
 
     def reduced(operand: KernelOperand) -> KernelOperand:
         terms = [term for term in operand.access.terms if term.iterator not in unit]
-        return replace(operand, access=IndexExpr.of(terms, operand.access.constant))
+        return replace(operand, access=IndexExpr.sum(terms, operand.access.constant))
 
     return nest.changed(
         reduced,
@@ -198,14 +198,14 @@ def split_k(nest: Nest, parts: int) -> Nest:
     if reduction is None:
         raise LoweringError(f"no loop of the reductions has a multiple of {parts} steps")
     part, steps = f"{reduction.name}_part", reduction.extent // parts
-    split = {reduction.name: IndexExpr.of([IndexTerm(part, steps), IndexTerm(reduction.name)])}
+    split = {reduction.name: IndexExpr.sum([IndexTerm(part, steps), IndexTerm(reduction.name)])}
     cut = (replace(loop, extent=steps) if loop is reduction else loop for loop in nest.reductions)
     output = nest.operands[2]
     # Outermost, so that chunks of consecutive tasks, one a thread, divide the parts among them.
     tasks = (TileLoop(part, parts, origin="part of the sums"), *nest.tasks)
     nest = _substituted(nest, split, tasks=tasks, reductions=tuple(cut))
     first, second, result = nest.operands
-    access = result.access + IndexExpr.of([IndexTerm(part, output.elements)])
+    access = result.access + IndexExpr.sum([IndexTerm(part, output.elements)])
     partial = KernelOperand(PARTIAL_SUMS, nest.sums, output.elements * parts, access)
     split_nest = replace(
         nest,

@@ -268,10 +268,10 @@ class PerThreadPacking:
         """
         copy = IndexTerm(CHUNK, self.elements)
         if self.blocks is None:
-            return IndexExpr.of([copy])
+            return IndexExpr.sum([copy])
         # LLVM does not know that a difference fits 32 bits and extends it in every load (76
         # instructions for 28 products instead of 51), so the lines left over are bound as a whole.
-        return IndexExpr.of([copy, IndexTerm(_LEFT, self._line)], -self._line * self._lines)
+        return IndexExpr.sum([copy, IndexTerm(_LEFT, self._line)], -self._line * self._lines)
 
     def cost(self, rooms: Sequence[float], packed_in: Sequence[float]) -> float:
         """Return the time of packing and reading again, relative to packing the operand once."""
@@ -420,7 +420,7 @@ def _move(
             index = over_points
     origin = loops[-1].origin
     step = index.coefficient(origin)
-    rest = IndexExpr.of([t for t in index.terms if t.iterator != origin], index.constant)
+    rest = IndexExpr.sum([t for t in index.terms if t.iterator != origin], index.constant)
     if step <= 0 or {loop.origin for loop in loops} & set(rest.iterators):
         return None
     return step, *rest.bounds(program.extents)

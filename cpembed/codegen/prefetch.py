@@ -174,7 +174,7 @@ def _write_c(script: Script, nest: Nest) -> None:
     """Request a step's share of the lines of a task's results."""
     output, inner = nest.operands[2], {loop.name for loop in nest.spatial_inner}
     outside = [t for t in output.access.terms if not inner & set(t.iterators)]
-    first = str(IndexExpr.of(outside, output.access.constant))
+    first = str(IndexExpr.sum(outside, output.access.constant))
     lines = _result_lines(nest)
     count = math.prod(extent for extent, _ in lines)
     steps = math.prod(loop.extent for loop in nest.reductions)
@@ -208,7 +208,7 @@ def _start(nest: Nest, factor: KernelOperand, tasks: int) -> str:
     named |= {loop.name: ahead(loop.name, tasks) for loop in nest.tasks}
     inner = {loop.name for loop in nest.inner}
     outside = [term for term in factor.access.terms if not inner & set(term.iterators)]
-    return str(IndexExpr.of(outside, factor.access.constant).rename(named.__getitem__))
+    return str(IndexExpr.sum(outside, factor.access.constant).rename(named.__getitem__))
 
 
 def _nth(start: str, number: str, loops: Iterable[tuple[int, int]]) -> str:

@@ -116,7 +116,7 @@ def kernel_nest(
                 raise LoweringError("the output's elements have no place of their own")
             coordinates.append(by_points.rename(names.__getitem__))
         # By original coordinates, since strides of the larger buffer are those of its dimensions.
-        index = IndexExpr.of([], place.offset) + _flat_index(coordinates, place.strides)
+        index = IndexExpr.sum([], place.offset) + _flat_index(coordinates, place.strides)
         return KernelOperand(parameter, dtype, place.elements, index)
 
     coordinates = _coordinates(program, first, names, overlaps)
@@ -276,10 +276,10 @@ def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
     # Over points, any tile can be moved back, not only the last one.
     step, rest = divmod(access.coefficient(loop), overlap.block)
     negated = [term.times(-step) for term in start.terms]
-    fixed = IndexExpr.of([*access.terms, *negated], access.constant)
+    fixed = IndexExpr.sum([*access.terms, *negated], access.constant)
     if rest or loop in fixed.iterators:
         return None
-    return fixed + IndexExpr.of([IndexTerm(loop, step)])
+    return fixed + IndexExpr.sum([IndexTerm(loop, step)])
 
 
 def lane_name(lane: str) -> str:

@@ -109,7 +109,7 @@ class Dimension:
             return factor
         span, step = _span(steps for t in rest for steps in self._steps(t, states))
         terms = [IndexTerm(t.iterator, t.coefficient // step) for t in rest]
-        return factor * self._sized(IndexExpr.of(terms), span + 1, states)
+        return factor * self._sized(IndexExpr.sum(terms), span + 1, states)
 
     def relevant(self, states: Mapping[str, State], axes: Iterable[str]) -> tuple[State, ...]:
         """Return the states of some axes with all fused axes of separate dimensions made equal.

@@ -76,7 +76,7 @@ class Embedding:
                     modulus = None if outermost else digit.count
                     terms.append(IndexTerm(name, digit.stride, weight, modulus))
                 weight *= digit.count
-        return IndexExpr.of(terms)
+        return IndexExpr.sum(terms)
 
     def identifier(self) -> str:
         """Short stable id: equal for equal embeddings, on every machine."""

@@ -54,7 +54,7 @@ def member_digits(
         for position, member in reversed(list(enumerate(members))):
             points = (pitches or {}).get(member, workload.extents[member])
             modulus = None if position == 0 else points
-            digits[member] = IndexExpr.of([IndexTerm(name, 1, weight, modulus)])
+            digits[member] = IndexExpr.sum([IndexTerm(name, 1, weight, modulus)])
             weight *= points
     return digits
 

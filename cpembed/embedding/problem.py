@@ -39,8 +39,8 @@ class AccessPair:
 class EmbeddingProblem:
     """A workload, an instruction, and the pairing of their operands and accesses.
 
-    Both are in port form (:mod:`cpembed.ir.accesses`): each operand has one access. A workload operand
-    that has several accesses is a port for each, ``X@0``, ``X@1`` ...;
+    Both are in port form (:mod:`cpembed.ir.accesses`): each operand has one access. A workload
+    operand that has several accesses is a port for each, ``X@0``, ``X@1`` ...;
     ``original`` is the workload as it was. ``roles`` maps instruction operand to workload operand;
     ``pairs`` lists the accesses in the order of the statements, the stores last. ``groups`` are the
     fused axes of the workload, with their members (:mod:`cpembed.embedding.flatten`), and

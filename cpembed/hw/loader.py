@@ -23,7 +23,7 @@ from cpembed.hw.instruction import (
 )
 from cpembed.hw.machine import MemoryInterface
 from cpembed.hw.machine_reader import read_hierarchies
-from cpembed.hw.schema import Key, close_match, one_of, spec_error
+from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.hw.specification import AxisTable, SpecificationFile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
@@ -262,7 +262,7 @@ class _Builder:
                 problem = f"is missing: {name} is in the expression and needs {remedy}"
                 self.need(name in declared, (*key, name), problem)
             for name in declared:
-                problem = f"is not in the expression; its {kind}: {one_of(expected) or 'none'}"
+                problem = f"is not in the expression; its {kind}: {joined(expected) or 'none'}"
                 problem += close_match(name, expected)
                 self.need(name in expected, (*key, name), problem)
 
@@ -300,7 +300,7 @@ class _Builder:
         key: Key = ("operands", operand, "dtype")
         if isinstance(declared, str):
             return (self._require_dtype(declared, key),)
-        self.need(bool(declared), key, f"lists no dtype; allowed: {one_of(INPUT_DTYPES)}")
+        self.need(bool(declared), key, f"lists no dtype; allowed: {joined(INPUT_DTYPES)}")
         for position, dtype in enumerate(declared):
             self._require_dtype(dtype, (*key, position))
             repeated = dtype in declared[:position]
@@ -308,7 +308,7 @@ class _Builder:
         return tuple(declared)
 
     def _require_dtype(self, dtype: str, key: Key) -> str:
-        problem = f"unknown dtype {dtype!r}; allowed: {one_of(INPUT_DTYPES)}"
+        problem = f"unknown dtype {dtype!r}; allowed: {joined(INPUT_DTYPES)}"
         problem += close_match(dtype, INPUT_DTYPES)
         self.need(dtype in INPUT_DTYPES, key, problem)
         return dtype
@@ -319,7 +319,7 @@ class _Builder:
         table = self.table.operands[operand]
         key = ("operands", operand)
         scopes = self.table.memories
-        problem = f"{table.scope!r} has no [memories] table; declared: {one_of(scopes) or 'none'}"
+        problem = f"{table.scope!r} has no [memories] table; declared: {joined(scopes) or 'none'}"
         problem += close_match(table.scope, scopes)
         self.need(table.scope in scopes, (*key, "scope"), problem)
         indices = [i for access in computation.access_maps[operand] for i in access.index]
@@ -344,7 +344,7 @@ class _Builder:
     ) -> None:
         for axis, rule in self.table.operands[operand].stride.items():
             key = ("operands", operand, "stride", axis)
-            problem = f"{axis} is not an axis of the operand; its axes: {one_of(axes) or 'none'}"
+            problem = f"{axis} is not an axis of the operand; its axes: {joined(axes) or 'none'}"
             self.need(axis in axes, key, problem)
             # Digits of one axis in two places have no single distance that could be free.
             undivided = sum(dimension.axis == axis for dimension in tile) <= 1
@@ -358,9 +358,9 @@ class _Builder:
             operands = [n for n, m in instruction.memory.items() if m.scope == scope]
             if not operands and memory.holds is None:
                 used = dict.fromkeys(m.scope for m in instruction.memory.values())
-                problem = f"holds no operand; scopes in use: {one_of(used)}"
+                problem = f"holds no operand; scopes in use: {joined(used)}"
                 raise self.error(key, f"{problem}; say with `holds` what else it is for")
-            problem = f"it holds {one_of(operands)}: leave the key out"
+            problem = f"it holds {joined(operands)}: leave the key out"
             self.need(not operands or memory.holds is None, (*key, "holds"), problem)
             capacity = memory.capacity_bytes
             if capacity is None:
@@ -372,7 +372,7 @@ class _Builder:
                 problem = f"takes {size} bytes, {scope} holds {capacity}"
                 self.need(size <= capacity, ("operands", name, "tile"), problem)
             total = sum(sizes.values())
-            problem = f"{capacity} is too small for the tiles of {one_of(operands)} together"
+            problem = f"{capacity} is too small for the tiles of {joined(operands)} together"
             self.need(total <= capacity, size_key, f"{problem}, {total} bytes")
 
 

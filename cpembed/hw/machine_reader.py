@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.machine import ComputeUnit, Hierarchy, Memory, MemoryInterface, Mesh
-from cpembed.hw.schema import Key, close_match, one_of, spec_error
+from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.hw.specification import HierarchyTable, LevelTable, MemoryTable
 
 # Far beyond any machine, and small enough for sums and products in float64.
@@ -121,13 +121,13 @@ class _Reader:
         # Both: an operand without a cut is reported too.
         for name in dict.fromkeys([*names, *table.cut]):
             key = ("mesh", "cut", name)
-            problem = f"is no operand of the instruction; allowed: {one_of(names)}"
+            problem = f"is no operand of the instruction; allowed: {joined(names)}"
             self.need(name in names, key, problem)
             axes = table.cut.get(name, [])
             operand_axes = instruction.memory[name].axes
             problem = f"must be two different axes of {name}, for rows and columns"
             different = len(axes) == 2 and axes[0] != axes[1] and set(axes) <= set(operand_axes)
-            self.need(different, key, f"{problem}; its axes: {one_of(operand_axes)}")
+            self.need(different, key, f"{problem}; its axes: {joined(operand_axes)}")
             for axis, size in zip(axes, sizes.values(), strict=True):
                 extent = instruction.axis(axis).maximum
                 problem = f"{axis} is {extent}, which {size} does not divide; make it a multiple"
@@ -142,7 +142,7 @@ class _Reader:
         for text, cycles in self.table.compute.call_cycles.items():
             key = ("compute", "call_cycles", text)
             names = tuple(part.strip() for part in text.split("*") if part.strip() != "1")
-            problem = f"{text!r} is not a product of different axes; allowed: 1, or {one_of(axes)}"
+            problem = f"{text!r} is not a product of different axes; allowed: 1, or {joined(axes)}"
             different = len(set(names)) == len(names) and set(names) <= set(axes)
             self.need(different, key, f"{problem}, with * between them")
             self._positive(key, cycles, zero=True)
@@ -172,10 +172,10 @@ class _Reader:
         for name, table in tables.items():
             if table.parent is not None and table.parent not in tables:
                 near = close_match(table.parent, tables)
-                problem = f"unknown memory {table.parent!r}{near}; allowed: {one_of(tables)}"
+                problem = f"unknown memory {table.parent!r}{near}; allowed: {joined(tables)}"
                 raise self.error(("memories", name, "parent"), problem)
         roots = [name for name, table in tables.items() if table.parent is None]
-        problem = f"{one_of(roots) or 'none'} without a parent; allowed: one, main memory"
+        problem = f"{joined(roots) or 'none'} without a parent; allowed: one, main memory"
         self.need(len(roots) == 1, ("memories",), problem)
         problem = "holds an operand: it needs a parent, at the end of which is main memory"
         self.need(roots[0] not in operands, ("memories", roots[0]), problem)
@@ -193,7 +193,7 @@ class _Reader:
                 levels[parent] = max(levels.get(parent, 0), level)
                 name = parent
         for name in tables:
-            problem = f"feeds no operand; the operands are in {one_of(operands)}"
+            problem = f"feeds no operand; the operands are in {joined(operands)}"
             self.need(name in levels, ("memories", name), problem)
         return dict(sorted(levels.items(), key=lambda entry: entry[1]))
 

@@ -49,7 +49,7 @@ def key_path(key: Key) -> str:
     return text
 
 
-def one_of(values: Iterable[str]) -> str:
+def joined(values: Iterable[str]) -> str:
     """Join allowed values for a message."""
     return ", ".join(values)
 
@@ -120,7 +120,7 @@ def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
         return None
     # The allowed words help more than the type's name.
     if isinstance(value, str) and _is_enum(expected):
-        return key, f"{value!r} is not allowed; allowed: {one_of(str(v.value) for v in expected)}"
+        return key, f"{value!r} is not allowed; allowed: {joined(str(v.value) for v in expected)}"
     return key, f"is {_describe_value(value)}, must be {_describe_type(expected)}"
 
 
@@ -131,7 +131,7 @@ def _fault_in_struct(
     # Unknown keys first: a misspelled key also makes the right one missing, which helps less.
     for name in entries:
         if name not in fields:
-            allowed = f"unknown key; allowed: {one_of(fields)}"
+            allowed = f"unknown key; allowed: {joined(fields)}"
             return (*key, name), allowed + close_match(name, fields)
     for name, field in fields.items():
         if field.required and name not in entries:
@@ -193,11 +193,11 @@ def _describe_type(expected: Any) -> str:
 def _describe_choice(choice: Any) -> str:
     struct = _struct(choice)
     if struct is not None:
-        return f"a table of {one_of(struct.__struct_encode_fields__)}"
+        return f"a table of {joined(struct.__struct_encode_fields__)}"
     if get_origin(choice) is list:
         return f"an array of {_describe_type(get_args(choice)[0]).removeprefix('a ')}s"
     if get_origin(choice) is dict:
         return "a table"
     if _is_enum(choice):
-        return f"one of {one_of(str(member.value) for member in choice)}"
+        return f"one of {joined(str(member.value) for member in choice)}"
     return _NAMES.get(choice, str(choice))

@@ -99,7 +99,7 @@ def joined_index(
         if term.iterator not in members
     ]
     constant = sum(index.constant * stride for index, stride in zip(indices, strides, strict=True))
-    return IndexExpr.of([*terms, IndexTerm(fused, step)], constant)
+    return IndexExpr.sum([*terms, IndexTerm(fused, step)], constant)
 
 
 @dataclass(frozen=True)
@@ -233,8 +233,8 @@ def _port(
         step = math.gcd(*(term.coefficient for term in index.terms))
         low, high = index.bounds(computation.extents)
         terms = [replace(term, coefficient=term.coefficient // step) for term in index.terms]
-        indices.append(IndexExpr.of(terms, (index.constant - low) // step))
-        view.append(IndexExpr.of([IndexTerm(f"d{len(shape)}", step)], low))
+        indices.append(IndexExpr.sum(terms, (index.constant - low) // step))
+        view.append(IndexExpr.sum([IndexTerm(f"d{len(shape)}", step)], low))
         shape.append((high - low) // step + 1)
     name = f"{operand.name}.{number}"
     port = replace(operand, name=name, shape=tuple(shape), port_of=operand.tensor)

@@ -83,10 +83,10 @@ class IndexTerm:
 class IndexExpr:
     """A sum of index terms and a constant, with like terms merged.
 
-    Build with :meth:`of`, which merges like terms and keeps the order of first appearance. Equality
-    is that of the written form: ``p + r`` and ``r + p`` have equal values and are different.
+    Build with :meth:`sum`, which keeps the order of first appearance. Equality is that of the
+    written form: ``p + r`` and ``r + p`` have equal values and are different.
 
-    >>> e = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r")], -1)
+    >>> e = IndexExpr.sum([IndexTerm("p", 2), IndexTerm("r")], -1)
     >>> str(e), e.bounds({"p": 4, "r": 3})
     ('2*p + r - 1', (-1, 7))
     >>> e.evaluate({"p": 3, "r": 2})
@@ -97,7 +97,7 @@ class IndexExpr:
     constant: int = 0
 
     @staticmethod
-    def of(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
+    def sum(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
         """Add terms and a constant, merge like terms and drop those that are zero."""
         # This runs for every step of every layout: few objects, and lists instead of generators.
         terms = tuple(terms)
@@ -199,8 +199,8 @@ class IndexExpr:
     def substitute(self, replacements: Mapping[str, IndexExpr]) -> IndexExpr:
         """Replace iterators by expressions, also inside digits.
 
-        >>> IndexExpr.of([IndexTerm("x", 2)], 1).substitute(
-        ...     {"x": IndexExpr.of([IndexTerm("a", 4), IndexTerm("b")])}
+        >>> IndexExpr.sum([IndexTerm("x", 2)], 1).substitute(
+        ...     {"x": IndexExpr.sum([IndexTerm("a", 4), IndexTerm("b")])}
         ... ).bounds({"a": 2, "b": 4})
         (1, 15)
         """
@@ -231,15 +231,15 @@ class IndexExpr:
             scale = term.coefficient
             terms += inner.terms if scale == 1 else [t.times(scale) for t in inner.terms]
             constant += term.coefficient * inner.constant
-        return IndexExpr.of(terms, constant) if changed else self
+        return IndexExpr.sum(terms, constant) if changed else self
 
     def times(self, factor: int) -> IndexExpr:
         """Multiply by an integer."""
-        return IndexExpr.of([term.times(factor) for term in self.terms], self.constant * factor)
+        return IndexExpr.sum([term.times(factor) for term in self.terms], self.constant * factor)
 
     def rename(self, new_name: Callable[[str], str]) -> IndexExpr:
         """Rename every iterator."""
-        return IndexExpr.of(
+        return IndexExpr.sum(
             (
                 replace(t, iterator=new_name(t.iterator))
                 if t.inner is None
@@ -252,7 +252,7 @@ class IndexExpr:
     def __add__(self, addend: IndexExpr | int) -> IndexExpr:
         if isinstance(addend, int):
             return IndexExpr(self.terms, self.constant + addend)
-        return IndexExpr.of((*self.terms, *addend.terms), self.constant + addend.constant)
+        return IndexExpr.sum((*self.terms, *addend.terms), self.constant + addend.constant)
 
     def __str__(self) -> str:
         parts: list[str] = []

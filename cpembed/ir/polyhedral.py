@@ -39,7 +39,7 @@ def relation(
 ) -> isl.Map:
     """Return the relation ``{ [iterators] -> [indices] }``.
 
-    >>> print(relation([IndexExpr.of([IndexTerm("p", 2), IndexTerm("r")])], {"p": 4, "r": 3}))
+    >>> print(relation([IndexExpr.sum([IndexTerm("p", 2), IndexTerm("r")])], {"p": 4, "r": 3}))
     { [i0, i1] -> [2i0 + i1] : 0 <= i0 <= 3 and 0 <= i1 <= 2 }
 
     Parameters

@@ -267,7 +267,7 @@ def access_text(program: DerivedProgram, operand: str) -> str:
 
 def without_unit_iterators(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
     """Return an index expression without the iterators of one step, which are 0."""
-    return IndexExpr.of(
+    return IndexExpr.sum(
         (term for term in index.terms if any(extents[name] > 1 for name in term.iterators)),
         index.constant,
     )

@@ -214,7 +214,7 @@ def _iteration(
     coordinates = {axis.name: index for axis, (_, index) in nests.items()}
     for name, overlap in overlaps.items():
         position = [t for t in coordinates[name].terms if t.iterator != overlap.loop]
-        coordinates[name] = IndexExpr.of([*overlap.start().terms, *position])
+        coordinates[name] = IndexExpr.sum([*overlap.start().terms, *position])
     return tuple(loops), coordinates
 
 
@@ -241,4 +241,4 @@ def _axis_nest(axis: Axis, feeds: tuple[Feed, ...]) -> tuple[tuple[Loop, ...], I
         # The outermost digit ends with its axis, where a modulus would change nothing.
         modulus = None if outermost else digit.count
         terms.append(IndexTerm(instruction_axis, digit.stride, weight, modulus))
-    return tuple(loops), IndexExpr.of(terms)
+    return tuple(loops), IndexExpr.sum(terms)

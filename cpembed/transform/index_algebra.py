@@ -17,7 +17,7 @@ def divide(
 ) -> tuple[IndexExpr, IndexExpr]:
     """Return ``(index // factor, index % factor)`` for ``0 <= iterator < extent``.
 
-    >>> e = IndexExpr.of([IndexTerm("c", 16), IndexTerm("z")])
+    >>> e = IndexExpr.sum([IndexTerm("c", 16), IndexTerm("z")])
     >>> [str(part) for part in divide(e, 16, {"c": 4, "z": 16})]
     ['c', 'z']
     >>> [str(part) for part in divide(e, 4, {"c": 4, "z": 16})]
@@ -44,12 +44,12 @@ def divide(
         quotient += multiples
         rest += remainder
     constant, offset = divmod(index.constant, factor)
-    remainder_expr = IndexExpr.of(rest, offset)
+    remainder_expr = IndexExpr.sum(rest, offset)
     low, high = remainder_expr.bounds(extents)
     if low < 0 or high >= factor:
         raise TransformError(f"{index} does not split by {factor}: {remainder_expr} exceeds it")
     return (
-        simplify(IndexExpr.of(quotient, constant), extents),
+        simplify(IndexExpr.sum(quotient, constant), extents),
         simplify(remainder_expr, extents),
     )
 
@@ -78,7 +78,7 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
     """Drop moduli without effect and terms that are always 0, and join neighbouring digits.
 
     >>> low, high = IndexTerm("x", 1, 1, 4), IndexTerm("x", 4, 4)
-    >>> str(simplify(IndexExpr.of([high, low]), {"x": 64}))
+    >>> str(simplify(IndexExpr.sum([high, low]), {"x": 64}))
     'x'
     """
     terms = [_simplify_term(term, extents) for term in index.terms]
@@ -90,7 +90,7 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
         terms.remove(high)
         joined = None if high.modulus is None else modulus * high.modulus
         terms.append(_simplify_term(replace(low, modulus=joined), extents))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
@@ -142,7 +142,7 @@ def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner
         else:
             split = substitute_split(term.inner, name, factor, outer, inner)
             terms.append(replace(term, inner=split))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[IndexTerm]:
@@ -168,7 +168,7 @@ def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[I
 def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
     """Replace an iterator by the sum of itself and a constant.
 
-    >>> e = IndexExpr.of([IndexTerm("x", 1, 3)])
+    >>> e = IndexExpr.sum([IndexTerm("x", 1, 3)])
     >>> [str(shifted(e, "x", amount)) for amount in (-6, -5)]
     ['x//3 - 2', '(x - 5)//3']
 
@@ -197,7 +197,7 @@ def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
         else:
             inner = IndexExpr((IndexTerm(name),), amount)
             terms.append(replace(term, iterator="", inner=inner))
-    return IndexExpr.of(terms, constant)
+    return IndexExpr.sum(terms, constant)
 
 
 def substitute_digit(
@@ -241,4 +241,4 @@ def substitute_digit(
                 raise TransformError(f"digit {term.text()} cannot be part of a fused dimension")
             modulus = rest if modulus is None else modulus
         terms.append(IndexTerm(fused, term.coefficient, term.divisor * weight, modulus))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)

@@ -107,10 +107,10 @@ def _unrolling(
                 # Whatever is not moved shares one dimension, walked by all its iterators jointly.
                 rest.append(scaled)
                 continue
-            digit = IndexExpr.of([IndexTerm(feeds, 1, scaled.divisor, scaled.modulus)])
+            digit = IndexExpr.sum([IndexTerm(feeds, 1, scaled.divisor, scaled.modulus)])
             extent = digit.bounds(extents)[1] + 1
             parts.append(Part(f"{axis.name}.i", extent, scaled.coefficient, digit, feeds))
-    shared, step, offset = normalised(IndexExpr.of(rest), extents)
+    shared, step, offset = normalised(IndexExpr.sum(rest), extents)
     if shared.terms:
         names = [a.name for a, t in zip(axes, plan, strict=True) if t != "axis"]
         high = shared.bounds(extents)[1]
@@ -121,11 +121,11 @@ def _unrolling(
 def normalised(index: IndexExpr, extents: Mapping[str, int]) -> tuple[IndexExpr, int, int]:
     """Return ``(index - constant - low) / step``, which counts from 0 by 1, then step and low."""
     # All terms are multiples of the step, so elements between are never read and need no place.
-    terms = IndexExpr.of(index.terms)
+    terms = IndexExpr.sum(index.terms)
     low, _ = terms.bounds(extents)
     step = math.gcd(*(term.coefficient for term in terms.terms)) or 1
     scaled = [replace(term, coefficient=term.coefficient // step) for term in terms.terms]
-    return IndexExpr.of(scaled, -(low // step)), step, low
+    return IndexExpr.sum(scaled, -(low // step)), step, low
 
 
 def unpacked_operand(
@@ -148,7 +148,7 @@ def unpacked_operand(
     names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(access.index)]
     names = [name if names.count(name) == 1 else f"{name}#{k}" for k, name in enumerate(names)]
     mapped = [
-        IndexExpr.of((t for t in index.terms if t.iterator in axis_map), index.constant)
+        IndexExpr.sum((t for t in index.terms if t.iterator in axis_map), index.constant)
         for index in access.index
     ]
     return PackedOperand(
@@ -309,7 +309,7 @@ class LayoutBuilder(ABC):
         position = self._position(name)
         rest = self.layout.access[position]
         low = rest.bounds(self.extents)[0]
-        rest = IndexExpr.of(rest.terms, rest.constant - low)
+        rest = IndexExpr.sum(rest.terms, rest.constant - low)
         high = rest.bounds(self.extents)[1]
         rows, phase = self._fresh(f"{name}.{member}"), self._fresh(f"{name}.phase")
         extent = self.workload.extents[member] + high // phases
@@ -388,7 +388,7 @@ class LayoutBuilder(ABC):
             high = shared.bounds(self.extents)[1]
             parts.insert(0, Part(label, high + 1, step, shared))
             terms = [IndexTerm(t.iterator, t.coefficient // step) for t in rest]
-            self._indices[label] = IndexExpr.of(terms)
+            self._indices[label] = IndexExpr.sum(terms)
         self._unroll_dimension(name, low + access.constant, parts)
         del self._indices[name]
         self._indices[dimension_name] = IndexExpr.iterator(member)

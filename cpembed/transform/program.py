@@ -78,7 +78,7 @@ class Overlap:
         last = IndexTerm.digit(
             IndexExpr.iterator(name) + 1, coefficient=-self.back, divisor=self.count
         )
-        return IndexExpr.of([IndexTerm(name, self.block), last])
+        return IndexExpr.sum([IndexTerm(name, self.block), last])
 
     def repeated(self, loop: str, position: IndexExpr) -> IndexExpr:
         """Index that is 1 where the previous block has this position of a block too, else 0."""
@@ -89,7 +89,7 @@ class Overlap:
             IndexExpr.iterator(loop) + 1, coefficient=self.block, divisor=self.count
         )
         low = self.block - 1 + self.back - position.constant
-        inner = IndexExpr.of([*negated, last], low)
+        inner = IndexExpr.sum([*negated, last], low)
         return IndexExpr((IndexTerm.digit(inner, divisor=2 * self.block),))
 
 
@@ -313,7 +313,7 @@ def source_elements(operand: PackedOperand) -> tuple[list[NDArray[np.int64]], ND
 def pack(operand: PackedOperand, data: Array) -> Array:
     """Pack original data; packed elements without an original are zero.
 
-    >>> indices = IndexExpr.of([IndexTerm("o", 2), IndexTerm("i")])
+    >>> indices = IndexExpr.sum([IndexTerm("o", 2), IndexTerm("i")])
     >>> pairs = PackedOperand(
     ...     name="A", dtype="int8", original_shape=(3,), source=(indices,), access=(),
     ...     dimensions=(PackedDimension("o", 2), PackedDimension("i", 2)),

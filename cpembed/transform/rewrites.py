@@ -56,7 +56,7 @@ class _Unrolled(Rewrite):
         old = layout.dimensions[self.dimension]
         if old.extent != self.extent:
             raise TransformError(f"{self.name}: {old.name} has extent {old.extent}")
-        index = IndexExpr.of(
+        index = IndexExpr.sum(
             (IndexTerm(part.name, part.coefficient) for part in self.parts), self.offset
         )
         dimensions = tuple(PackedDimension(p.name, p.extent, p.lane) for p in self.parts)
@@ -148,7 +148,7 @@ class Pad(Rewrite):
             position = steps.index(max(steps))
             low = source[position].bounds({d.name: d.extent for d in dimensions})[0]
             shift = IndexTerm(old.name, layout.original_shape[position] - low, self.extent)
-            source[position] = source[position] + IndexExpr.of([shift])
+            source[position] = source[position] + IndexExpr.sum([shift])
         return replace(
             layout, dimensions=tuple(dimensions), access=tuple(access), source=tuple(source)
         )

@@ -12,7 +12,7 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import CpembedError, SpecError
 from cpembed.exploration.cores.description import DATAFLOWS, SUMS, Core, specification_text
 from cpembed.exploration.cores.software import CoreAnalysis, analyse
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
@@ -153,11 +153,11 @@ def _check_words(point: dict[str, Value]) -> None:
         value = point[name]
         if value not in words:
             near = close_match(str(value), words)
-            raise SpecError(f"{name} = {value}{near}; allowed: {one_of(words)}")
+            raise SpecError(f"{name} = {value}{near}; allowed: {joined(words)}")
     dataflows = DATAFLOWS[str(point["intrinsic"])]
     if point["dataflow"] not in dataflows:
         raise SpecError(
-            f"dataflow = {point['dataflow']}; allowed for {point['intrinsic']}: {one_of(dataflows)}"
+            f"dataflow = {point['dataflow']}; allowed for {point['intrinsic']}: {joined(dataflows)}"
         )
     try:
         load_constraint_set(str(point["constraints"]))

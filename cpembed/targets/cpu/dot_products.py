@@ -489,7 +489,7 @@ def sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None
             )
     dot.check_types(nest)
     digits = Loop(PARTIAL_SUMS, dot.lanes, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
-    split = {lane.name: IndexExpr.of([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
+    split = {lane.name: IndexExpr.sum([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
 
     def in_digits(operand: KernelOperand) -> KernelOperand:
         return replace(operand, access=operand.access.substitute(split))

@@ -80,7 +80,7 @@ def index_script(index: IndexExpr, values: Mapping[str, str], extents: Mapping[s
 
     Examples
     --------
-    >>> index = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r", 1, 3)], -1)
+    >>> index = IndexExpr.sum([IndexTerm("p", 2), IndexTerm("r", 1, 3)], -1)
     >>> index_script(index, {"p": "y", "r": "x + 1"}, {"p": 4, "r": 9})
     '(y) * 2 + T.truncdiv(x + 1, 3) + -1'
     """

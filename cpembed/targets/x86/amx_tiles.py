@@ -311,7 +311,7 @@ def _load(tile: int, address: str, stride_bytes: int, *, past: bool) -> str:
 def _inner_part(operand: KernelOperand, nest: Nest) -> KernelOperand:
     """The operand as a task's inner loops see it: from the task's first element, up to the last."""
     extents = {loop.name: loop.extent for loop in nest.inner}
-    access = IndexExpr.of([term for term in operand.access.terms if term.iterator in extents])
+    access = IndexExpr.sum([term for term in operand.access.terms if term.iterator in extents])
     return replace(operand, access=access, elements=access.bounds(extents)[1] + 1)
 
 

@@ -106,7 +106,7 @@ def _vectors(nest: Nest) -> list[_Vector]:
             named[name] = operand.access
     accesses = named.values()
     inner = [loop.name for loop in nest.spatial_inner]
-    parts = [IndexExpr.of([t for t in a.terms if set(t.iterators) & set(inner)]) for a in accesses]
+    parts = [IndexExpr.sum([t for t in a.terms if set(t.iterators) & set(inner)]) for a in accesses]
     known = all(set(t.iterators) <= set(inner) for part in parts for t in part.terms)
     if lane.extent != _LANES or not known:
         return []
@@ -127,7 +127,7 @@ def _vectors(nest: Nest) -> list[_Vector]:
 def _outside(nest: Nest, operand: KernelOperand) -> IndexExpr:
     """The place of a task's first element."""
     inner, access = {loop.name for loop in nest.spatial_inner}, operand.access
-    return IndexExpr.of([t for t in access.terms if not inner & set(t.iterators)], access.constant)
+    return IndexExpr.sum([t for t in access.terms if not inner & set(t.iterators)], access.constant)
 
 
 def _value(nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, together: int) -> str:

@@ -59,7 +59,7 @@ class Relations:
                 continue
             index = self.program.axis_map[overlap.axis]
             position = [t for t in index.terms if t.iterator in self.inner]
-            repeated = self.map([overlap.repeated(overlap.loop, IndexExpr.of(position))])
+            repeated = self.map([overlap.repeated(overlap.loop, IndexExpr.sum(position))])
             first = first.subtract(repeated.intersect_range(isl.Set("{ [1] }")).domain())
         return first
 
@@ -274,7 +274,7 @@ def tile(program: DerivedProgram) -> list[str]:
             if any(term.iterator not in tile_axes for term in inner):
                 failed.append(f"tile: {operand.name} depends on an axis its tile does not have")
                 return failed
-            address = address + IndexExpr.of(inner).evaluate(grid) * stride
+            address = address + IndexExpr.sum(inner).evaluate(grid) * stride
         expected = np.zeros(sizes, np.int64) + _tile_address(memory, extents, operand, grid)
         if not np.array_equal(address, expected):
             failed.append(f"tile: {operand.name} is not laid out as {program.instruction.name}'s")

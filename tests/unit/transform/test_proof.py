@@ -34,7 +34,7 @@ def mutate_index(index: IndexExpr, rng: random.Random) -> IndexExpr:
     )
     terms: list[IndexTerm] = list(index.terms)
     terms[position : position + 1] = [] if changed is None else [changed]
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def mutate(program: DerivedProgram, rng: random.Random) -> DerivedProgram:

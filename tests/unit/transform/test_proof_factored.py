@@ -151,7 +151,7 @@ def rewired(index: IndexExpr, name: str, rng: random.Random) -> IndexExpr:
         terms[at] = replace(terms[at], iterator=name)
     else:
         terms.append(IndexTerm(name, rng.choice([1, 2])))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def agree(programs: Iterator[DerivedProgram], each: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import SpecError
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.targets.vta.assembly.disassembler import VERSION
 from cpembed.targets.vta.assembly.instructions import (
     InstructionReader,
@@ -155,7 +155,7 @@ class Image:
 
     def _named(self, name: str, word: Word) -> Tensor:
         if name not in self.tensors:
-            declared = f"{one_of(self.tensors) or 'none'}{close_match(name, self.tensors)}"
+            declared = f"{joined(self.tensors) or 'none'}{close_match(name, self.tensors)}"
             raise self.words.error(word, f"no tensor {name!r}; declared: {declared}")
         return self.tensors[name]
 
@@ -224,7 +224,7 @@ class _Assembler:
     def _directive(self, line: list[Word]) -> None:
         first = line[0]
         if first.text not in self._directives:
-            allowed = f"{one_of(self._directives)}{close_match(first.text, self._directives)}"
+            allowed = f"{joined(self._directives)}{close_match(first.text, self._directives)}"
             raise self._words.error(first, f"unknown directive {first.text}; allowed: {allowed}")
         if first.text in _ONCE:
             if first.text in self._once:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from cpembed.errors import ProgramError
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.targets.vta.assembly.disassembler import MNEMONICS, TOKENS, Mnemonic
 from cpembed.targets.vta.container import NAME_RULE, TENSOR_NAME
 from cpembed.targets.vta.encoding import Field, Opcode, formats_of, misfit
@@ -98,7 +98,7 @@ class Words:
                 choices = [*(f"{choice}=" for choice in allowed), *flags]
                 raise self.error(
                     word,
-                    f"{problem}; allowed: {one_of(choices) or 'nothing'}"
+                    f"{problem}; allowed: {joined(choices) or 'nothing'}"
                     + close_match(name, [*allowed, *flags]),
                 )
             if name in settings:
@@ -120,7 +120,7 @@ class Words:
     def choice(self, word: Word, text: str, choices: Collection[str]) -> str:
         """Return a text that is part of a word, after checking that it is one of the choices."""
         if text not in choices:
-            allowed = f"{one_of(choices)}{close_match(text, choices)}"
+            allowed = f"{joined(choices)}{close_match(text, choices)}"
             raise self.error(word, f"{text!r} is unknown; allowed: {allowed}")
         return text
 
@@ -158,7 +158,7 @@ class InstructionReader:
         first, *rest = line
         syntax = MNEMONICS.get(first.text)
         if syntax is None:
-            allowed = f"{one_of(MNEMONICS)}{close_match(first.text, MNEMONICS)}"
+            allowed = f"{joined(MNEMONICS)}{close_match(first.text, MNEMONICS)}"
             raise self._words.error(
                 first, f"unknown instruction {first.text!r}; allowed: {allowed}"
             )
@@ -167,7 +167,7 @@ class InstructionReader:
             names = [member.name.lower() for member in syntax.kind]
             if not rest:
                 raise self._words.error(
-                    first, f"{first.text} needs one of {one_of(names)} after it"
+                    first, f"{first.text} needs one of {joined(names)} after it"
                 )
             kind = self._words.choice(rest[0], rest[0].text, names).upper()
             rest = rest[1:]
@@ -199,7 +199,7 @@ class InstructionReader:
         settings = self._words.settings(line, (*syntax.required, *syntax.optional), flags)
         missing = [name for name in syntax.required if name not in settings]
         if missing:
-            raise self._words.error(first, f"{first.text} lacks {one_of(missing)}")
+            raise self._words.error(first, f"{first.text} lacks {joined(missing)}")
         values: dict[str, int] = {}
         address: Word | None = None
         for name, (word, text) in settings.items():
