@@ -19,9 +19,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from cpembed.codegen.plan import bfloat16_bits
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
+from cpembed.ir.index import row_major_strides
 
 SCALE, BIAS, RESIDUAL = "@scale", "@bias", "@residual"
 """Names of the vectors and the residual among a kernel's inputs; no operand is called so, since the
@@ -65,7 +67,7 @@ class Placement:
         """
         if any(b + s > o for o, b, s in zip(outer, before, shape, strict=True)):
             raise ValueError(f"a box of {list(shape)} at {list(before)} of {list(outer)}")
-        strides = tuple(math.prod(outer[k + 1 :]) for k in range(len(outer)))  # row-major
+        strides = row_major_strides(outer)
         offset = sum(b * stride for b, stride in zip(before, strides, strict=True))
         return cls(strides, offset, math.prod(outer))
 
@@ -206,22 +208,19 @@ class Epilogue:
             )
         if self.residual is not None:
             self._check_residual(self.residual)
-        if self.is_requantized:
-            if self.dtype not in BYTES or self.shift or self.wraps:
-                raise WorkloadError(
-                    "a zero point, and clipping after a scale, are of int8 and uint8 without a "
-                    "shift: store one of these"
-                )
-            self._check_range()
-            return
-        if not self.is_integral:
-            return
-        if self.scale or not is_integer(self.dtype):
+        if self.is_requantized and (self.dtype not in BYTES or self.shift or self.wraps):
+            raise WorkloadError(
+                "a zero point, and clipping after a scale, are of int8 and uint8 without a "
+                "shift: store one of these"
+            )
+        integral = self.is_integral and not self.is_requantized
+        if integral and (self.scale or not is_integer(self.dtype)):
             raise WorkloadError(
                 "a shift, and clipping, are of integers: leave them out, or the scale, and store "
                 "integers"
             )
-        self._check_range()
+        if self.is_requantized or integral:
+            self._check_range()
 
     def _check_residual(self, residual: Residual) -> None:
         bytes_both = self.dtype in BYTES and residual.dtype in BYTES and self.scale
@@ -365,7 +364,7 @@ class Epilogue:
         if self.dtype == "float16":
             return f'T.cast({value}, "float16")'
         if self.dtype == "bfloat16":
-            return f'T.cast({_bfloat16_bits(value)}, "uint16")'
+            return f'T.cast({bfloat16_bits(value)}, "uint16")'
         if self.dtype in BYTES:
             return _byte_bits(value, self.dtype, *self.stored_range, self.zero_point)
         # Clipped before the conversion, which is undefined for values beyond the type's range.
@@ -479,23 +478,12 @@ def float32(value: float) -> str:
     return f"T.float32({float(np.float32(value))!r})"
 
 
-def _bfloat16_bits(value: str) -> str:
-    """Return the upper half of a float32, rounded to the nearest even; a NaN stays one."""
-    bits = f'T.reinterpret({value}, dtype="uint32")'
-    # Just below half of the last kept bit, and one more if that bit is odd: halves go to the even.
-    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
-    rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
-    # The compiler folds a comparison of a number with itself, so test the bits.
-    is_nan = f"T.bitwise_and({bits}, T.uint32({0x7FFFFFFF})) > T.uint32({0x7F800000})"
-    return f"T.if_then_else({is_nan}, T.uint32(32704), {rounded})"
-
-
 def channel_axes(workload: Computation) -> tuple[str, ...]:
     """Return the axes of the output whose elements have a bias and a scale of their own."""
     # Those that the second factor has too: the filters of a convolution, groups included, or the
     # columns of a GEMM.
     output, weights = (
-        {name for index in workload.access(operand.name).index for name in index.iterators}
+        set(workload.access(operand.name).iterators)
         for operand in (workload.output, workload.inputs[1])
     )
     return tuple(axis.name for axis in workload.axes if axis.name in output & weights)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.codegen.plan import Script, grid
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 
 # Each run is written as code of its own.
 _MAX_RUNS = 64
@@ -104,10 +104,7 @@ class Source:
     @property
     def flat(self) -> IndexExpr:
         """Index into the flat buffer."""
-        total = IndexExpr()
-        for part, size in zip(self.index, self.shape, strict=True):
-            total = total.times(size) + part
-        return total
+        return flat_index(self.index, row_major_strides(self.shape))
 
 
 @dataclass(frozen=True)

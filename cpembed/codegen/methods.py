@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from cpembed.codegen.plan import KernelPlan, Script, buffer
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
 from cpembed.transform.methods.convolution import Convolution, Im2col, Window
 from cpembed.transform.methods.cook_toom import Matrix, Step, straight_line
 from cpembed.transform.methods.winograd import Tiling, Winograd
@@ -166,7 +166,7 @@ def image_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
     depth = method.product.extents["c"]
     elements = method.places * groups * blocks.size * depth
     text = _Text(conv.image.dtype, channels, blocks)
-    strides = _strides(shape)
+    strides = row_major_strides(shape)
     padded = buffer("Padded", math.prod(shape), text.dtype)
     with text.tiles(method, padded, buffer("V", elements, text.dtype)):
         base = _sum(_tile_terms(tilings, strides))
@@ -198,7 +198,7 @@ def weights_transform(method: Winograd) -> KernelPlan:
     )
     dtype, depth = conv.weights.dtype, method.product.extents["c"]
     shape = groups, channels, *(t.pieces * t.form.taps for t in tilings), filters
-    strides = _strides(shape)
+    strides = row_major_strides(shape)
     text = _Text("float64", filters, TileBlocks(1, 1))
     lanes = "" if text.lanes == 1 else f"x{text.lanes}"
     weights = buffer("Weights", math.prod(shape), dtype)
@@ -233,7 +233,7 @@ def output_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
     groups, filters = conv.size(conv.groups), conv.size(conv.filters)
     outputs = tuple(tiling.window.outputs for tiling in tilings)
     shape = groups, conv.size(conv.samples), *outputs, filters
-    strides = _strides(shape)
+    strides = row_major_strides(shape)
     elements = method.places * groups * blocks.size * filters
     text = _Text(conv.output.dtype, filters, blocks)
     result = buffer("Found", math.prod(shape), text.dtype)
@@ -388,10 +388,6 @@ def _tile_terms(tilings: Sequence[Tiling], strides: Sequence[int]) -> list[tuple
     """Return the variables that locate a tile in an image or an output, with their strides."""
     windows = [(f"t{n}", tiling.form.outputs * strides[2 + n]) for n, tiling in enumerate(tilings)]
     return [("g", strides[0]), ("n", strides[1]), *windows]
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[n + 1 :]) for n in range(len(shape))]
 
 
 def _sum(terms: Sequence[tuple[str, int]]) -> str:

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.plan import Script
 from cpembed.ir.computation import AxisKind
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, flat_index, row_major_strides
 from cpembed.transform.program import Loop
 
 
@@ -261,10 +261,8 @@ class Nest:
     @property
     def accumulator_access(self) -> IndexExpr:
         """Index of an accumulator: dense, row-major over the spatial inner loops."""
-        total = IndexExpr()
-        for loop in self.spatial_inner:
-            total = total.times(loop.extent) + IndexExpr.iterator(loop.name)
-        return total
+        strides = row_major_strides([loop.extent for loop in self.spatial_inner])
+        return flat_index([IndexExpr.iterator(loop.name) for loop in self.spatial_inner], strides)
 
     def inner_loop(self, name: str) -> Loop:
         """Return an inner loop by name; raise KeyError if there is none."""

@@ -17,7 +17,7 @@ from cpembed.codegen.im2col_packing import Im2colPacking
 from cpembed.codegen.plan import Script, buffer, grid, zero
 from cpembed.codegen.transposition import Blocks, Element, write_transposition
 from cpembed.ir.computation import Computation
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 from cpembed.transform.index_algebra import simplify
 from cpembed.transform.program import PackedOperand
 
@@ -89,12 +89,8 @@ class LayoutTransform:
         """Index into the flat original."""
         # Simplified, so that neighbouring digits of one packed dimension are one term, which shows
         # what is contiguous.
-        total = IndexExpr()
-        step = 1
-        for index, size in reversed([*zip(self.source, self.operand.original_shape, strict=True)]):
-            total = index.times(step) + total
-            step *= size
-        return simplify(total, self.extents)
+        strides = row_major_strides(self.operand.original_shape)
+        return simplify(flat_index(self.source, strides), self.extents)
 
     @property
     def original_element(self) -> str:

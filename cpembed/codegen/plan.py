@@ -168,6 +168,17 @@ def read(element: str, dtype: str, into: str) -> str:
     return element if dtype == into else f'T.cast({element}, "{into}")'
 
 
+def bfloat16_bits(value: str) -> str:
+    """Return the upper half of a float32, rounded to the nearest even; a NaN stays one."""
+    bits = f'T.reinterpret({value}, dtype="uint32")'
+    # Just below half of the last kept bit, and one more if that bit is odd: halves go to the even.
+    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
+    rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
+    # The compiler folds a comparison of a number with itself, so test the bits.
+    is_nan = f"T.bitwise_and({bits}, T.uint32({0x7FFFFFFF})) > T.uint32({0x7F800000})"
+    return f"T.if_then_else({is_nan}, T.uint32(32704), {rounded})"
+
+
 def zero(dtype: str) -> str:
     """Return the constant 0 of a type."""
     return f"T.{storage_dtype(dtype)}(0)"

@@ -11,7 +11,7 @@ from cpembed.codegen.nest import KernelOperand, Nest, TileLoop
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index
 from cpembed.transform.program import (
     DerivedProgram,
     Loop,
@@ -102,7 +102,7 @@ def kernel_nest(
         return TileLoop(names[loop.name], overlap.extent, tile=block, origin=loop.name, unit=block)
 
     def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
-        access = _all_in_points(_flat_index(operand.access, operand.strides), overlaps.values())
+        access = _all_in_points(flat_index(operand.access, operand.strides), overlaps.values())
         assert access is not None
         return KernelOperand(
             parameter, operand.dtype, operand.elements, access.rename(names.__getitem__)
@@ -116,7 +116,7 @@ def kernel_nest(
                 raise LoweringError("the output's elements have no place of their own")
             coordinates.append(by_points.rename(names.__getitem__))
         # By original coordinates, since strides of the larger buffer are those of its dimensions.
-        index = IndexExpr.sum([], place.offset) + _flat_index(coordinates, place.strides)
+        index = IndexExpr.sum([], place.offset) + flat_index(coordinates, place.strides)
         return KernelOperand(parameter, dtype, place.elements, index)
 
     coordinates = _coordinates(program, first, names, overlaps)
@@ -162,7 +162,7 @@ def _overlaps_by_points(
 
     The others, for which an operand is packed tile by tile, count tiles.
     """
-    accesses = [_flat_index(operand.access, operand.strides) for operand in operands]
+    accesses = [flat_index(operand.access, operand.strides) for operand in operands]
     return {
         overlap.loop: overlap
         for overlap in program.overlaps
@@ -249,7 +249,7 @@ def _channels(
     program: DerivedProgram, names: Mapping[str, str], overlaps: Mapping[str, Overlap]
 ) -> KernelOperand:
     vector = vector_operand(program, "Channel", "float32")
-    by_tiles = _flat_index(vector.access, vector.strides)
+    by_tiles = flat_index(vector.access, vector.strides)
     index = _all_in_points(by_tiles, overlaps.values())
     over_tiles = {(overlap.loop,) for overlap in program.overlaps}
     # Digits of a sum have no constant stride, by which kernels load vectors of channels.
@@ -285,14 +285,6 @@ def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
 def lane_name(lane: str) -> str:
     """Return the identifier of an instruction axis inside a kernel."""
     return f"lane_{lane}"
-
-
-def _flat_index(access: Sequence[IndexExpr], strides: Sequence[int]) -> IndexExpr:
-    """Return the index into a flat buffer."""
-    total = IndexExpr()
-    for index, stride in zip(access, strides, strict=True):
-        total = total + index.times(stride)
-    return total
 
 
 def _identifiers(program: DerivedProgram) -> dict[str, str]:

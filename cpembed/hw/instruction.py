@@ -183,8 +183,7 @@ class Instruction:
         memory: dict[str, OperandMemory] = {}
         # A port is fed as its operand is, by a tile over the axes that it depends on.
         for operand in operands:
-            index = ports.computation.access(operand.name).index
-            axes = {name for expression in index for name in expression.iterators}
+            axes = ports.computation.access(operand.name).iterators
             tensor = self.memory[operand.tensor]
             tile = tuple(dimension for dimension in tensor.tile if dimension.axis in axes)
             strides = {axis: rule for axis, rule in tensor.strides.items() if axis in axes}

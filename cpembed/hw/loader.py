@@ -322,8 +322,10 @@ class _Builder:
         problem = f"{table.scope!r} has no [memories] table; declared: {joined(scopes) or 'none'}"
         problem += close_match(table.scope, scopes)
         self.need(table.scope in scopes, (*key, "scope"), problem)
-        indices = [i for access in computation.access_maps[operand] for i in access.index]
-        operand_axes = tuple(dict.fromkeys(name for index in indices for name in index.iterators))
+        accesses = computation.access_maps[operand]
+        operand_axes = tuple(
+            dict.fromkeys(name for access in accesses for name in access.iterators)
+        )
         error = partial(spec_error, self.path, (*key, "tile"))
         tile = read_tile(table.tile, operand_axes, axes, error)
         self._check_strides(operand, operand_axes, tile)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from cpembed.ir.computation import Assignment, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 
 
 def joined_dimensions(
@@ -91,15 +91,9 @@ def joined_index(
     step : int
         Elements that a step of the fused axis moves by.
     """
-    strides = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
-    terms = [
-        term.times(stride)
-        for index, stride in zip(indices, strides, strict=True)
-        for term in index.terms
-        if term.iterator not in members
-    ]
-    constant = sum(index.constant * stride for index, stride in zip(indices, strides, strict=True))
-    return IndexExpr.sum([*terms, IndexTerm(fused, step)], constant)
+    flat = flat_index(indices, row_major_strides(shape))
+    terms = [term for term in flat.terms if term.iterator not in members]
+    return IndexExpr.sum([*terms, IndexTerm(fused, step)], flat.constant)
 
 
 @dataclass(frozen=True)

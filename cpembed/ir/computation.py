@@ -277,7 +277,7 @@ class Computation:
             if access.operand not in {operand.name for operand in self.operands}:
                 raise WorkloadError(f"{self.name}: {access} names an unknown operand")
             self._check_bounds(access)
-            used |= {name for index in access.index for name in index.iterators}
+            used.update(access.iterators)
         unused = [axis.name for axis in self.axes if axis.name not in used]
         if unused:
             raise WorkloadError(f"{self.name}: axis {unused[0]} is in no index: remove it")
@@ -324,7 +324,7 @@ class Computation:
         spatial = {axis.name for axis in self.axes if axis.kind is AxisKind.SPATIAL}
         reduced = [axis.name for axis in self.axes if axis.kind is AxisKind.REDUCTION]
         for statement in self.statements:
-            stored = {name for index in statement.store.index for name in index.iterators}
+            stored = set(statement.store.iterators)
             # An axis is spatial for all statements or for none: kinds belong to the computation.
             if len(self.statements) > 1 and stored != spatial:
                 raise WorkloadError(

@@ -8,7 +8,8 @@ with a split without leaving the language.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -267,3 +268,19 @@ class IndexExpr:
             parts += ["-" if self.constant < 0 else "+", str(abs(self.constant))]
         text = " ".join(parts)
         return text[2:] if text.startswith("+ ") else "-" + text[2:]
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the distance in elements of neighbours along each dimension of a dense array."""
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+
+
+def flat_index(indices: Sequence[IndexExpr], strides: Sequence[int]) -> IndexExpr:
+    """Return the index into a flat buffer of an element that has an index in each dimension.
+
+    >>> str(flat_index([IndexExpr.iterator("x"), IndexExpr((), 2)], row_major_strides((3, 5))))
+    '5*x + 2'
+    """
+    pairs = list(zip(indices, strides, strict=True))
+    terms = [term.times(stride) for index, stride in pairs for term in index.terms]
+    return IndexExpr.sum(terms, sum(index.constant * stride for index, stride in pairs))

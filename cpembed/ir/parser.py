@@ -65,8 +65,7 @@ def parse_computation(
     """
     body = parse_body(text)
     order = _axis_names(body, extents, axis_order)
-    stores = (index for statement in body.statements for index in statement.store.index)
-    spatial = {name for index in stores for name in index.iterators}
+    spatial = {name for statement in body.statements for name in statement.store.iterators}
     axes = tuple(
         Axis(axis, extents[axis], AxisKind.SPATIAL if axis in spatial else AxisKind.REDUCTION)
         for axis in order

@@ -135,7 +135,7 @@ class _Product:
         def reads(view: _View, axis: str) -> bool:
             return view.array.strides[view.axes.index(axis)] != 0
 
-        stored = {name for index in computation.statement.store.index for name in index.iterators}
+        stored = computation.statement.store.iterators
         spatial = [axis for axis in computation.extents if axis in stored]
         columns = [a for a in spatial if reads(right, a) and not reads(left, a)]
         batch = [a for a in spatial if reads(right, a) and reads(left, a)]

@@ -81,10 +81,7 @@ def derive(
     rewrites: list[Rewrite] = []
     outputs = {output.name for output in workload.outputs}
     for name in (operand.name for operand in instruction.computation.operands):
-        names = tuple(
-            axis for index in instruction.computation.access(name).index for axis in index.iterators
-        )
-        role = embedding.operands[name]
+        names, role = instruction.computation.access(name).iterators, embedding.operands[name]
         key = (name, role, tuple((embedding.extents[n], embedding.digits[n]) for n in names))
         if key not in layouts:
             kind = InPlaceLayout if role in in_place else OperandLayout
@@ -151,11 +148,8 @@ def overlapping(
         for digit in digits:
             axis = next(a for a in workload.axes if a.name == digit.axis)
             count = -(-axis.extent // digit.count)
-            users = {
-                operand.name
-                for operand in workload.operands
-                if any(axis.name in i.iterators for i in workload.access(operand.name).index)
-            }
+            names = (operand.name for operand in workload.operands)
+            users = {name for name in names if axis.name in workload.access(name).iterators}
             packed = users - set(in_place)
             if axis.kind is AxisKind.REDUCTION:
                 # A packed operand holds zeros for what would be added twice. Only of integers is a

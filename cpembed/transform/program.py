@@ -23,7 +23,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import member_digits
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 from cpembed.transform.index_algebra import simplify
 
 Array = NDArray[Any]
@@ -145,8 +145,7 @@ class PackedOperand:
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """Row-major strides in elements."""
-        shape = self.shape
-        return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+        return row_major_strides(self.shape)
 
     @cached_property
     def is_identity(self) -> bool:
@@ -155,13 +154,9 @@ class PackedOperand:
             return False
         # Flat index of the original over the packed dimensions: they are the same memory if its
         # coefficients are the packed strides.
-        total = IndexExpr()
-        step = 1
-        for index, size in reversed(list(zip(self.source, self.original_shape, strict=True))):
-            if index.constant:
-                return False
-            total = index.times(step) + total
-            step *= size
+        if any(index.constant for index in self.source):
+            return False
+        total = flat_index(self.source, row_major_strides(self.original_shape))
         if not total.is_affine:
             # Neighbouring digits of a fused dimension may add up to an affine index.
             sizes = {d.name: d.extent for d in self.dimensions}

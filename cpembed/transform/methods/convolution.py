@@ -162,7 +162,7 @@ def as_convolution(workload: Computation) -> Convolution:
         return WorkloadError(f"{workload.name} is no convolution: {reason}")
 
     image, weights, output = _operands(workload, rejected)
-    iterators = {name: _iterators(workload, name) for name in (image, weights, output)}
+    iterators = {name: workload.access(name).iterators for name in (image, weights, output)}
     windows = _windows(workload, image, weights, rejected)
     windowed = {name for window in windows for name in (window.output, window.tap)}
     # By the initials of the operands that have the axis.
@@ -200,16 +200,12 @@ def _operands(
     plain = len(factors) == 2 and all(isinstance(factor, Access) for factor in factors)
     if not plain or statement.reduction != "add" or reads[0].operand == reads[1].operand:
         raise rejected("it is not a sum of products of two operands")
-    stored = _iterators(workload, statement.store.operand)
+    stored = workload.access(statement.store.operand).iterators
     images = [read for read in reads if any(_is_window(index, stored) for index in read.index)]
     if len(images) != 1:
         raise rejected("no operand, or more than one, is read by windows such as p + r")
     weights = reads[1] if images[0] is reads[0] else reads[0]
     return images[0].operand, weights.operand, statement.store.operand
-
-
-def _iterators(workload: Computation, operand: str) -> set[str]:
-    return {name for index in workload.access(operand).index for name in index.iterators}
 
 
 def _is_window(index: IndexExpr, stored: Collection[str]) -> bool:
@@ -221,7 +217,7 @@ def _windows(
     workload: Computation, image: str, weights: str, rejected: Callable[[str], WorkloadError]
 ) -> tuple[Window, ...]:
     """Return the windows of the image, in the order of its dimensions."""
-    stored = _iterators(workload, workload.output.name)
+    stored = workload.access(workload.output.name).iterators
     filters = workload.access(weights).index
     windows: list[Window] = []
     for size, index in zip(
