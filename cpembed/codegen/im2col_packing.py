@@ -313,16 +313,14 @@ class Im2colPacking:
 
         Parameters
         ----------
-        script : Script
-            Text to write to.
+        script, zero : Script, str
+            Text to write to, and value of padding.
         original, packed : Place
             Elements of the buffers.
         base : IndexExpr
             Index in the packed buffer at which a window begins.
         strides : mapping of str to int
             Strides of the packed dimensions.
-        zero : str
-            Value of padding.
         loops : sequence of str
             Packed dimensions over windows, outermost first.
         """

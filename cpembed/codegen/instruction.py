@@ -184,10 +184,8 @@ def write_block(script: Script, name: str, loops: Sequence[Loop], *statements: s
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    name : str
-        Name of the block.
+    script, name : Script, str
+        Text to write to, and name of the block.
     loops : sequence of Loop
         Loops around the block, each bound to an iterator of the same name.
     *statements : str
@@ -212,7 +210,7 @@ def loop_headers(
     loops : sequence of Loop
         Loops, outermost first.
     unrolled, vectorized : collection of str
-        Names of those to unroll and to vectorise; the others are serial.
+        Names of those to unroll and to vectorise; the rest is serial.
     """
     headers: list[str] = []
     for loop in loops:
@@ -229,10 +227,8 @@ def region_lines(nest: Nest, *, packs: bool = False, stages: bool = False) -> tu
     ----------
     nest : Nest
         Nest with its annotations.
-    packs : bool
-        Include those of per-thread packing.
-    stages : bool
-        Include the local buffer :data:`STAGE`.
+    packs, stages : bool
+        Include those of per-thread packing, and the local buffer :data:`STAGE`.
     """
     regions = [f"{o.parameter}[0:{o.elements}]" for o in nest.operands]
     read_regions = regions[:2]
@@ -259,10 +255,8 @@ def bind_task(
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    nest : Nest
-        Nest of the tasks.
+    script, nest : Script, Nest
+        Text to write to, and nest of the tasks.
     task : str
         Number of the task in the text.
     named : callable
@@ -284,10 +278,8 @@ def local_buffer(script: Script, name: str, nest: Nest, *, in_registers: bool = 
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    name : str
-        Name of the buffer.
+    script, name : Script, str
+        Text to write to, and name of the buffer.
     nest : Nest
         Nest with the accumulators.
     in_registers : bool

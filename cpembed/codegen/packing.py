@@ -277,16 +277,12 @@ def packed_rows(
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    operand : PackedOperand
-        Operand with both layouts.
+    script, operand : Script, PackedOperand
+        Text to write to, and operand with both layouts.
     rows : tuple of str
         The first row and the end.
-    packed : str
-        Buffer to pack into.
-    base : IndexExpr
-        Index at which the operand begins there.
+    packed, base : str, IndexExpr
+        Buffer to pack into, and index at which the operand begins there.
     """
     transform = replace(plan_transform(operand), base=base, packed=packed)
     regions = (f"T.reads({ORIGINAL}[0])", f"T.writes({packed}[0])")

@@ -228,14 +228,9 @@ class PerThreadPacking:
         script : Script
             Text to write to.
         tasks : tuple of str
-            First task of the chunk and the end.
+            First task of the chunk and the end; what is yielded are those of a block.
         regions : sequence of str
             Regions that the tasks read and write.
-
-        Yields
-        ------
-        tuple of str
-            First task of the block and the end.
         """
         if self.blocks is None:
             everything = "0", str(rows_of(self.operand)[0])
@@ -302,10 +297,8 @@ def plan_packing(
 
     Parameters
     ----------
-    program : DerivedProgram
-        Program of the nest.
-    nest : Nest
-        Nest with its tasks in the order of execution.
+    program, nest : DerivedProgram, Nest
+        Program, and its nest with the tasks in the order of execution.
     rooms : sequence of float
         Bytes of a core's caches, the nearest first, that a packing block may fill.
     packed_in : sequence of float
@@ -362,12 +355,10 @@ def row_accesses(
 
     Parameters
     ----------
-    program : DerivedProgram
-        Program of the nest.
+    program, nest : DerivedProgram, Nest
+        Program, and its nest with the tasks in the order of execution.
     operand : PackedOperand
         Operand that is packed.
-    nest : Nest
-        Nest with its tasks in the order of execution.
     rows : tuple of int
         Number of rows and of their dimensions (:func:`~cpembed.codegen.packing.rows_of`).
     """

@@ -198,11 +198,9 @@ def buffer(name: str, elements: int, dtype: str) -> str:
 
     Parameters
     ----------
-    name : str
-        Name of the buffer.
+    name, dtype : str
+        Name and logical element type.
     elements : int
         Number of elements.
-    dtype : str
-        Logical element type.
     """
     return f'{name}: T.Buffer(({elements},), "{storage_dtype(dtype)}")'

@@ -44,10 +44,8 @@ def prefetch_a(nest: Nest, reuse: Reuse, cache_bytes: int, least: float) -> Nest
 
     Parameters
     ----------
-    nest : Nest
-        Nest with register tiles.
-    reuse : Reuse
-        Its footprints.
+    nest, reuse : Nest, Reuse
+        Nest with register tiles, and its footprints.
     cache_bytes : int
         Size of the cache; 0 if unknown, and nothing is prefetched.
     least : float
@@ -100,16 +98,12 @@ def write_prefetches(script: Script, nest: Nest) -> None:
 
 
 def bind_prefetched(script: Script, nest: Nest, end: str) -> None:
-    """Bind the iterators of the tasks that a step prefetches for.
-
-    They are those of :func:`ahead` and :func:`turn`.
+    """Bind the iterators of the tasks that a step prefetches for: :func:`ahead` and :func:`turn`.
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    nest : Nest
-        Nest with its annotations.
+    script, nest : Script, Nest
+        Text to write to, and nest with its annotations.
     end : str
         End of the tasks; the last one is prefetched for again instead of those beyond.
     """

@@ -236,10 +236,8 @@ def compiled(call: FunctionCall, symbol: str, target: Any) -> Any:
 
     Parameters
     ----------
-    call : FunctionCall
-        Call of the function.
-    symbol : str
-        Name of the function in the module.
+    call, symbol : FunctionCall, str
+        Call of the function, and its name in the module.
     target : tvm.target.Target
         Target to compile for.
 

@@ -149,10 +149,8 @@ def compile_object(plan: KernelPlan, triple: str, symbol: str = "main") -> Objec
     ----------
     plan : KernelPlan
         Kernel.
-    triple : str
-        LLVM triple of the machine.
-    symbol : str
-        Name of the function.
+    triple, symbol : str
+        LLVM triple of the machine, and name of the function.
     """
     description: dict[str, Any] = {"kind": "llvm", "mtriple": triple}
     if plan.attributes:

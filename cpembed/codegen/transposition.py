@@ -59,10 +59,8 @@ def write_transposition(
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    blocks : Blocks
-        Blocks of vectors.
+    script, blocks : Script, Blocks
+        Text to write to, and blocks of vectors.
     dtype : str
         Element type.
     rows, columns : tuple of int

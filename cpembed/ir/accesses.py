@@ -37,10 +37,8 @@ def joined_dimensions(
 
     Parameters
     ----------
-    indices : sequence of IndexExpr
-        Index of the operand in each dimension.
-    shape : sequence of int
-        Shape of the operand.
+    indices, shape : sequence of IndexExpr, sequence of int
+        Index and size of the operand in each dimension.
     extents : mapping of str to int
         Extents of the axes.
     members : sequence of str

@@ -110,10 +110,8 @@ def located_error(column: int, token: str, problem: str) -> WorkloadError:
 
     Parameters
     ----------
-    column : int
-        Position in the text, counted from 1.
-    token : str
-        The token at this position.
+    column, token : int, str
+        Position in the text, counted from 1, and the token there.
     problem : str
         What is wrong, and the remedy.
     """

@@ -46,11 +46,6 @@ def interpret(
     ----------
     computation, inputs, chunk_points
         As of :func:`interpret_all`.
-
-    Returns
-    -------
-    array
-        The output, in its shape and dtype.
     """
     output = computation.output.name
     return interpret_all(computation, inputs, chunk_points=chunk_points)[output]

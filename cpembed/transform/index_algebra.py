@@ -25,10 +25,8 @@ def divide(
 
     Parameters
     ----------
-    index : IndexExpr
-        The index.
-    factor : int
-        The divisor.
+    index, factor : IndexExpr, int
+        Dividend and divisor.
     extents : mapping of str to int
         Extents of the iterators.
 
@@ -122,10 +120,8 @@ def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner
 
     Parameters
     ----------
-    index : IndexExpr
-        The index.
-    name : str
-        Iterator to replace.
+    index, name : IndexExpr, str
+        Index, and its iterator to replace.
     factor : int
         Extent of the inner iterator.
     outer, inner : str
@@ -174,10 +170,8 @@ def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
 
     Parameters
     ----------
-    index : IndexExpr
-        The index.
-    name : str
-        Iterator to shift.
+    index, name : IndexExpr, str
+        Index, and its iterator to shift.
     amount : int
         Constant to add.
     """
@@ -208,13 +202,12 @@ def substitute_digit(
     Parameters
     ----------
     index : IndexExpr
-        The index.
+        Index that is changed.
     name, fused : str
         Iterator to replace, and the fused iterator.
-    weight, extent : int
-        Weight of the digit and number of its values.
-    outermost : bool
-        True for the outermost digit, which needs no modulus.
+    weight, extent, outermost : int, int, bool
+        Weight of the digit, number of its values, and True for the outermost, which needs no
+        modulus.
 
     Raises
     ------

@@ -73,10 +73,8 @@ def smallest_unrolling(
 
     Parameters
     ----------
-    name : str
-        Name of the dimension.
-    axes : tuple of IndexAxis
-        Axes of its index, in order.
+    name, axes : str, tuple of IndexAxis
+        Name of the dimension, and axes of its index, in order.
     extents : tuple of (str, int)
         Extents of the iterators in the coordinates of these axes.
     """

@@ -322,21 +322,14 @@ def pack(operand: PackedOperand, data: Array) -> Array:
 
 
 def unpack(operand: PackedOperand, packed: Array, program: DerivedProgram) -> Array:
-    """Unpack an output.
+    """Return an output in its original shape, zero where nothing is written.
 
     Parameters
     ----------
-    operand : PackedOperand
-        Layout of the output.
-    packed : array
-        The packed output, in the shape of the layout.
+    operand, packed : PackedOperand, array
+        Layout of the output, and the packed output in its shape.
     program : DerivedProgram
-        The program that wrote it; only elements that it writes are read back.
-
-    Returns
-    -------
-    array
-        The output in its original shape, zero where nothing is written.
+        Program that wrote it; only elements that it writes are read back.
     """
     written = np.zeros(operand.shape, np.bool_)
     written[accessed(operand, program)] = True

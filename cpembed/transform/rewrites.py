@@ -94,16 +94,12 @@ def unroll(
 
     Parameters
     ----------
-    operand : str
-        The operand.
-    dimension, extent : int
-        Position of the dimension, and its extent.
-    offset : int
-        Constant of the index.
+    operand, label : str
+        Names of the operand, and of the dimension in reports.
+    dimension, extent, offset : int
+        Position and extent of the dimension, and constant of the index.
     parts : tuple of Part
         Dimensions that replace it, outermost first.
-    label : str
-        Name of the dimension in reports.
     """
     # Sorted by step, parts number elements apart if each one steps over all that the shorter ones
     # reach. That is sufficient; other sums may be injective too and are called a stencil then.
