@@ -186,8 +186,8 @@ class CompiledKernel:
     def bound_calls(
         self, originals: Mapping[str, Any], packed: Mapping[str, Any], output: Any
     ) -> list[Callable[[], Any]]:
-        """Return the calls of :meth:`bound_whole` in their order, bound in it."""
-        # Recorders record a call when it is bound, so calls are bound in the order of execution.
+        """Return the calls of :meth:`bound_whole` in the order of their execution."""
+        # They are bound in this order too, because recorders record a call when it is bound.
         first, *further = self.input_names
         inner = self._on_original if first in originals else None
         if inner is None:
@@ -259,10 +259,7 @@ class CompiledKernel:
         return self.processor.to_array(original, shape)
 
     def original(self, name: str, array: Array | None = None) -> Any:
-        """Return a buffer in an operand's original layout, or for its place in a larger buffer.
-
-        It has an array's contents or is zero.
-        """
+        """Return a buffer with an array in an operand's original layout; zeros without an array."""
         operand, place = self.operand(name), self._placement(name)
         if array is None:
             elements = place.elements if place else math.prod(operand.original_shape)

@@ -69,7 +69,7 @@ def padded_image(method: Winograd) -> PackedOperand:
 
 
 def window_matrix(method: Im2col) -> PackedOperand:
-    """Return V of im2col."""
+    """Return the layout of im2col's matrix V, which has the taps and channels of each window."""
     conv = method.convolution
     index = {window.output: _read(window) for window in conv.windows}
     outputs = [window.output for window in conv.windows]

@@ -234,7 +234,6 @@ class Nest:
 
     @property
     def task_count(self) -> int:
-        """Number of tasks."""
         return math.prod(loop.count for loop in self.tasks)
 
     @property

@@ -66,12 +66,10 @@ class LayoutTransform:
 
     @property
     def row_count(self) -> int:
-        """Number of rows."""
         return math.prod(self.operand.shape[: self.rows])
 
     @property
     def extents(self) -> dict[str, int]:
-        """Extents of the packed dimensions by name."""
         return dict(zip(self.names, self.operand.shape, strict=True))
 
     @cached_property
@@ -131,9 +129,9 @@ class LayoutTransform:
 
     @property
     def copies(self) -> bool:
-        """True if neighbours stay neighbours."""
-        moving = [name for name, extent in self.extents.items() if extent > 1]
-        last = moving[-1] if moving else self.names[-1]
+        """True if neighbours in the packed layout are neighbours in the original."""
+        walking = [name for name, extent in self.extents.items() if extent > 1]
+        last = walking[-1] if walking else self.names[-1]
         along = [t for t in self.original_index.terms if last in t.iterators]
         return [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]
 

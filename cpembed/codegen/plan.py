@@ -127,7 +127,6 @@ class Script:
             yield
 
     def text(self) -> str:
-        """Return all lines."""
         return "\n".join(self._lines) + "\n"
 
 

@@ -29,15 +29,14 @@ class InstructionAxis:
 
     >>> InstructionAxis("x", 1, 16).describe_allowed()
     '1..16'
-
-    A primitive of any size embeds its granule, ``maximum``: one execution covers up to ``largest``
-    points in whole multiples of it (swATOP 4.1). None means that one execution covers ``maximum``.
     """
 
     name: str
     minimum: int
     maximum: int
     step: int = 1
+    # A primitive of any size (swATOP 4.1) embeds its granule, `maximum`: one execution covers up to
+    # `largest` points in whole multiples of it. Else one execution covers `maximum`.
     largest: int | None = None
 
     @property

@@ -162,6 +162,7 @@ class _Builder:
             return None
         problem = f"{table.clock_mhz} is not allowed; allowed: a number above 0"
         self.need(0 < table.clock_mhz < math.inf, ("machine", "clock_mhz"), problem)
+        # From a byte to far wider than any bus; AXI allows bursts of 256 beats.
         for key, value, lowest, highest in (
             ("bus_bits", table.bus_bits, 8, 4096),
             ("burst_beats", table.burst_beats, 1, 256),
@@ -298,7 +299,7 @@ class _Builder:
     def _dtypes(self, operand: str) -> tuple[str, ...]:
         declared = self.table.operands[operand].dtype
         key: Key = ("operands", operand, "dtype")
-        if isinstance(declared, str):
+        if isinstance(declared, str):  # a single type needs no brackets
             return (self._require_dtype(declared, key),)
         self.need(bool(declared), key, f"lists no dtype; allowed: {joined(INPUT_DTYPES)}")
         for position, dtype in enumerate(declared):
@@ -373,6 +374,7 @@ class _Builder:
             for name, size in sizes.items():
                 problem = f"takes {size} bytes, {scope} holds {capacity}"
                 self.need(size <= capacity, ("operands", name, "tile"), problem)
+            # An execution reads and writes all tiles at once.
             total = sum(sizes.values())
             problem = f"{capacity} is too small for the tiles of {joined(operands)} together"
             self.need(total <= capacity, size_key, f"{problem}, {total} bytes")

@@ -196,6 +196,7 @@ class Hierarchy:
     @cached_property
     def levels(self) -> tuple[tuple[Memory, ...], ...]:
         """Memories by level, the innermost first; the last one is main memory alone."""
+        # No level is empty: the longest path to a memory passes one of each level below it.
         memories = self.memories.values()
         top = max(memory.level for memory in memories)
         return tuple(tuple(m for m in memories if m.level == level) for level in range(top + 1))

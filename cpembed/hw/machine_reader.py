@@ -151,6 +151,7 @@ class _Reader:
 
     def _compute(self, instruction: Instruction) -> ComputeUnit:
         table = self.table.compute
+        # Cycles may be fractions: two units side by side take half a cycle an execution.
         self._positive(("compute", "cycles"), table.cycles)
         self._positive(("compute", "latency_cycles"), table.latency_cycles, zero=True)
         self._positive(("compute", "issues_per_cycle"), table.issues_per_cycle)

@@ -158,6 +158,7 @@ def _is_enum(expected: Any) -> bool:
 
 
 def _alternatives(expected: Any) -> tuple[Any, ...]:
+    # TOML has no null: None stands for a key that is left out.
     if get_origin(expected) in (Union, UnionType):
         return tuple(choice for choice in get_args(expected) if choice is not type(None))
     return (expected,)

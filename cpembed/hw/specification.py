@@ -1,9 +1,7 @@
 """A hardware specification as tables: the shape of its file, merged with the machines it shares.
 
 The tables give types and defaults; :mod:`cpembed.hw.loader` checks what their values must satisfy
-jointly. ``machines_from`` names a TOML file in the same folder that holds tables
-``[machines.NAME]`` and nothing else: each machine that the specification itself lists takes the
-keys that it leaves out from there.
+jointly.
 """
 
 from __future__ import annotations
@@ -132,6 +130,8 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     older_otherwise: str | None = msgspec.field(default=None, name="otherwise")
     older_beside: str | None = msgspec.field(default=None, name="beside")
     machine: MemoryInterface | None = None
+    # File in the same folder that holds tables [machines.NAME] and nothing else: each machine that
+    # this file lists takes the keys that it leaves out from there.
     machines_from: str | None = None
     machines: dict[str, HierarchyTable] = {}
 
@@ -142,14 +142,11 @@ Tables = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SpecificationFile:
-    """A file of a specification with the file of shared machines that it names.
-
-    ``contents`` and ``shared`` are the tables of the two files. ``shared_path`` equals ``path``,
-    and ``shared`` is empty, if no file of machines is named.
-    """
+    """A file of a specification with the file of shared machines that it names, as tables."""
 
     path: Path
     contents: Tables
+    # If no file of machines is named, the same path and no tables.
     shared_path: Path
     shared: Tables
 
