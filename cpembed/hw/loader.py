@@ -162,7 +162,7 @@ class _Builder:
             return None
         problem = f"{table.clock_mhz} is not allowed; allowed: a number above 0"
         self.need(0 < table.clock_mhz < math.inf, ("machine", "clock_mhz"), problem)
-        # From a byte to far wider than any bus; AXI allows bursts of 256 beats.
+        # From a byte to far wider than any bus.
         for key, value, lowest, highest in (
             ("bus_bits", table.bus_bits, 8, 4096),
             ("burst_beats", table.burst_beats, 1, 256),
