@@ -171,7 +171,7 @@ def prepared(
     from cpembed.errors import LoweringError, WorkloadError
     from cpembed.ir.reference import reference
     from cpembed.targets.choice import built_first
-    from cpembed.transform.methods.im2col import explicit
+    from cpembed.transform.methods.convolution import explicit
 
     workload = request.workload
     wide = workload.with_dtypes({operand.name: "float64" for operand in workload.operands})
@@ -311,7 +311,7 @@ def errors(rows: list[Row]) -> list[str]:
     names = [name for name in METHODS if name != "explicit"]
     lines = [
         "Largest error against float64 over the largest output, and in brackets over the bound of",
-        "the tile size (`cpembed.transform.methods.accuracy.bound`):",
+        "the tile size (`cpembed.transform.methods.winograd.bound`):",
         "",
         "| layer | " + " | ".join(names) + " |",
         "| --- |" + " ---: |" * len(names),

@@ -17,11 +17,11 @@ from cpembed.embedding.digit_model import AxisMaps
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.accesses import joined_dimensions, joined_index
 from cpembed.ir.computation import Operand
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import joined_dimensions, joined_index
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Dimension:
     ``memory`` is the one from which the instruction reads the operand, ``smallest`` are the
     smallest extents of the instruction's axes. ``joined`` has dimensions that this one makes with
     its neighbours, by the members of the fused axis that walks them in memory
-    (:mod:`cpembed.ir.joining`).
+    (:mod:`cpembed.ir.accesses`).
     """
 
     index: IndexExpr
@@ -112,7 +112,7 @@ class Dimension:
             return factor
         span, step = _span(steps for t in rest for steps in self._steps(t, states))
         terms = [IndexTerm(t.iterator, t.coefficient // step) for t in rest]
-        return factor * self._sized(IndexExpr.of(terms), span + 1, states)
+        return factor * self._sized(IndexExpr.sum(terms), span + 1, states)
 
     def relevant(self, states: Mapping[str, State], axes: Iterable[str]) -> tuple[State, ...]:
         """Return the states of some axes with all fused axes of separate dimensions made equal.

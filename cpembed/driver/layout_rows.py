@@ -300,11 +300,11 @@ def run_bytes(program: DerivedProgram, name: str) -> float | None:
     operand = next((o for o in program.operands if o.name == name), None)
     if operand is None:
         return None
-    tiles = [d for d in operand.dimensions if d.walked_by is not None]
+    tiles = [d for d in operand.dimensions if d.lane is not None]
     if math.prod(d.extent for d in tiles) > _LARGEST:
         return None
     # An execution in the middle of the operand stands for all: padding cuts runs at the borders.
-    middle = {d.name: d.extent // 2 for d in operand.dimensions if d.walked_by is None}
+    middle = {d.name: d.extent // 2 for d in operand.dimensions if d.lane is None}
     shape = operand.original_shape
     steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     offsets: set[int] = set()

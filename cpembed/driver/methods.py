@@ -22,10 +22,8 @@ from cpembed.errors import BackendUnavailable, LoweringError, SpecError, Workloa
 from cpembed.ir.computation import Computation
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan, Methods, methods_of
-from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF
-from cpembed.transform.methods.convolution import Rewritten, as_convolution
-from cpembed.transform.methods.im2col import explicit
-from cpembed.transform.methods.winograd import winograd
+from cpembed.transform.methods.convolution import Rewritten, as_convolution, explicit
+from cpembed.transform.methods.winograd import UNIT_ROUNDOFF, winograd
 
 _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
     "explicit": explicit,

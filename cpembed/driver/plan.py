@@ -344,7 +344,7 @@ class MethodError:
         Largest output in size.
     bound : float
         Largest bound of the method for data of these magnitudes
-        (:func:`~cpembed.transform.methods.accuracy.bound`).
+        (:func:`~cpembed.transform.methods.winograd.bound`).
     """
 
     largest: float

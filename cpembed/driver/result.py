@@ -17,8 +17,8 @@ from cpembed.embedding.result import SearchEffort, Seconds
 from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.transform.layout import Step, layout, original_layout, replay
 from cpembed.transform.program import DerivedProgram
-from cpembed.transform.replay import Step, layout, original_layout, replay
 
 
 @dataclass(frozen=True)

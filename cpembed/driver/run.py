@@ -39,9 +39,14 @@ from cpembed.targets.capabilities import details, written_files
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.methods import MethodArtifact, methods_of
 from cpembed.targets.verification import worst_judged
-from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF, bound, roundings, running_bound
 from cpembed.transform.methods.convolution import Array, Rewritten
-from cpembed.transform.methods.winograd import Winograd
+from cpembed.transform.methods.winograd import (
+    UNIT_ROUNDOFF,
+    Winograd,
+    bound,
+    roundings,
+    running_bound,
+)
 
 _TIMED_CALLS = 10
 """Number of calls that time a method so slow that each round is one call of its parts or all."""

@@ -87,7 +87,7 @@ class Embedding:
                     modulus = None if outermost else digit.count
                     terms.append(IndexTerm(name, digit.stride, weight, modulus))
                 weight *= digit.count
-        return IndexExpr.of(terms)
+        return IndexExpr.sum(terms)
 
     def identifier(self) -> str:
         """Return a short id that is equal for equal embeddings, on every machine."""

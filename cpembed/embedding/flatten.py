@@ -55,7 +55,7 @@ def member_digits(
             points = (pitches or {}).get(member, workload.extents[member])
             # Padding of the fused axis puts the outermost member outside its extent.
             modulus = None if position == 0 else points
-            digits[member] = IndexExpr.of([IndexTerm(name, 1, weight, modulus)])
+            digits[member] = IndexExpr.sum([IndexTerm(name, 1, weight, modulus)])
             weight *= points
     return digits
 

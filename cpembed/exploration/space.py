@@ -33,7 +33,7 @@ from cpembed.exploration.objectives import (
     read_objectives,
     total,
 )
-from cpembed.hw.schema import Key, close_match, one_of, read_table, spec_error
+from cpembed.hw.schema import Key, close_match, joined, read_table, spec_error
 from cpembed.targets.family import Family, Point, Value, open_family
 
 MAX_VALUES = 4096
@@ -309,7 +309,7 @@ class _Reader:
         table = self._table
         if not table.parameters:
             raise self._error(
-                ("parameters",), f"is empty; allowed: {one_of(self._family_parameters)}"
+                ("parameters",), f"is empty; allowed: {joined(self._family_parameters)}"
             )
         parameters = {
             name: self._values(("parameters", name), values)
@@ -407,7 +407,7 @@ class _Reader:
     def _require_parameter(self, key: Key) -> None:
         name = str(key[-1])
         if name not in self._family_parameters:
-            allowed = one_of(self._family_parameters)
+            allowed = joined(self._family_parameters)
             near = close_match(name, self._family_parameters)
             problem = f"unknown parameter; family {self._family.name} has {allowed}{near}"
             raise self._error(key, problem)

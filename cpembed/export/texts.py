@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.codegen.script import storage_dtype
+from cpembed.codegen.plan import storage_dtype
 from cpembed.export.layout import Layout
 from cpembed.export.program import Buffer, Call, Program, Role
 

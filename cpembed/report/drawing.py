@@ -27,8 +27,8 @@ from cpembed.report.canvas import (
     width_of,
 )
 from cpembed.report.solve import problem_rows, search_text
+from cpembed.transform.layout import Layout, Step, original_layout
 from cpembed.transform.program import DerivedProgram
-from cpembed.transform.replay import Layout, Step, original_layout
 
 _MARGIN = 24.0
 

@@ -16,8 +16,8 @@ from cpembed.embedding.embedding import Digit
 from cpembed.ir.index import IndexExpr
 from cpembed.report import messages
 from cpembed.report.solve import request_rows, search_text, solver_rows
+from cpembed.transform.layout import Step, layout, original_layout
 from cpembed.transform.program import DerivedProgram, Loop
-from cpembed.transform.replay import Step, layout, original_layout
 from cpembed.transform.rewrites import Split
 
 PRIME = "'"
@@ -267,7 +267,7 @@ def access_text(program: DerivedProgram, operand: str) -> str:
 
 def without_unit_iterators(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
     """Return an index expression without the iterators of one step, which are 0."""
-    return IndexExpr.of(
+    return IndexExpr.sum(
         (term for term in index.terms if any(extents[name] > 1 for name in term.iterators)),
         index.constant,
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cpembed.errors import SpecError
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.ir.computation import Computation
 from cpembed.plugins import load_plugin, plugin_names
 from cpembed.provenance import Provenance
@@ -195,7 +195,7 @@ def open_family(name: str) -> Family:
     if plugin is None:
         names = (*BUILT_IN, *plugin_names(GROUP))
         raise SpecError(
-            f"unknown family {name!r}{close_match(name, names)}; allowed: {one_of(names)}"
+            f"unknown family {name!r}{close_match(name, names)}; allowed: {joined(names)}"
         )
     family: Any = plugin.value
     if not (isinstance(family, type) and issubclass(family, Family)):

@@ -12,7 +12,7 @@ from typing import Literal
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.schema import close_match, one_of, spec_error
+from cpembed.hw.schema import close_match, joined, spec_error
 from cpembed.plugins import plugin_names
 
 # Strings, since importing a target loads its code generator, and solving needs none.
@@ -45,6 +45,6 @@ def require_known(spec: HardwareSpec) -> HardwareSpec:
         spec.path or spec.name,
         ("backend",),
         f"unknown backend {spec.backend!r}{close_match(spec.backend, BUILT_IN)}; allowed: "
-        f"{one_of(BUILT_IN)}, the name of an entry point of {GROUP}, or leave the key out while "
+        f"{joined(BUILT_IN)}, the name of an entry point of {GROUP}, or leave the key out while "
         "nothing executes the instruction",
     )

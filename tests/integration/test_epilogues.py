@@ -16,7 +16,6 @@ from cpembed.codegen.epilogue import (
     Epilogue,
     channel_axes,
     channel_numbers,
-    random_vectors,
 )
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
@@ -24,6 +23,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.runtime.measurement.verification import random_vectors
 from cpembed.targets.cpu.target import BackendName, build
 from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated
 from cpembed.targets.x86.features import missing_features

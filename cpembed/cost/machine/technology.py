@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from cpembed.errors import SpecError
-from cpembed.hw.schema import close_match, one_of, read_table
+from cpembed.hw.schema import close_match, joined, read_table
 
 _FOLDER = Path(__file__).parent / "technologies"
 
@@ -130,7 +130,7 @@ class Technology:
         unit = units.get(dtype.removeprefix("u"))
         if unit is None:
             problem = f"technology {self.name} has no figures to {operation} {dtype}"
-            raise SpecError(f"{problem}; it has {one_of(units)}")
+            raise SpecError(f"{problem}; it has {joined(units)}")
         return unit
 
     def register_pj(self, bits: float) -> float:
@@ -228,7 +228,7 @@ def technology(name: str = "45nm") -> Technology:
     """Return a technology by its name; raise :class:`SpecError` if there is none."""
     if name not in technologies():
         near = close_match(name, technologies())
-        raise SpecError(f"unknown technology {name!r}{near}; allowed: {one_of(technologies())}")
+        raise SpecError(f"unknown technology {name!r}{near}; allowed: {joined(technologies())}")
     tables = read_table(_FOLDER / f"{name}.toml", _Tables)
     return Technology(tables, _sram_rows(_FOLDER / f"{name}_sram.csv"))
 

@@ -12,8 +12,8 @@ from typing import Any
 from tvm import ir, relax, s_tir, tirx
 from tvm.relax.transform import FuseTIR
 
+from cpembed.codegen.plan import storage_dtype
 from cpembed.codegen.recorded import FunctionCall, Memory, compiled, filling
-from cpembed.codegen.script import storage_dtype
 from cpembed.integrations.tvm.kernels import Kernel
 from cpembed.integrations.tvm.recognise import vars_of
 

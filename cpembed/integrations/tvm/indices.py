@@ -68,7 +68,7 @@ def _read(node: Any, iterators: Mapping[Any, str]) -> IndexExpr:
 
 
 def _scaled(index: IndexExpr, factor: int) -> IndexExpr:
-    return IndexExpr.of((term.times(factor) for term in index.terms), index.constant * factor)
+    return IndexExpr.sum((term.times(factor) for term in index.terms), index.constant * factor)
 
 
 def _digit(term: IndexTerm, is_quotient: bool, number: int) -> IndexExpr:
@@ -81,7 +81,7 @@ def _digit(term: IndexTerm, is_quotient: bool, number: int) -> IndexExpr:
         term = replace(term, divisor=term.divisor * number, modulus=rest)
     else:
         term = replace(term, modulus=number)
-    return IndexExpr.of([term])
+    return IndexExpr.sum([term])
 
 
 def read_window(node: Any) -> tuple[list[Any], Any] | None:
@@ -149,7 +149,7 @@ def split_axes(
 
     Raises :class:`WorkloadError` if digits of an axis do not nest: ``i // 4`` and ``i // 6``.
 
-    >>> third = IndexExpr.of([IndexTerm("i", 5, divisor=3)])
+    >>> third = IndexExpr.sum([IndexTerm("i", 5, divisor=3)])
     >>> [(part.name, part.weight, part.extent) for part in split_axes({"i": 12}, [third])["i"]]
     [('i0', 3, 4), ('i1', 1, 3)]
     """
@@ -191,7 +191,7 @@ def in_parts(index: IndexExpr, parts: Mapping[str, tuple[Part, ...]]) -> IndexEx
             if part.weight >= term.divisor and is_inside:
                 scale = term.coefficient * (part.weight // term.divisor)
                 terms.append(IndexTerm(part.name, scale))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def dimensions_of(
@@ -211,7 +211,7 @@ def dimensions_of(
     size
         Size of the dimension.
 
-    >>> group = IndexExpr.of([IndexTerm("g", 8), IndexTerm("c")])
+    >>> group = IndexExpr.sum([IndexTerm("g", 8), IndexTerm("c")])
     >>> [(str(i), size) for i, size in dimensions_of(group, {"g": 2, "c": 8}, 16)]
     [('g', 2), ('c', 8)]
     """

@@ -304,7 +304,7 @@ class _Reader:
             # Each side that the index leaves needs a guard, and no side may have another one: a
             # guard that cuts elements off would be lost in a computation.
             low, high = index.bounds(self._extents)
-            negated = IndexExpr.of((t.times(-1) for t in index.terms), size - 1 - index.constant)
+            negated = IndexExpr.sum((t.times(-1) for t in index.terms), size - 1 - index.constant)
             for margin, needed in ((index, low < 0), (negated, high >= size)):
                 key = set(margin.terms), margin.constant
                 equal = [g for g in guards if (set(g.terms), g.constant) == key]

@@ -102,7 +102,7 @@ def div_mod(index: IndexExpr, divisor: int, modulus: int | None) -> IndexExpr:
     modulus : int or None
         None for the quotient alone.
     """
-    return IndexExpr.of([IndexTerm("", 1, divisor, modulus, index)])
+    return IndexExpr.sum([IndexTerm("", 1, divisor, modulus, index)])
 
 
 def nest_over(
@@ -139,7 +139,7 @@ def nest_over(
             if following // step > 1:
                 terms.append(IndexTerm(part, step))
                 loops.append(Loop(part, following // step))
-        index_of[name] = IndexExpr.of(terms)
+        index_of[name] = IndexExpr.sum(terms)
     extents = {loop.name: loop.extent for loop in loops}
     places = [
         _place_of(view.layout, [e.substitute(index_of) for e in view.index], extents)
@@ -248,7 +248,7 @@ def _coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
 
 
 def _without_iterator(index: IndexExpr, name: str) -> IndexExpr:
-    return IndexExpr.of([t for t in index.terms if name not in t.iterators], index.constant)
+    return IndexExpr.sum([t for t in index.terms if name not in t.iterators], index.constant)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpembed.codegen.script import read, storage_dtype
+from cpembed.codegen.plan import read, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds.base import Array
 

@@ -16,8 +16,8 @@ from cpembed.codegen.epilogue import (
     BIAS,
     SCALE,
     Epilogue,
+    channel_axes,
     channel_numbers,
-    random_vectors,
     saturated_range,
 )
 from cpembed.errors import InvariantError, WorkloadError
@@ -150,6 +150,41 @@ class Verification:
             )
 
 
+def random_vectors(
+    workload: Computation, epilogue: Epilogue, sums: NDArray[Any], seed: int
+) -> dict[str, NDArray[Any]]:
+    """Return random vectors for an epilogue, by name, with a dimension for each channel axis.
+
+    Biases are as large as the sums; with the scales, results span the range of the output type (of
+    a byte, for wider types), and some exceed it.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload whose output has the channels.
+    epilogue : Epilogue
+        Epilogue; without a bias and a scale the result is empty.
+    sums : array
+        Sums of an execution, for their magnitude.
+    seed : int
+        Seed of the random numbers.
+    """
+    if not epilogue.vectors:
+        return {}
+    generator = np.random.default_rng(seed)
+    shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
+    size = max(1e-6, float(np.sqrt(np.mean(sums.astype(np.float64) ** 2))))
+    vectors: dict[str, NDArray[Any]] = {}
+    if epilogue.bias:
+        dtype = epilogue.vector_dtype(BIAS, workload.output.dtype)
+        vectors[BIAS] = (generator.normal(size=shape) * size / 2).astype(numpy_dtype(dtype))
+    if epilogue.scale:
+        largest = 255 if epilogue.dtype == "uint8" else 127
+        spread = generator.uniform(0.5, 1.5, shape) * largest / 2
+        vectors[SCALE] = (spread / size).astype(np.float32)
+    return vectors
+
+
 class Expected:
     """The right output of a workload for given inputs, with which several outputs are compared."""
 
@@ -160,7 +195,7 @@ class Expected:
 
     def vectors(self, epilogue: Epilogue | None, seed: int) -> dict[str, NDArray[Any]]:
         """Return a random bias and scale that suit these sums, as far as the epilogue has them
-        (:func:`~cpembed.codegen.epilogue.random_vectors`).
+        (:func:`random_vectors`).
         """
         if epilogue is None:
             return {}

@@ -19,9 +19,8 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
 from cpembed.codegen.nest import KernelOperand, Nest, Peeling, Prefetch
 from cpembed.codegen.passes import order_reductions, split_axes
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import HEADER, KernelPlan, read, storage_dtype
 from cpembed.codegen.program_nest import kernel_nest, lane_name
-from cpembed.codegen.script import HEADER, read, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
@@ -426,7 +425,7 @@ def _sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | Non
     # The lane becomes two loops: one over the partial sums, which is vectorized, and one over the
     # neighbours that an instruction adds to each.
     digits = Loop(PARTIAL_SUMS, dot.lanes, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
-    split = {lane.name: IndexExpr.of([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
+    split = {lane.name: IndexExpr.sum([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
 
     def in_digits(operand: KernelOperand) -> KernelOperand:
         return replace(operand, access=operand.access.substitute(split))

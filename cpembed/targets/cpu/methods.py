@@ -45,9 +45,8 @@ from cpembed.runtime.measurement.runner import Timing, time_work
 from cpembed.targets.cpu.calibration import Calibration, model_constants
 from cpembed.targets.cpu.estimate import transform_us
 from cpembed.targets.methods import MethodPlan, Methods
-from cpembed.transform.methods.convolution import M, Rewritten, U, V
+from cpembed.transform.methods.convolution import Im2col, M, Rewritten, U, V
 from cpembed.transform.methods.cook_toom import Matrix, straight_line
-from cpembed.transform.methods.im2col import Im2col
 from cpembed.transform.methods.winograd import Winograd
 from cpembed.transform.program import PackedOperand
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
 from cpembed.codegen.epilogue import RESIDUAL
+from cpembed.codegen.plan import storage_dtype
 from cpembed.codegen.recorded import FunctionCall, FunctionCalls, Memory
-from cpembed.codegen.script import storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.files import make_folder, write_whole
 from cpembed.ir.dtypes import numpy_dtype

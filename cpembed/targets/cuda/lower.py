@@ -275,7 +275,7 @@ def _in_tiles(operand: PackedOperand, along: str) -> PackedOperand:
     """
 
     def depth_of(number: int) -> tuple[int, int]:
-        in_tile = operand.dimensions[number].walked_by is not None
+        in_tile = operand.dimensions[number].lane is not None
         depth = 2 if along in operand.access[number].iterators else int(in_tile)
         return depth, number
 

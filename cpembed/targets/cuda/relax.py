@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
-from cpembed.codegen.script import storage_dtype
+from cpembed.codegen.plan import storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.targets.cuda.build import PASS_OPTIONS, flat_bits, parameter_names, unwritten

@@ -37,9 +37,8 @@ from cpembed.targets.scratchpad.parts import (
     blocked,
     part_text,
 )
-from cpembed.transform.methods.convolution import Rewritten, U, V
+from cpembed.transform.methods.convolution import Im2col, Rewritten, U, V
 from cpembed.transform.methods.cook_toom import Matrix
-from cpembed.transform.methods.im2col import Im2col
 from cpembed.transform.methods.winograd import Tiling, Winograd
 from cpembed.transform.program import DerivedProgram
 

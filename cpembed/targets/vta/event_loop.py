@@ -15,9 +15,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import HEADER, KernelPlan
 from cpembed.codegen.runtime import Function, compile_plan
-from cpembed.codegen.script import HEADER
 
 # TensorIR has no records: every table is an array of int64, whose columns these tuples name.
 _PADDING = ("pads_before", "skipped", "pads_after")

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import HEADER, KernelPlan, Script, buffer
 from cpembed.codegen.runtime import Function, aligned, compile_plan, shared
-from cpembed.codegen.script import HEADER, Script, buffer
 from cpembed.errors import ProgramError, SpecError
 from cpembed.targets.vta.accesses import PARAMETERS, loaded_uops
 from cpembed.targets.vta.assembly import instruction_text

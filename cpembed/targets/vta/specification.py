@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, InstructionAxis, StrideRule
-from cpembed.hw.schema import Key, one_of, spec_error
+from cpembed.hw.schema import Key, joined, spec_error
 from cpembed.ir.dtypes import DTYPES, DTypeKind
 from cpembed.targets.vta.isa import Memory, VtaConfig, formats_of
 from cpembed.targets.vta.timing import MemorySystem
@@ -75,7 +75,7 @@ class _Reader:
     def _find_operands(self) -> None:
         for memory, scope in SCOPES.items():
             names = [n for n, m in self.spec.instruction.memory.items() if m.scope == scope]
-            content = f"holds {one_of(names)}" if names else "holds no operand"
+            content = f"holds {joined(names)}" if names else "holds no operand"
             problem = f"{content}; allowed: exactly one operand"
             self.require(len(names) == 1, ("memories", scope), problem)
             self.operands[memory] = names[0]
@@ -129,7 +129,7 @@ class _Reader:
         name = self.operands[memory]
         operand = self.spec.instruction.memory[name]
         tile = [str(dimension) for dimension in operand.tile]
-        problem = f"is {one_of(tile)}; an element of {operand.scope} is {one_of(axes)}"
+        problem = f"is {joined(tile)}; an element of {operand.scope} is {joined(axes)}"
         self.require(tile == axes, ("operands", name, "tile"), problem)
         for axis, rule in operand.strides.items():
             problem = "VTA's elements are dense in memory; allowed: unit"
@@ -143,9 +143,9 @@ class _Reader:
             (2, "the accumulator's and the result's") if memory is Memory.ACC else (1, "one")
         )
         key = ("operands", name, "dtype")
-        self.require(len(dtypes) <= count, key, f"lists {one_of(dtypes)}; allowed: {expected}")
+        self.require(len(dtypes) <= count, key, f"lists {joined(dtypes)}; allowed: {expected}")
         dtype = DTYPES[dtypes[choice]]
-        allowed = one_of(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
+        allowed = joined(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
         problem = f"VTA does not compute in {dtype.name}; allowed: {allowed}"
         self.require(dtype.kind is DTypeKind.SIGNED, key, problem)
         return dtype.bits.bit_length() - 1

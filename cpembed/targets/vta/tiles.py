@@ -238,7 +238,7 @@ def _cropped(tensor: TileTensor, cuts: dict[int, tuple[int, int]]) -> TileTensor
     positions: dict[str, IndexExpr] = {}
     for k, (before, after) in cuts.items():
         name, extent = dimensions[k].name, dimensions[k].extent
-        dimensions[k] = PackedDimension(name, extent - before - after, dimensions[k].walked_by)
+        dimensions[k] = PackedDimension(name, extent - before - after, dimensions[k].lane)
         access[k] += -before
         positions[name] = IndexExpr((IndexTerm(name),), before)
     return _resized(tensor, dimensions, access, positions)

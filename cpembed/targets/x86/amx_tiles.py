@@ -21,7 +21,7 @@ from cpembed.codegen.instruction import (
     write_block,
 )
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.script import HEADER, Script, storage_dtype, zero
+from cpembed.codegen.plan import HEADER, Script, storage_dtype, zero
 from cpembed.errors import LoweringError
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cpu.register_blocks import LaneRoles, digits
@@ -362,7 +362,7 @@ def _inner_part(operand: KernelOperand, nest: Nest) -> KernelOperand:
     The description of an intrinsic must not depend on the loops around it.
     """
     extents = {loop.name: loop.extent for loop in nest.inner}
-    access = IndexExpr.of([term for term in operand.access.terms if term.iterator in extents])
+    access = IndexExpr.sum([term for term in operand.access.terms if term.iterator in extents])
     return replace(operand, access=access, elements=access.bounds(extents)[1] + 1)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from cpembed.codegen import runtime
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.host_cpu import cpu_model
-from cpembed.codegen.script import HEADER
+from cpembed.codegen.plan import HEADER
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec

@@ -157,7 +157,7 @@ def in_digits(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
         replace(
             operand,
             access=tuple(
-                IndexExpr.of((new for t in index.terms for new in rewritten(t)), index.constant)
+                IndexExpr.sum((new for t in index.terms for new in rewritten(t)), index.constant)
                 for index in operand.access
             ),
         )

@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 
 from cpembed.codegen import runtime
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import HEADER, Script, buffer
+from cpembed.codegen.plan import HEADER, KernelPlan, Script, buffer
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.lower import Addresses, Emitted, Emitter
 from cpembed.targets.vta.schedule import Schedule, check_schedule, paired_loop
