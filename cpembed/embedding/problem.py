@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from cpembed.errors import SpecError, WorkloadError
 from cpembed.hw.instruction import Instruction
+from cpembed.ir.accesses import is_neutral
 from cpembed.ir.computation import Assignment, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
-from cpembed.ir.neutral import is_neutral
 
 Element = tuple[str, tuple[int, ...]]
 """Operand, or port of one, and an element's coordinates."""
@@ -42,7 +42,7 @@ class AccessPair:
 class EmbeddingProblem:
     """A workload, an instruction, and the pairing of their operands and accesses.
 
-    Both are in port form (:mod:`cpembed.ir.ports`): each operand has one access.
+    Both are in port form (:mod:`cpembed.ir.accesses`): each operand has one access.
 
     Attributes
     ----------

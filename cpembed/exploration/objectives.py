@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.exploration.costing import LayerCosts
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.targets.family import Costs, Family, Point
 
 
@@ -135,12 +135,12 @@ def read_objectives(names: Iterable[str]) -> tuple[Objective, ...]:
     for name in names:
         if name not in OBJECTIVES:
             close = close_match(name, OBJECTIVES)
-            raise SpecError(f"unknown objective {name!r}{close}; allowed: {one_of(OBJECTIVES)}")
+            raise SpecError(f"unknown objective {name!r}{close}; allowed: {joined(OBJECTIVES)}")
         if OBJECTIVES[name] in objectives:
             raise SpecError(f"objective {name!r} is given twice: keep one")
         objectives.append(OBJECTIVES[name])
     if not objectives:
-        raise SpecError(f"no objective is given; allowed: {one_of(OBJECTIVES)}")
+        raise SpecError(f"no objective is given; allowed: {joined(OBJECTIVES)}")
     return tuple(objectives)
 
 
@@ -158,7 +158,7 @@ def read_limit(text: str) -> Limit:
     name, number, unit = match.groups()
     (objective,) = read_objectives([name])
     if unit not in objective.units:
-        units = one_of(u or "none" for u in objective.units)
+        units = joined(u or "none" for u in objective.units)
         raise SpecError(f"limit {text!r}: the unit of {name} is one of: {units}")
     value = float(number) * objective.units[unit]
     if not 0 < value < math.inf:

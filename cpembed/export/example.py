@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cpembed.codegen.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes, saturated_range
-from cpembed.codegen.script import storage_dtype
+from cpembed.codegen.plan import storage_dtype
 from cpembed.export.program import CALLER_ROLES, Program, Role, vector_name
 from cpembed.export.texts import NATIVE
 from cpembed.ir.computation import AxisKind, Computation

@@ -89,7 +89,7 @@ def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
         if halo:
             (dimension,) = groups[axis]
             shape[dimension] += 2 * halo
-            index[dimension] = index[dimension] + IndexExpr.of([], halo)
+            index[dimension] = index[dimension] + IndexExpr.sum([], halo)
     shape, index = [shape[d] for d in order], [index[d] for d in order]
     bounds = (i.bounds(workload.extents) for i in index)
     outside = any(low < 0 or high >= size for (low, high), size in zip(bounds, shape, strict=True))
@@ -133,10 +133,10 @@ def _blocked(workload: Computation, name: str, group: list[int], block: int) -> 
                 shape.append(size)
                 index.append(expression)
                 continue
-            if expression != IndexExpr.of([IndexTerm(axis)]) or size % block:
+            if expression != IndexExpr.sum([IndexTerm(axis)]) or size % block:
                 raise LoweringError(f"channels of {operand.name} are no whole blocks of {block}")
             shape += [size // block, block]
-            index += [expression, IndexExpr.of([IndexTerm(inside)])]
+            index += [expression, IndexExpr.sum([IndexTerm(inside)])]
         operands[operand.name] = replace(operand, shape=tuple(shape))
         accesses[operand.name] = Access(operand.name, tuple(index))
     return Computation(

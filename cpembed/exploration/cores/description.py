@@ -15,7 +15,7 @@ from cpembed.errors import CpembedError, SpecError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.family import Activity, Point, Value
 
@@ -377,11 +377,11 @@ def _check_names(point: dict[str, Value]) -> None:
         value = point[name]
         if value not in values:
             near = close_match(str(value), values)
-            raise SpecError(f"{name} = {value}{near}; allowed: {one_of(values)}")
+            raise SpecError(f"{name} = {value}{near}; allowed: {joined(values)}")
     dataflows = DATAFLOWS[str(point["intrinsic"])]
     if point["dataflow"] not in dataflows:
         raise SpecError(
-            f"dataflow = {point['dataflow']}; allowed for {point['intrinsic']}: {one_of(dataflows)}"
+            f"dataflow = {point['dataflow']}; allowed for {point['intrinsic']}: {joined(dataflows)}"
         )
     try:
         load_constraint_set(str(point["constraints"]))

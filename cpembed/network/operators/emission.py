@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import HEADER, Script
+from cpembed.codegen.plan import HEADER, KernelPlan, Script
 from cpembed.graph import kinds
 from cpembed.ir.index import IndexExpr
 from cpembed.network.operators.nest import Loop, Nest, PlacedTensor

@@ -198,7 +198,7 @@ def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
 def _number(shape: Sequence[int]) -> IndexExpr:
     """Return an element's number in row-major order."""
     steps = row_major_strides(shape)
-    return IndexExpr.of([IndexTerm(axis_name(k), step) for k, step in enumerate(steps)])
+    return IndexExpr.sum([IndexTerm(axis_name(k), step) for k, step in enumerate(steps)])
 
 
 def _common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
@@ -227,7 +227,7 @@ def _grouped(shape: Sequence[int], factors: Sequence[int]) -> tuple[IndexExpr, .
             for k, (low, factor) in enumerate(zip(inside, factors, strict=True))
             if factor > 1 and low % step == 0 and low < step * size
         ]
-        result.append(IndexExpr.of(terms))
+        result.append(IndexExpr.sum(terms))
     return tuple(result)
 
 

@@ -32,9 +32,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import KernelPlan, storage_dtype
 from cpembed.codegen.runtime import ObjectFile, bits, compile_object
-from cpembed.codegen.script import storage_dtype
 from cpembed.errors import BackendUnavailable, CrashError, InvariantError, LoweringError
 from cpembed.steps import LIMIT_VARIABLE, time_limit
 

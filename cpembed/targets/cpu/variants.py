@@ -32,9 +32,9 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import candidate_groups, free_name, fused_extent
 from cpembed.errors import InvariantError, TransformError
 from cpembed.hw.instruction import HardwareSpec, Instruction
+from cpembed.ir.accesses import JoinedRows
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.joining import JoinedRows
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.targets.cpu.space import copied_operands
 from cpembed.transform.program import DerivedProgram

@@ -55,7 +55,7 @@ Array = NDArray[Any]
 #   `writer.register_pointer` and the last byte of shared memory in `emit`.
 # - Barriers are put around accesses of shared memory that are seen: `writer.shared_pointer`.
 # - A pointer to bfloat16 has a type that the text does not define, so such elements are kept as
-#   their bits: `codegen.script.storage_dtype`.
+#   their bits: `codegen.plan.storage_dtype`.
 # - A fused multiply-add has no CUDA code: `_prim_func` names CUDA's function. A lowering registered
 #   for the target would affect all kernels of the process: TVM would then form fused multiply-adds
 #   of vectors too.

@@ -12,7 +12,7 @@ epilogue in registers, and stores the vectors.
 
 from __future__ import annotations
 
-from cpembed.codegen.script import HEADER, buffer, storage_dtype
+from cpembed.codegen.plan import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, position
 from cpembed.targets.cuda.schedule import CHUNK, Plan, SharedTile

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpembed.codegen.epilogue import BIAS, SCALE, channel_axes
-from cpembed.codegen.script import HEADER, Script, buffer, storage_dtype
+from cpembed.codegen.plan import HEADER, Script, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
@@ -87,7 +87,7 @@ def index_script(index: IndexExpr, values: Mapping[str, str], extents: Mapping[s
 
     Examples
     --------
-    >>> index = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r", 1, 3)], -1)
+    >>> index = IndexExpr.sum([IndexTerm("p", 2), IndexTerm("r", 1, 3)], -1)
     >>> index_script(index, {"p": "y", "r": "x + 1"}, {"p": 4, "r": 9})
     '(y) * 2 + T.truncdiv(x + 1, 3) + -1'
     """

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import SpecError
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.targets.vta.assembly import VERSION, InstructionReader, PendingInstruction, Word, Words
 from cpembed.targets.vta.encoding import pack_uops
 from cpembed.targets.vta.isa import UOP_BYTES, Memory, Opcode, VtaConfig, formats_of
@@ -150,7 +150,7 @@ class Image:
 
     def _named(self, name: str, word: Word) -> Tensor:
         if name not in self.tensors:
-            declared = f"{one_of(self.tensors) or 'none'}{close_match(name, self.tensors)}"
+            declared = f"{joined(self.tensors) or 'none'}{close_match(name, self.tensors)}"
             raise self.words.error(word, f"no tensor {name!r}; declared: {declared}")
         return self.tensors[name]
 
@@ -221,7 +221,7 @@ class _Assembler:
     def _directive(self, line: list[Word]) -> None:
         first = line[0]
         if first.text not in self._directives:
-            allowed = f"{one_of(self._directives)}{close_match(first.text, self._directives)}"
+            allowed = f"{joined(self._directives)}{close_match(first.text, self._directives)}"
             raise self._words.error(first, f"unknown directive {first.text}; allowed: {allowed}")
         if first.text in _ONCE:
             problem = f"{first.text} is given more than once: keep one"

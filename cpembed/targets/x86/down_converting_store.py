@@ -24,7 +24,7 @@ from cpembed.codegen.epilogue import (
 )
 from cpembed.codegen.instruction import VECTOR_PARAMETERS
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.script import Script
+from cpembed.codegen.plan import Script
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.x86.features import lacking
@@ -133,7 +133,7 @@ def _vectors(nest: Nest) -> list[_Vector]:
             accesses[name] = operand.access
     inner = {loop.name for loop in nest.spatial_inner}
     parts = [
-        IndexExpr.of([term for term in access.terms if inner & set(term.iterators)])
+        IndexExpr.sum([term for term in access.terms if inner & set(term.iterators)])
         for access in accesses.values()
     ]
     # A term of inner and outer loops together would have another value in every task.
@@ -161,7 +161,7 @@ def _vectors(nest: Nest) -> list[_Vector]:
 def _first_position(nest: Nest, operand: KernelOperand) -> IndexExpr:
     """Return the position of a task's first element."""
     inner, access = {loop.name for loop in nest.spatial_inner}, operand.access
-    return IndexExpr.of([t for t in access.terms if not inner & set(t.iterators)], access.constant)
+    return IndexExpr.sum([t for t in access.terms if not inner & set(t.iterators)], access.constant)
 
 
 def _value(nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, group_size: int) -> str:

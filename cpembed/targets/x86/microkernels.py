@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.codegen import runtime
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import Script, storage_dtype
+from cpembed.codegen.plan import KernelPlan, Script, storage_dtype
 from cpembed.targets.cpu.dot_products import DotProduct
 from cpembed.targets.x86.amx import ATTRIBUTES, OPTIONS
 from cpembed.targets.x86.amx_tiles import MAX_ROWS, TILES, call, tile_access, tile_product
