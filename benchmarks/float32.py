@@ -134,7 +134,7 @@ def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     inputs = random_inputs(workload, 1)
     ours, sides = kernel.run(inputs), {"ours": timer(whole_call(kernel, inputs))}
     for library in libraries:
-        forms = library.contenders(Subject.of(layer, workload, layout), inputs)
+        forms = library.contenders(Subject.from_layer(layer, workload, layout), inputs)
         for form in [] if isinstance(forms, NotCovered) else forms:
             theirs = form.output()
             apart = float(np.abs(theirs - ours).max() / np.abs(ours).max())

@@ -40,8 +40,7 @@ def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
         raise click.UsageError(
             "--measure does one task at a time: leave --slots out", click.get_current_context()
         )
-    from cpembed.runtime.cluster.execution import cores
-    from cpembed.runtime.cluster.joining import Joining, join
+    from cpembed.runtime.cluster.member import Joining, cores, join
 
     joining = Joining(
         address, slots or (1 if measure else cores()), measure, options.certificates()

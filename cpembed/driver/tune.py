@@ -35,7 +35,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.runtime.cluster import Task as WorkerTask
 from cpembed.runtime.cluster import Workers
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.tuning.database import Trial, tuning_folder
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.runtime.tuning.session import (
@@ -122,7 +122,7 @@ class TuneResult(Displayed):
             candidates=len(tuning.field.designs),
             trials=tuple(tuning.done),
             measured=tuning.measured,
-            kept=tuning.kept,
+            kept=tuning.schedule_count,
             stopped=tuning.stopped,
             best=best,
             untuned=untuned,

@@ -37,7 +37,7 @@ from cpembed.exploration.points import EvaluatedPoint, Vector, front, hypervolum
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Place
 from cpembed.runtime.cluster import open_workers
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent

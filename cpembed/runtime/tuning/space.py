@@ -17,8 +17,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Scored(Generic[S]):
-    """A schedule with its estimated ``cost`` in the target's unit, and the ``parts`` of the cost by
-    names that end in the unit.
+    """Schedule with its estimated ``cost`` in the target's unit.
+
+    ``parts`` are the parts of the cost by names that end in the unit.
     """
 
     cost: float
@@ -77,10 +78,12 @@ class Space(ABC, Generic[S]):
 
     def key(self, schedule: S) -> str:
         """Return a text unique to the schedule, the same in every process."""
+        # Frozen dataclasses of numbers and names: equal ones have equal texts in every process.
         return repr(schedule)
 
     def form(self) -> object:
         """Return a hashable value that is equal for programs that are the same kernel."""
+        # By default no two programs are known to be the same kernel.
         return id(self)
 
 

@@ -25,7 +25,7 @@ from cpembed.exploration.costing import (
     store_for,
     unpacked,
 )
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.stores import NotARow
 from cpembed.targets.family import Family, Point
 from cpembed.targets.vta.family import VtaFamily

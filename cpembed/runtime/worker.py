@@ -1,4 +1,11 @@
-"""The parent of worker processes: starts them, sends calls, outlives them."""
+"""Functions called in a child process, which a crash ends instead of this one.
+
+Compiling and running generated code can end a process: an abort inside the compiler, SIGILL,
+SIGSEGV, exhausted memory, an endless loop. Both therefore happen in a child process that is warm
+after its first call and is replaced when it dies; the parent gets a
+:class:`~cpembed.errors.CrashError`, one line that names the step.
+:func:`cpembed.steps.step` names the steps and limits their time.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +35,20 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 IN_PROCESS_VARIABLE = "CPEMBED_IN_PROCESS"
-"""Environment variable that, if not empty, has calls happen in this process, for debuggers and
-profilers."""
+"""Environment variable that, if not empty, keeps calls in this process, for debuggers."""
 
 PRELOAD = ("cpembed.codegen.runtime:tvm", "cpembed.driver.run:run")
 """Objects that nearly every call needs, as ``module:name``, imported before the first call; a
 function without parameters is called."""
 
 _MAIN = """\
-import sys; sys.path[:] = {path!r}; from cpembed.runtime.worker.child import serve; serve({rest})"""
+import sys; sys.path[:] = {path!r}; from cpembed.runtime.worker_child import serve; serve({rest})"""
 
+# Number of bytes at the end of a worker's stderr that are searched for the reason of its death.
 _STDERR_TAIL = 4096
-"""Number of bytes at the end of a worker's stderr that are searched for the reason of its death."""
 
+# Seconds to wait for the exit code of a worker that closed its connection.
 _EXIT_SECONDS = 5.0
-"""Seconds to wait for the exit code of a worker that closed its connection."""
 
 
 def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -80,6 +86,7 @@ def call_each(
         Maximum number of processes.
     """
     count = min(processes, len(arguments))
+    # One process is the usual worker, which is warm already.
     if _runs_in_process() or count < 2:
         for argument in arguments:
             yield argument, call(function, argument)
@@ -99,6 +106,7 @@ def call_each(
             try:
                 finished.put((argument, worker.call(function, (argument,), {}), None))
             except BaseException as error:
+                # The caller raises it: an error that ends a thread is only printed.
                 finished.put((argument, None, error))
                 return
 
@@ -171,6 +179,7 @@ class Worker:
     def __init__(
         self, preload: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
+        # A worker keeps them for life, so a change of any makes it unusable.
         self.surroundings = _Surroundings.now()
         self.owner = os.getpid()
         self._connection, child_end = Pipe()
@@ -221,6 +230,7 @@ class Worker:
             Words for the message about a crash outside all steps.
         """
         report: Callable[..., Any] | None = keywords.get("progress")
+        # A callback draws on this terminal: its calls are sent back instead.
         picklable = {name: value for name, value in keywords.items() if name != "progress"}
         try:
             request = ForkingPickler.dumps((function, arguments, picklable, report is not None))
@@ -229,6 +239,7 @@ class Worker:
         doing = task
         try:
             self._connection.send_bytes(request)
+            # Steps have limits: none runs yet.
             deadline: float | None = None
             while True:
                 seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -275,6 +286,7 @@ class Worker:
     def _crash(self, doing: str | None) -> CrashError:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_SECONDS)
+        # The output is read only after the end, when it is complete.
         code, reason = self._process.poll(), self._reason()
         self.close()
         return CrashError.of(doing, code, reason)
@@ -284,6 +296,7 @@ class Worker:
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, size - _STDERR_TAIL))
         lines = self._output.read().decode(errors="replace").splitlines()
+        # LLVM prints `LLVM ERROR: …`, Python `…Error: …`, and C++'s terminate `what(): …`.
         reasons = [line.strip() for line in lines if "ERROR" in line or "rror:" in line]
         reasons = reasons or [line.strip() for line in lines if "what()" in line]
         return reasons[-1] if reasons else ""
