@@ -22,10 +22,7 @@ LARGEST_TOML = 2**20
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file in one step: whoever reads it sees the old contents or the new, never a part.
 
-    Raises
-    ------
-    CpembedError
-        If it cannot be written.
+    Raises :class:`CpembedError` if it cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -58,10 +55,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def make_folder(path: Path) -> None:
     """Create a folder and those above it, as far as they are missing.
 
-    Raises
-    ------
-    CpembedError
-        If they cannot be created.
+    Raises :class:`CpembedError` if they cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -114,10 +108,7 @@ def open_regular(path: Path) -> int:
 def read_regular(path: Path, largest: int) -> bytes:
     """Return the contents of a regular file of at most ``largest`` bytes.
 
-    Raises
-    ------
-    OSError
-        If it is larger, not regular, or cannot be read.
+    Raises :class:`OSError` if it is larger, not regular, or cannot be read.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -156,10 +147,7 @@ def _umask() -> int:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
-    Raises
-    ------
-    SpecError
-        If it cannot be read or is no TOML; one line with the path.
+    Raises :class:`SpecError` if it cannot be read or is no TOML; one line with the path.
     """
     try:
         with path.open("rb") as file:

@@ -49,10 +49,7 @@ def plugin_names(group: Group) -> tuple[str, ...]:
 def load_plugin(group: Group, name: str) -> Plugin | None:
     """Return the plug-in of a name; None if no distribution adds it.
 
-    Raises
-    ------
-    SpecError
-        If it cannot be loaded, or several distributions add the name.
+    Raises :class:`SpecError` if it cannot be loaded, or several distributions add the name.
     """
     entries = [entry for entry in _entries(group) if entry.name == name]
     if not entries:
@@ -71,10 +68,7 @@ def load_plugins(group: Group, shipped: Collection[str]) -> list[Plugin]:
 def plugin_file(group: Group, name: str) -> Path | None:
     """Return the file of a name (without ``.toml``) in a group's folders, or None.
 
-    Raises
-    ------
-    SpecError
-        If several distributions have such a file, or a folder is missing.
+    Raises :class:`SpecError` if several distributions have such a file, or a folder is missing.
     """
     files = _files(group).get(name, [])
     _check_unique(group, name, [source for source, _ in files])

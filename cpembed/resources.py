@@ -20,10 +20,8 @@ _PACKAGE = Path(__file__).resolve().parent
 def data_directory(kind: DataKind) -> Path:
     """Return the folder of the shipped files of one kind.
 
-    Raises
-    ------
-    InvariantError
-        If it is neither in the package nor next to it: the installation is broken.
+    Raises :class:`InvariantError` if it is neither in the package nor next to it: the installation
+    is broken.
     """
     candidates = (_PACKAGE / "_data" / kind, _PACKAGE.parent / kind)
     for directory in candidates:

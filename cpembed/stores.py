@@ -348,10 +348,7 @@ class ResultStore(Generic[Row]):
     def append(self, result: Row) -> None:
         """Append a result, which is in the file when this returns.
 
-        Raises
-        ------
-        CpembedError
-            If the file cannot be written; it is then as before.
+        Raises :class:`CpembedError` if the file cannot be written; it is then as before.
         """
         self._append(msgspec.json.encode(result) + b"\n")
 

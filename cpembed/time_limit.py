@@ -30,10 +30,8 @@ def within(seconds: float | None, work: Callable[[], T]) -> T:
 
     Calls may be nested: the shortest limit counts.
 
-    Raises
-    ------
-    OutOfTime
-        At the first :func:`check_time` of ``work`` after its time. Its side effects remain.
+    Raises :class:`OutOfTime` at the first :func:`check_time` of ``work`` after its time. Its side
+    effects remain.
     """
     if seconds is None:
         return work()

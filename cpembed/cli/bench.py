@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,20 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     if not is_layout(layout):
         raise click.BadParameter(f"{layout} is none of {' '.join(LAYOUTS)}")
     return layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """Command line of ``cpembed bench``, without the options of the library."""
+
+    suite: str
+    targets: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    no_run: bool
+    threads: int | None
+    baselines: tuple[str, ...]
+    plot: Path | None
+    as_json: bool
 
 
 @click.command("bench", cls=options.Subcommand)
@@ -63,18 +78,8 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 @options.file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
 @options.workers_options
 @options.json_option
-def bench_command(
-    *,
-    suite: str,
-    targets: tuple[str, ...],
-    shapes: dict[str, tuple[int, ...]],
-    no_run: bool,
-    threads: int | None,
-    baselines: tuple[str, ...],
-    plot: Path | None,
-    as_json: bool,
-    **values: Any,
-) -> int:
+@options.pass_as(BenchArguments)
+def bench_command(arguments: BenchArguments, **values: Any) -> int:
     """Run SUITE: search, verify and time each layer.
 
     SUITE is deepbench, resnet18, resnet50, unit16, unit_conv3d, mobilenet, attention, amos, odd or
@@ -83,36 +88,37 @@ def bench_command(
 
     Rows are kept as they are completed: an interrupted run resumes where it stopped.
 
-    \b
     cpembed bench deepbench --target vta_1x16x16
     cpembed bench deepbench --target avx512_vnni --layers 0,10-20 --layout NHWC
     cpembed bench unit16 --target amx_int8 --baseline onednn
     cpembed bench resnet50 --target avx512_vnni --output uint8 --bias --scale --relu
     cpembed bench layers.csv --target avx512_vnni --target vta_1x16x16
     """
-    options.use_threads(threads)
+    options.use_threads(arguments.threads)
+    baselines, plot = arguments.baselines, arguments.plot
     settings = options.options_from(
         BenchOptions,
         {
             **values,
-            "shapes": shapes or None,
-            "execute": not no_run,
+            "shapes": arguments.shapes or None,
+            "execute": not arguments.no_run,
             "baselines": [name.strip() for part in baselines for name in part.split(",")],
         },
     )
     if plot is not None:
         _check_plot(baselines)
-    names = options.distinct(targets)
+    names = options.distinct(arguments.targets)
     if len(names) > 1 and (plot is not None or baselines):
         several = "--baseline and --plot apply to one target: leave them, or other targets, out"
         raise click.UsageError(several, click.get_current_context())
     # Processes start here, so that they load while this one does.
-    with options.workers_of(compiles=not no_run) as executing:
+    with options.workers_of(compiles=not arguments.no_run) as executing:
         from cpembed.driver.bench import open_bench
 
-        benches = [open_bench(suite, name, settings) for name in names]
+        benches = [open_bench(arguments.suite, name, settings) for name in names]
 
         if any(bench.measures and bench.pending for bench in benches):
+            # Before the first row: processes side by side would distort the times of all.
             executing.require_measuring()
 
         def interrupted() -> str:
@@ -132,7 +138,7 @@ def bench_command(
         message(interrupted())
         return INTERRUPTED
     if len(benches) > 1:
-        return _print_across(benches, as_json=as_json)
+        return _print_across(benches, as_json=arguments.as_json)
     (bench,) = benches
     if plot is not None:
         from cpembed.files import write_whole
@@ -142,7 +148,7 @@ def bench_command(
         write_whole(plot, baselines_svg(bench.finished(), title))
     from cpembed.report.bench import report
 
-    print_report(bench, lambda: report(bench), as_json=as_json)
+    print_report(bench, lambda: report(bench), as_json=arguments.as_json)
     return bench.exit_code()
 
 
@@ -152,17 +158,17 @@ def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
 
     with Bar() as bar:
 
-        def progress(name: str, done: int, total: int) -> None:
-            bar(f"comparing {name}", done, total)
+        def progress(name: str, completed: int, total: int) -> None:
+            bar(f"comparing {name}", completed, total)
 
         result = across(benches, progress)
     if as_json:
         documents = [bench.to_json() for bench in benches]
         print_json({"suite": result.suite, "targets": documents, **result.to_json()})
     else:
-        from cpembed.report.across import report
+        from cpembed.report.bench import across_report
 
-        print_text(*report(result))
+        print_text(*across_report(result))
     return max(bench.exit_code() for bench in benches)
 
 

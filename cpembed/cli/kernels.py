@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,15 @@ import click
 from click.core import ParameterSource
 
 from cpembed.cli import options
-from cpembed.cli.outcome import INFEASIBLE, print_missing, print_notes, print_solved
-from cpembed.cli.output import Bar, ProgressLine, print_report
+from cpembed.cli.output import (
+    INFEASIBLE,
+    Bar,
+    ProgressLine,
+    print_missing,
+    print_notes,
+    print_report,
+    print_solved,
+)
 from cpembed.driver.options import BuildOptions, RunOptions
 
 
@@ -40,7 +48,6 @@ def run_command(
     On a simulated target cycles are counted, and packing is measured on this machine. The result of
     `cpembed tune` for the workload is used unless --untuned is given.
 
-    \b
     cpembed run deepbench:11 --target avx512_vnni
     cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
@@ -69,9 +76,22 @@ def run_command(
 _MODEL_PARAMETERS = frozenset(
     ("words", "target", "timeout", "folder", "name", "shapes", "threads", "torch", "as_json")
 )
-"""Parameters of ``cpembed build`` that apply to a model as well as to a workload."""
+"""Parameters of ``cpembed build`` that apply to models too."""
 
 _MODEL_SUFFIXES = (".onnx", ".pt2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildArguments:
+    """Command line of ``cpembed build``, without the options of the library."""
+
+    words: tuple[str, ...]
+    target: str
+    folder: Path
+    shapes: dict[str, tuple[int, ...]]
+    threads: int | None
+    verbose: bool
+    as_json: bool
 
 
 @click.command("build", cls=options.Subcommand)
@@ -99,63 +119,59 @@ _MODEL_SUFFIXES = (".onnx", ".pt2")
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option
-def build_command(
-    *,
-    words: tuple[str, ...],
-    target: str,
-    folder: Path,
-    shapes: dict[str, tuple[int, ...]],
-    threads: int | None,
-    verbose: bool,
-    as_json: bool,
-    **values: Any,
-) -> int:
-    """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2), to be called from
-    plain C, Python with numpy, or PyTorch; it does not need cpembed.
+@options.pass_as(BuildArguments)
+def build_command(arguments: BuildArguments, **values: Any) -> int:
+    """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2).
 
-    The candidate is chosen as `cpembed run` chooses it. For a target that is emulated here, the
-    sources are written, to be built on such a machine; for a simulated one, its program
+    It is called from plain C, Python with numpy, or PyTorch, and does not need cpembed. The
+    candidate is chosen as `cpembed run` chooses it. For a target that is emulated here, the sources
+    are written, to be built on such a machine; for a simulated one, its program
     (docs/libraries.md).
 
-    \b
     cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
     cpembed build resnet18.onnx --target avx512_vnni -o resnet18
     cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
     """
+    words, threads = arguments.words, arguments.threads
     options.use_threads(threads)
     if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
-        from cpembed.cli.models import build_model
+        from cpembed.cli.models import ModelLibrary, build_model
 
         _require_model_options(click.get_current_context())
-        return build_model(
-            Path(words[0]),
-            target,
-            folder,
-            shapes=shapes,
-            as_json=as_json,
+        request = ModelLibrary(
+            model=Path(words[0]),
+            target=arguments.target,
+            folder=arguments.folder,
+            shapes=arguments.shapes,
             **{name: values[name] for name in ("name", "torch", "timeout")},
         )
-    if shapes:
+        return build_model(request, as_json=arguments.as_json)
+    if arguments.shapes:
         raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
+    # The default differs for models, so it is not in the options.
     name = values["name"] or "kernel"
     settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
-    resolved = options.subject(words, target, settings)
+    resolved = options.subject(words, arguments.target, settings)
     with ProgressLine() as progress:
         result = build_library(
-            resolved.workload, resolved.target, folder, resolved.options, progress=progress
+            resolved.workload,
+            resolved.target,
+            arguments.folder,
+            resolved.options,
+            progress=progress,
         )
     if isinstance(result, SolveResult):
-        return print_solved(result, as_json=as_json, verbose=verbose)
+        return print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
     print_notes(result.selection.solved)
     consequence = "the library is portable code, and slow"
     code = print_missing(result.missing, settings.backend, consequence)
     from cpembed.report.run import build_report
 
-    print_report(result, lambda: build_report(result), as_json=as_json)
+    print_report(result, lambda: build_report(result), as_json=arguments.as_json)
     return code
 
 
@@ -190,10 +206,11 @@ def layouts_command(
     threads: int | None,
     as_json: bool,
 ) -> int:
-    """Compare the layouts of WORKLOAD's tensors: images with channels first, last and in blocks,
-    matrices as they are and transposed. Packing and unpacking count, except for weights.
+    """Compare the layouts of WORKLOAD's tensors.
 
-    \b
+    Images have channels first, last or in blocks; matrices are as they are or transposed. Packing
+    and unpacking count, except for weights.
+
     cpembed layouts conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target avx512_vnni
     cpembed layouts gemm m=64 n=64 k=256 --target avx512_vnni --measure
     """
@@ -202,7 +219,7 @@ def layouts_command(
 
     with Bar() as bar:
         result = compare_layouts(words, target, measures=measure, timeout=timeout, progress=bar)
-    from cpembed.report.layouts import report
+    from cpembed.report.run import layouts_report
 
-    print_report(result, lambda: report(result), as_json=as_json)
+    print_report(result, lambda: layouts_report(result), as_json=as_json)
     return 0 if any(row.embedding is not None for row in result.rows) else INFEASIBLE

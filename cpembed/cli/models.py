@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from cpembed.network.run import NetworkRun
     from cpembed.network.stepwise import StepwiseRun
 
+# Equal to `cpembed.network.match.TIMEOUT`, which would load the solver.
 SECONDS = 10.0
-"""Seconds of each search of ``match``: :data:`cpembed.network.match.TIMEOUT`, which would load the
-solver."""
+"""Seconds of each search of ``match``."""
 
 WRONG = 1
 """Exit code of wrong results, which are a bug of cpembed."""
@@ -51,10 +52,11 @@ def match_command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Match each operator of MODEL (.onnx, .pt2) with the target's instruction: which are embedded,
-    how well the instruction is used, and why others are not.
+    """Match each operator of MODEL with the target's instruction.
 
-    \b
+    MODEL is a file (.onnx, .pt2). The table shows which operators are embedded, how well the
+    instruction is used, and why others are not embedded.
+
     cpembed match resnet18.onnx --target avx512_vnni
     cpembed match bert.onnx --target amx_int8 --target vta_1x16x16 --shape ids=1,128
     """
@@ -65,10 +67,32 @@ def match_command(
     graph = load_model(model, shapes or None)
     with Bar() as bar:
         result = match(graph, names, alternatives=alternatives, timeout=timeout, progress=bar)
-    from cpembed.report.match import report
+    from cpembed.report.network import match_report
 
-    print_report(result, lambda: report(result), as_json=as_json)
+    print_report(result, lambda: match_report(result), as_json=as_json)
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkArguments:
+    """Command line of ``cpembed network``."""
+
+    model: Path
+    shapes: dict[str, tuple[int, ...]]
+    target: str
+    threads: int | None
+    input_file: Path | None
+    output: Path | None
+    save: Path | None
+    policy: Policy
+    measures: bool
+    timeout: float
+    layout_time: float
+    seed: int
+    no_verify: bool
+    plan_only: bool
+    report: Path | None
+    as_json: bool
 
 
 @click.command("network", cls=options.Subcommand)
@@ -113,67 +137,54 @@ def match_command(
 @click.option("--plan-only", is_flag=True, help="Print the plan and its costs; compile nothing.")
 @options.file_option("--report", "Write the network as an HTML page.")
 @options.json_option
-def network_command(
-    *,
-    model: Path,
-    shapes: dict[str, tuple[int, ...]],
-    target: str,
-    threads: int | None,
-    input_file: Path | None,
-    output: Path | None,
-    save: Path | None,
-    policy: Policy,
-    measures: bool,
-    timeout: float,
-    layout_time: float,
-    seed: int,
-    no_verify: bool,
-    plan_only: bool,
-    report: Path | None,
-    as_json: bool,
-) -> int:
-    """Compile MODEL (.onnx, .pt2) for a target, run it, compare every operator's result with its
-    definition, and time it layer by layer.
+@options.pass_as(NetworkArguments)
+def network_command(arguments: NetworkArguments) -> int:
+    """Compile MODEL for a target, run it, verify every operator, and time it layer by layer.
 
+    MODEL is a file (.onnx, .pt2). Every operator's result is compared with its definition.
     Embeddings, kernels and objects are kept, so that a second call is fast.
 
-    \b
     cpembed network resnet18.onnx --target avx512_vnni --report resnet18.html
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
     """
-    options.use_threads(threads)
+    options.use_threads(arguments.threads)
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
 
-    graph = load_model(model, shapes or None)
-    inputs = random_inputs(graph, seed) if input_file is None else read_inputs(graph, input_file)
+    graph = load_model(arguments.model, arguments.shapes or None)
+    file = arguments.input_file
+    inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     with Bar() as bar:
         from cpembed.network.plan import Planning
         from cpembed.network.service import NetworkRequest, network, network_plan
 
-        planning = Planning(timeout, layout_time, policy, measures)
+        planning = Planning(
+            arguments.timeout, arguments.layout_time, arguments.policy, arguments.measures
+        )
         run: NetworkRun | StepwiseRun | None = None
-        if plan_only:
-            document = network_plan(graph, target, planning, bar)
+        if arguments.plan_only:
+            document = network_plan(graph, arguments.target, planning, bar)
         else:
-            result = network(
-                graph, NetworkRequest(target, save, planning, not no_verify), inputs, bar
+            request = NetworkRequest(
+                arguments.target, arguments.save, planning, not arguments.no_verify
             )
+            result = network(graph, request, inputs, bar)
             document, run = result.document, result.run
-    if output is not None and run is not None:
-        write_outputs(output, run.outputs)
-    if report is not None:
+    if arguments.output is not None and run is not None:
+        write_outputs(arguments.output, run.outputs)
+    if arguments.report is not None:
         from cpembed.report.network_page import write_page
 
-        write_page(document, report)
-    if as_json:
+        write_page(document, arguments.report)
+    if arguments.as_json:
         print_json(document)
     else:
-        from cpembed.report.network import report as network_report
+        from cpembed.report.network import report
 
-        print_text(*network_report(document))
+        print_text(*report(document))
     if run is None or not run.failed:
         return 0
+    # The report comes first: a wrong result is looked for in it.
     names = ", ".join(operator.operator for operator in run.failed[:3])
     message(
         f"{len(run.failed)} operators differ from their definition ({names}): please report this "
@@ -182,18 +193,9 @@ def network_command(
     return WRONG
 
 
-def build_model(
-    model: Path,
-    target: str,
-    folder: Path,
-    *,
-    name: str | None,
-    shapes: Mapping[str, tuple[int, ...]],
-    torch: bool,
-    timeout: float | None,
-    as_json: bool,
-) -> int:
-    """Build and verify the library of a network; return the exit code.
+@dataclass(frozen=True, kw_only=True)
+class ModelLibrary:
+    """Request of ``cpembed build`` for the library of a model.
 
     Parameters
     ----------
@@ -207,27 +209,39 @@ def build_model(
         True adds a module for PyTorch.
     timeout
         Limit of each search in seconds; None for the default.
-    as_json
-        True prints the JSON document instead of the text.
     """
+
+    model: Path
+    target: str
+    folder: Path
+    name: str | None
+    shapes: Mapping[str, tuple[int, ...]]
+    torch: bool
+    timeout: float | None
+
+
+def build_model(request: ModelLibrary, *, as_json: bool) -> int:
+    """Build and verify the library of a network; return the exit code."""
     from cpembed.export.library import Contents
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.service import NetworkRequest, network
 
-    graph = load_model(model, shapes or None)
-    request = NetworkRequest(
-        target,
+    graph = load_model(request.model, request.shapes or None)
+    folder = request.folder
+    network_request = NetworkRequest(
+        request.target,
         folder,
-        Planning(timeout=timeout or SEARCH_LIMIT),
+        Planning(timeout=request.timeout or SEARCH_LIMIT),
         times=False,
-        name=name,
-        contents=Contents(torch=torch),
+        name=request.name,
+        contents=Contents(torch=request.torch),
     )
     with Bar() as bar:
-        result = network(graph, request, random_inputs(graph, 0), bar)
+        result = network(graph, network_request, random_inputs(graph, 0), bar)
     result.require()
+    # A target without libraries has a folder of programs instead.
     files, path = sorted(path.name for path in folder.iterdir()), folder
     if result.library is not None:
         files, path = list(result.library.files), result.library.path

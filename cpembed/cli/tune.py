@@ -10,8 +10,15 @@ import click
 
 from cpembed.cli import options
 from cpembed.cli.interrupt import INTERRUPTED, Stop
-from cpembed.cli.outcome import print_solved
-from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_report, print_text
+from cpembed.cli.output import (
+    Bar,
+    ProgressLine,
+    message,
+    print_json,
+    print_report,
+    print_solved,
+    print_text,
+)
 from cpembed.driver.options import TuneOptions
 
 if TYPE_CHECKING:
@@ -38,13 +45,12 @@ def tune_command(
     as_json: bool,
     **values: Any,
 ) -> int:
-    """Find the fastest embedding and schedule by simulated cycles, or by times measured here, and
-    keep them.
+    """Find the fastest embedding and schedule of a workload, and keep them.
 
-    `run` and `bench` use the stored result for the same workload and machine, of any constraint set
-    unless --constraints names one. Ctrl-C keeps the measured trials; the same command resumes.
+    They are compared by simulated cycles, or by times measured here. `run` and `bench` use the
+    stored result for the same workload and machine, of any constraint set unless --constraints
+    names one. Ctrl-C keeps the measured trials; the same command resumes.
 
-    \b
     cpembed tune deepbench:0 --target vta_1x16x16 --trials 200
     cpembed tune resnet50:3 --target amx_int8
     cpembed tune --show
@@ -93,6 +99,7 @@ def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:
         _run(opened, stop)
     if stop.requested:
         message(interrupted())
+        # Not even one trial: there is no result to print.
         if not tuning.done:
             return INTERRUPTED
     result = opened.result()

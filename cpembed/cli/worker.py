@@ -17,12 +17,10 @@ from cpembed.cli.output import message
     help="Accept timing tasks for this CPU model too: one task at a time, and no other worker on "
     "this host.",
 )
-@click.option(
+@options.integer_option(
     "--slots",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of concurrent tasks, each in its own process.  [default: the cores of the "
-    "process; 1 with --measure]",
+    "Number of concurrent tasks, each in its own process.  [default: the cores of the process; 1 "
+    "with --measure]",
 )
 @options.tls_options
 def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
@@ -30,7 +28,6 @@ def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
 
     `bench`, `tune`, `shape` and `explore` send their work there with --cluster.
 
-    \b
     dask scheduler --port 8786
     cpembed worker head:8786
     cpembed worker head:8786 --measure

@@ -82,6 +82,7 @@ def page_colours() -> str:
 
 
 def width_of(text: str) -> float:
+    """Return the width of a line of text in pixels."""
     return len(text) * CHARACTER
 
 
@@ -119,6 +120,7 @@ class Canvas:
         anchor
             Point of the text that is at ``x``: its start by default, ``middle`` or ``end``.
         """
+        # Part of the text that is to the right of its anchor.
         share = {"": 1.0, "middle": 0.5, "end": 0.0}[anchor]
         self._reach(x + share * width_of(text), y + 5)
         anchored = f' text-anchor="{anchor}"' if anchor else ""
@@ -140,6 +142,7 @@ class Canvas:
 
     def svg(self, label: str, before: str = "") -> str:
         """Return the sheet as an ``svg`` element with a margin, described by a label."""
+        # A margin of one pixel: half of a line at the border lies outside of its shape.
         width, height = _px(self.width + 2), _px(self.height + 2)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label)}" '
@@ -169,6 +172,7 @@ def strip(top: tuple[float, float, float], bottom: tuple[float, float, float]) -
 
 
 def _rounded(data: str) -> str:
+    # One decimal: files stay small, and equal on every machine.
     return re.sub(r"-?\d+\.\d+", lambda number: _px(float(number[0])), data)
 
 

@@ -68,6 +68,7 @@ def _row(file: TrialFile[Any]) -> list[str]:
     cells = [workload, key["target"], key["constraints"], f"{file.count:,}"]
     if best is None:
         return [*cells, messages.EMPTY, messages.EMPTY]
+    # Still shown: the same command would measure anew.
     old = "" if file.is_current else "old: "
     standing = best.standing(key.get("objective")).removeprefix("best ")
     mapping = messages.mapping_text(Embedding.from_json(best.embedding))

@@ -58,10 +58,8 @@ def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> 
     pickled, except for a keyword ``progress``, which is called in this process whenever the
     function calls it there.
 
-    Raises
-    ------
-    CrashError
-        If the function ends its process; what it raises is raised here otherwise.
+    Raises :class:`CrashError` if the function ends its process; what it raises is raised here
+    otherwise.
     """
     if _runs_in_process():
         return function(*arguments, **keywords)

@@ -48,10 +48,7 @@ PATIENCE_SECONDS = 300.0
 def open_cluster(address: str, tls: Tls = CONFIGURED) -> Cluster:
     """Connect to a scheduler that has workers.
 
-    Raises
-    ------
-    BackendUnavailable
-        Within a few seconds if there is none.
+    Raises :class:`BackendUnavailable` within a few seconds if there is none.
     """
     at = scheduler_address(address, "tls" if tls.is_given else "tcp")
     require_distributed()

@@ -218,10 +218,7 @@ def _check_certificates(authority: str, cert: str, key: str | None) -> None:
 def connected(address: str, protection: Any) -> Any:
     """Return a Dask client, protected as :func:`security` says.
 
-    Raises
-    ------
-    BackendUnavailable
-        If no scheduler answers.
+    Raises :class:`BackendUnavailable` if no scheduler answers.
     """
     from distributed import Client
 
@@ -260,10 +257,7 @@ def exposed(address: str) -> str | None:
 def local_address(address: str) -> str:
     """Return the address of this machine from which a scheduler is reached.
 
-    Raises
-    ------
-    BackendUnavailable
-        If the scheduler does not answer.
+    Raises :class:`BackendUnavailable` if the scheduler does not answer.
     """
     try:
         with socket.create_connection(_host_and_port(address), CONNECT_SECONDS) as connection:

@@ -130,10 +130,7 @@ class HostLock:
     def acquire(cls, *, exclusive: bool) -> HostLock:
         """Return the lock.
 
-        Raises
-        ------
-        BackendUnavailable
-            If another process holds it in a way that conflicts.
+        Raises :class:`BackendUnavailable` if another process holds it in a way that conflicts.
         """
         # The run-time folder belongs to this host alone; a home folder may be shared by several.
         path = _run_time_folder() / "workers.lock"

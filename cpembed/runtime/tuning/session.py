@@ -373,10 +373,7 @@ class Tuning(Generic[T, S]):
 
         The best trial takes the place of an untuned one without a program.
 
-        Raises
-        ------
-        LoweringError
-            If no schedule that was tried has a program.
+        Raises :class:`LoweringError` if no schedule that was tried has a program.
         """
         best = self.best
         if best is None or not self.done:

@@ -54,10 +54,7 @@ class Space(ABC, Generic[S]):
     def scored(self, schedule: S) -> Scored[S]:
         """Return a schedule with its estimate.
 
-        Raises
-        ------
-        LoweringError
-            If the program does not have this schedule.
+        Raises :class:`LoweringError` if the program does not have this schedule.
         """
 
     def best(self) -> Scored[S]:
