@@ -93,6 +93,7 @@ def open_regular(path: Path) -> int:
         If it is a folder, a pipe or a device, without waiting for the other end of a pipe.
     """
     try:
+        # O_NONBLOCK: opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), str(path)) from None
@@ -112,6 +113,7 @@ def read_regular(path: Path, largest: int) -> bytes:
     """
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
+        # One byte more: the file may have grown since its size was read.
         content = file.read(largest + 1) if size <= largest else b""
     if max(size, len(content)) > largest:
         raise OSError(errno.EFBIG, f"more than {largest:,} bytes", str(path))

@@ -142,6 +142,7 @@ def _check_unique(group: Group, name: str, distributions: Sequence[str]) -> None
 
 def _check_shipped(group: Group, distributions: dict[str, str], shipped: Collection[str]) -> None:
     for name, distribution in distributions.items():
+        # A name means the same on every machine, whatever is installed.
         if name in shipped:
             raise SpecError(
                 f"{distribution} adds {name!r} to {group}, a name that cpembed itself has and "

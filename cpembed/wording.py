@@ -31,6 +31,7 @@ def scaled(number: float, units: tuple[str, ...], step: int) -> str:
     while number >= step and position < len(units) - 1:
         number /= step
         position += 1
+    # Three digits, and no exponent from 1,000 on.
     text = f"{number:,.0f}" if position == 0 or number >= 100 else f"{number:.3g}"
     return f"{text} {units[position]}".rstrip()
 

@@ -22,8 +22,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.codegen.epilogue import RESULT_TYPES
-from cpembed.display import Displayed
 from cpembed.driver.bench_baselines import (
     check_comparable,
     check_output_applies,

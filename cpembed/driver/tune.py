@@ -20,8 +20,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
 from cpembed.driver.pipeline import choose, of_several_statements

@@ -80,7 +80,7 @@ class Cache:
 
     def put(self, key: str, value: Any) -> None:
         """Store a value, if the folder can be written."""
-        self._files.put(key, pickle.dumps(value))
+        self._files.write(key, pickle.dumps(value))
 
     def get_or_make(self, kind: type[T], key: str, make: Callable[[], T]) -> T:
         """Return the value under a key, made and stored if there is none.

@@ -287,7 +287,7 @@ class Worker:
         # The output is read only after the end, when it is complete.
         code, reason = self._process.poll(), self._reason()
         self.close()
-        return CrashError.of(doing, code, reason)
+        return CrashError.from_exit(doing, code, reason)
 
     def _reason(self) -> str:
         """Return the last line of output in which a library says why it aborts."""

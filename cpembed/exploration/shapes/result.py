@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.display import Displayed
+from cpembed.blocks import Displayed
 from cpembed.exploration.shapes.cells import ProvenEmbedding
 from cpembed.exploration.shapes.choice import NearSets, SetChoice
 from cpembed.exploration.shapes.layout_model import Copy

@@ -77,7 +77,7 @@ def emulate(executable: bytes, doing: str) -> bytes:
     core = os.environ.get(_CPU_VARIABLE)
     lacks = f"the emulated core {core or 'of qemu'} lacks an instruction of the kernel"
     illegal = done.returncode == -signal.SIGILL
-    raise CrashError.of(doing, done.returncode, lacks if illegal else "")
+    raise CrashError.from_exit(doing, done.returncode, lacks if illegal else "")
 
 
 def missing() -> str:

@@ -105,7 +105,7 @@ def test_a_layout_whose_kernel_dies_leaves_the_others(monkeypatch: pytest.Monkey
 
     def dies(request: Request) -> object:
         if request.workload.operand("I").shape[-1] == 16:
-            raise CrashError.of("choosing", -11, "")
+            raise CrashError.from_exit("choosing", -11, "")
         return real(request)
 
     monkeypatch.setattr(layouts, "choose", dies)

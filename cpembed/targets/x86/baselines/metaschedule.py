@@ -32,7 +32,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime.baselines import Arrays, Contender, NotCovered, Primitives, Subject
 from cpembed.runtime.measurement.environment import versions
 from cpembed.runtime.measurement.interleaved import OUR_POOL
-from cpembed.stores import LARGEST, Natural, NotARow, decoded, store_folder, warn_damaged
+from cpembed.stores import LARGEST, DamagedRowError, Natural, decoded, store_folder, warn_damaged
 from cpembed.targets.x86.baselines.problems import (
     BatchedProduct,
     Convolution,
@@ -158,7 +158,7 @@ def _database(folder: Path) -> Any:
 def _check_records(folder: Path) -> None:
     """What TVM takes for granted, and crashes without: a record is of a workload that is there.
 
-    Raises :class:`NotARow`.
+    Raises :class:`DamagedRowError`.
     """
     workloads, records = (
         (folder / f"database_{name}.json") for name in ("workload", "tuning_record")
@@ -169,7 +169,7 @@ def _check_records(folder: Path) -> None:
     for line in records.read_bytes().splitlines():
         index, _ = decoded(line, tuple[Natural, list[Any]])
         if index >= len(known):
-            raise NotARow(f"workload {index} of {len(known)}")
+            raise DamagedRowError(f"workload {index} of {len(known)}")
 
 
 def _no_time(seconds: float) -> str | None:
@@ -182,7 +182,7 @@ def _seconds(path: Path) -> float:
         return decoded(path.read_bytes(), float, _no_time)
     except FileNotFoundError:
         return 0.0
-    except (OSError, NotARow) as error:
+    except (OSError, DamagedRowError) as error:
         warn_damaged(f"{path}: not read ({error}): the seconds of earlier searches are not counted")
         return 0.0
 
