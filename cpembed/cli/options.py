@@ -100,13 +100,9 @@ def integer_option(
     **attributes
         Attributes of ``click.option``, such as ``default``, which is shown.
     """
-    return click.option(
-        *([name] if field is None else [name, field]),
-        type=click.IntRange(min=smallest),
-        show_default="default" in attributes,
-        help=text,
-        **{"metavar": "N", **attributes},
-    )
+    names = [name] if field is None else [name, field]
+    attributes = {"metavar": "N", "show_default": "default" in attributes, **attributes}
+    return click.option(*names, type=click.IntRange(min=smallest), help=text, **attributes)
 
 
 # -- workloads, targets, models -------------------------------------------------------------------

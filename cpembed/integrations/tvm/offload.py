@@ -210,9 +210,9 @@ class StrategyCandidate:
 
         It consists of packing, the program and unpacking.
         """
-        *inputs, output = (
-            relax.TensorType([*map(int, p.shape)], str(p.dtype)) for p in self._function.params
-        )
+        shapes: list[Any] = [[int(size) for size in p.shape] for p in self._function.params]
+        dtypes = [str(p.dtype) for p in self._function.params]
+        *inputs, output = map(relax.TensorType, shapes, dtypes)
         names = self.recognised.parameters
         variables = [relax.Var(name, ty) for name, ty in zip(names, inputs, strict=False)]
         builder = relax.BlockBuilder()
