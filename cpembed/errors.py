@@ -121,6 +121,7 @@ class CrashError(CpembedError):
         """
         name = f"exit code {code}"
         if code is not None and code < 0:
+            # `Popen` reports a signal as its negative number.
             name = {signal.value: signal.name for signal in Signals}.get(-code, f"signal {-code}")
         explanation = {
             "SIGILL": "the processor lacks an instruction; `cpembed targets` prints what it is "

@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 import tomllib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +34,39 @@ def write_whole(path: Path, content: str | bytes) -> None:
             _write_through(path, data)
             return
         # A fixed short prefix: the file's own name may be as long as names can be.
-        handle, draft = tempfile.mkstemp(prefix=".draft.", dir=path.resolve().parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(draft).chmod(0o666 & ~_umask())
+        with draft(path.resolve().parent, ".draft.", data) as file:
+            file.chmod(0o666 & ~_umask())
             # The target of a link is replaced, not the link.
-            Path(draft).replace(path.resolve())
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(draft).unlink()
-            raise
+            file.replace(path.resolve())
     # RuntimeError: a loop of links, of which older versions of Python make one;
     # ValueError: a null character in the path.
     except (OSError, RuntimeError, ValueError) as error:
         raise CpembedError(
             f"{path} cannot be written: {_reason(error)}; name another file"
         ) from None
+
+
+@contextlib.contextmanager
+def draft(folder: Path, prefix: str, contents: bytes) -> Generator[Path]:
+    """Return a context with a new file, which is removed at the end unless it was renamed.
+
+    Parameters
+    ----------
+    folder
+        Folder of the file: that of the one that it replaces, as renaming is one step only there.
+    prefix
+        Beginning of its name.
+    contents
+        Contents, complete before the context begins.
+    """
+    handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(contents)
+        yield Path(name)
+    finally:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
 
 
 def make_folder(path: Path) -> None:
@@ -75,22 +92,10 @@ def _write_through(path: Path, data: bytes) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading.
+    """Open a regular file, or a link to it, and return a descriptor, which the caller closes.
 
-    Parameters
-    ----------
-    path : Path
-        The file, or a link to it.
-
-    Returns
-    -------
-    int
-        A descriptor, which the caller closes.
-
-    Raises
-    ------
-    OSError
-        If it is a folder, a pipe or a device, without waiting for the other end of a pipe.
+    Raises :class:`OSError` for a folder, a pipe or a device, without waiting for the other end of a
+    pipe.
     """
     try:
         # O_NONBLOCK: opening a pipe would wait for its writer.

@@ -112,6 +112,7 @@ def _files(group: Group) -> dict[str, list[tuple[str, Path]]]:
     files: dict[str, list[tuple[str, Path]]] = {}
     for entry in _entries(group):
         for folder in _folders(_load(group, entry)):
+            # Sorted: folders list their files in another order on every machine.
             for path in sorted(folder.glob("*.toml")):
                 files.setdefault(path.stem, []).append((_distribution(entry), path))
     return files
@@ -123,6 +124,7 @@ def _folders(plugin: Plugin) -> list[Path]:
     if isinstance(value, str | Path):
         folders = [Path(value)]
     else:
+        # A namespace package has a folder in each distribution.
         folders = [Path(part) for part in cast("Sequence[str]", getattr(value, "__path__", ()))]
     if not folders:
         raise plugin.error("is neither a package nor the path of a folder")

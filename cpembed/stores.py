@@ -32,7 +32,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 import threading
 import warnings
 import weakref
@@ -46,7 +45,7 @@ import msgspec
 import platformdirs
 
 from cpembed.errors import CpembedError, DamagedStore
-from cpembed.files import read_regular, shortened
+from cpembed.files import draft, read_regular, shortened
 
 FOLDER_VARIABLE = "CPEMBED_STORE_DIR"
 """Environment variable that names the folder of all stores."""
@@ -445,13 +444,8 @@ class SealedFolder:
             return
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft = _draft(self.folder, ".", _seal(name, contents) + contents)
-            try:
-                draft.replace(self.folder / name)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    draft.unlink()
-                raise
+            with draft(self.folder, ".", _seal(name, contents) + contents) as file:
+                file.replace(self.folder / name)
 
     def get_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Return the contents of a file, made and written if there is none."""
@@ -460,19 +454,6 @@ class SealedFolder:
             contents = make()
             self.write(name, contents)
         return contents
-
-
-def _draft(folder: Path, prefix: str, contents: bytes) -> Path:
-    handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
-    draft = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(contents)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-    return draft
 
 
 def _seal(name: str, contents: bytes) -> bytes:
@@ -494,13 +475,9 @@ def user_key(path: Path) -> bytes:
     key = os.urandom(_KEY_BYTES)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = _draft(path.parent, ".cache.key.", key)
-        try:
-            # Another process may be faster: its key then stands there complete, or not at all.
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, path)
-        finally:
-            draft.unlink()
+        # Another process may be faster: its key then stands there complete, or not at all.
+        with draft(path.parent, ".cache.key.", key) as file, contextlib.suppress(FileExistsError):
+            os.link(file, path)
     # Read back, since another process may have written its key first.
     return _private_key(path) or key
 

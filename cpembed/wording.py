@@ -86,4 +86,5 @@ def verb(number: int, plural: str) -> str:
 
 def ratio(value: float) -> str:
     """Return an overhead in two decimals, or more where these would hide a small waste."""
+    # 1.004 would read 1.00, as if nothing was wasted.
     return f"{value:.2f}" if value == 1 or value >= 1.005 else f"{value:.4g}"

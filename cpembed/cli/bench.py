@@ -96,19 +96,18 @@ def bench_command(arguments: BenchArguments, **values: Any) -> int:
     """
     options.use_threads(arguments.threads)
     baselines, plot = arguments.baselines, arguments.plot
-    settings = options.options_from(
-        BenchOptions,
-        {
-            **values,
-            "shapes": arguments.shapes or None,
-            "execute": not arguments.no_run,
-            "baselines": [name.strip() for part in baselines for name in part.split(",")],
-        },
-    )
+    values |= {
+        "shapes": arguments.shapes or None,
+        "execute": not arguments.no_run,
+        "baselines": [name.strip() for part in baselines for name in part.split(",")],
+    }
+    settings = options.options_from(BenchOptions, values)
     if plot is not None:
+        # Before the first search: matplotlib may be missing.
         _check_plot(baselines)
     names = options.distinct(arguments.targets)
     if len(names) > 1 and (plot is not None or baselines):
+        # A plot, and a comparison on one machine, has one target.
         several = "--baseline and --plot apply to one target: leave them, or other targets, out"
         raise click.UsageError(several, click.get_current_context())
     # Processes start here, so that they load while this one does.
@@ -120,22 +119,9 @@ def bench_command(arguments: BenchArguments, **values: Any) -> int:
         if any(bench.measures and bench.pending for bench in benches):
             # Before the first row: processes side by side would distort the times of all.
             executing.require_measuring()
-
-        def interrupted() -> str:
-            rows = "; ".join(
-                f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
-                for bench in benches
-            )
-            fresh = " without --fresh" * settings.fresh
-            return f"interrupted: {rows}; the same command{fresh} resumes"
-
-        with Stop("row", interrupted) as stop:
-            for bench in benches:
-                if not stop.requested:
-                    _announce(bench)
-                    _run(bench, stop, executing)
-    if stop.requested:
-        message(interrupted())
+        interruption = _complete(benches, executing, fresh=settings.fresh)
+    if interruption is not None:
+        message(interruption)
         return INTERRUPTED
     if len(benches) > 1:
         return _print_across(benches, as_json=arguments.as_json)
@@ -152,6 +138,25 @@ def bench_command(arguments: BenchArguments, **values: Any) -> int:
     return bench.exit_code()
 
 
+def _complete(benches: Sequence[Bench], workers: Workers, *, fresh: bool) -> str | None:
+    """Complete the rows of all targets; return the message of an interruption, if there was one."""
+
+    def interrupted() -> str:
+        rows = "; ".join(
+            f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
+            for bench in benches
+        )
+        option = " without --fresh" * fresh
+        return f"interrupted: {rows}; the same command{option} resumes"
+
+    with Stop("row", interrupted) as stop:
+        for bench in benches:
+            if not stop.requested:
+                _announce(bench)
+                _run(bench, stop, workers)
+    return interrupted() if stop.requested else None
+
+
 def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
     """Print several targets side by side; return the exit code."""
     from cpembed.driver.bench_across import across
@@ -163,12 +168,14 @@ def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
 
         result = across(benches, progress)
     if as_json:
+        # Each with its rows: the table of the text is only a summary.
         documents = [bench.to_json() for bench in benches]
         print_json({"suite": result.suite, "targets": documents, **result.to_json()})
     else:
         from cpembed.report.bench import across_report
 
         print_text(*across_report(result))
+    # The worst of them: no failure is hidden by another target.
     return max(bench.exit_code() for bench in benches)
 
 
@@ -201,10 +208,12 @@ def _run(bench: Bench, stop: Stop, workers: Workers) -> None:
     with Bar("", len(bench.layers), len(bench.rows)) as bar:
 
         def progress(layer: Layer, phase: str, count: int) -> None:
+            # Only the first count of a phase is sure to be drawn: a search reports thousands.
             bar.show(f"{layer.index}: {layer.label}, {phase}", often=count > 1)
 
         for row in bench.run(progress, workers, lambda: stop.requested):
             if row.error is not None:
+                # Wrong numbers stand out from layers that only have no kernel.
                 kind = "VERIFICATION FAILED" if row.failed_verification else row.error.type
                 message(f"layer {row.index} ({row.label}): {kind}: {row.error.message}")
                 if row.error.traceback is not None:

@@ -117,6 +117,7 @@ def _settings(words: tuple[str, ...]) -> list[str]:
     for parameter in family.parameters:
         if [parameter.name] == last:
             return list(parameter.choices)
+    # A size that is on the line already is not offered again.
     present = {word.partition("=")[0] for word in words[1:]}
     return [
         f"{parameter.name}={choice}"

@@ -115,6 +115,7 @@ def explore_command(arguments: ExploreArguments, **values: Any) -> int:
         arguments.suite,
         method=arguments.method,
         shapes=arguments.shapes or None,
+        # None on the command line, so that --population with another method is noticed.
         population=arguments.population or POPULATION,
         fresh=arguments.fresh,
         **values,
@@ -129,6 +130,7 @@ def explore_command(arguments: ExploreArguments, **values: Any) -> int:
     with Stop("evaluation", interrupted) as stop:
         _run(exploration, stop)
     result = exploration.result()
+    # Points that could not be evaluated are no reason to lose the others.
     for failure in result.failures:
         message(failure)
     if stop.requested:
@@ -298,6 +300,7 @@ def shape_command(arguments: ShapeArguments) -> int:
     if arguments.layouts and arguments.within is not None and arguments.count > 1:
         raise click.UsageError("--within with --layouts lists single shapes: leave --shapes out")
     with options.workers_of() as executing:
+        # After the processes have started, which load the same meanwhile.
         from cpembed.embedding.constraint_set import load_constraint_set
         from cpembed.exploration.shapes.cells import Cost
         from cpembed.exploration.shapes.executions import Scope
@@ -330,6 +333,7 @@ def shape_command(arguments: ShapeArguments) -> int:
     code = 0
     if not result.shapes:
         code = INFEASIBLE if result.infeasible else STOPPED
+        # The report below still lists what was compared.
         message(result.why_nothing)
     from cpembed.report.exploration import shape_report
 

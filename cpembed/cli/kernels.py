@@ -153,6 +153,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
 
     # The default differs for models, so it is not in the options.
     name = values["name"] or "kernel"
+    # 0 threads: those of the machine that calls the library.
     settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
     resolved = options.subject(words, arguments.target, settings)
@@ -166,6 +167,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         )
     if isinstance(result, SolveResult):
         return print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
+    # Messages come first, as in `run`.
     print_notes(result.selection.solved)
     consequence = "the library is portable code, and slow"
     code = print_missing(result.missing, settings.backend, consequence)
@@ -179,6 +181,7 @@ def _require_model_options(context: click.Context) -> None:
     """Raise a usage error for an option that applies to a single kernel only."""
     for option in context.command.params:
         name = option.name or ""
+        # Defaults of such options say nothing: only those that were written are wrong.
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and name not in _MODEL_PARAMETERS:
             problem = f"{option.opts[0]} applies to a workload, not to a model: leave it out"
@@ -222,4 +225,5 @@ def layouts_command(
     from cpembed.report.run import layouts_report
 
     print_report(result, lambda: layouts_report(result), as_json=as_json)
+    # One layout that fits is a result: others may be impossible for the instruction.
     return 0 if any(row.embedding is not None for row in result.rows) else INFEASIBLE

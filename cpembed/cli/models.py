@@ -63,6 +63,7 @@ def match_command(
     from cpembed.frontends import load_model
     from cpembed.network.match import match
 
+    # Before the model is read, which may take seconds.
     names = options.distinct(targets)
     graph = load_model(model, shapes or None)
     with Bar() as bar:
@@ -239,7 +240,9 @@ def build_model(request: ModelLibrary, *, as_json: bool) -> int:
         contents=Contents(torch=request.torch),
     )
     with Bar() as bar:
+        # Verification needs some data; which one is of no interest.
         result = network(graph, network_request, random_inputs(graph, 0), bar)
+    # No library of wrong numbers is announced.
     result.require()
     # A target without libraries has a folder of programs instead.
     files, path = sorted(path.name for path in folder.iterdir()), folder
@@ -258,6 +261,7 @@ def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) ->
 
     totals = document["totals"]
     sizes = ""
+    # A target without libraries has no such sizes.
     if "bytes_weights" in totals:
         sizes = (
             f", {totals['bytes_weights'] / 1e6:.1f} MB of constants, "

@@ -78,6 +78,7 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     """
     words, target, pareto = arguments.words, arguments.target, arguments.pareto
     options.require_one(top=arguments.top is not None, all=arguments.every, pareto=pareto)
+    # None derives all: only then is a front complete.
     count = None if arguments.every or pareto else arguments.top or TOP
     settings = options.options_from(EstimateOptions, {**values, "top": count})
     if arguments.estimated or settings.machine is not None or settings.rank_by == "estimate":
@@ -89,6 +90,7 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     from cpembed.cost.ranking import front
     from cpembed.driver.solve import ParetoResult, solve
 
+    # Options of estimates alone must not reach `solve`, which has none of them.
     search = SolveOptions(top=count, **shared(settings, SearchOptions))
     resolved = options.subject(words, target, search)
     with ProgressLine() as progress:
@@ -175,6 +177,7 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
         rank=settings.rank is not None, id=settings.identifier is not None, chosen=by_run
     )
     if not by_run and (settings.untuned or threads is not None or settings.method != "auto"):
+        # Without --chosen nothing is run, so these would be ignored in silence.
         only = "--method, --untuned and --threads change what `run` chooses: add --chosen"
         raise click.UsageError(only, click.get_current_context())
     options.use_threads(threads)
@@ -184,6 +187,7 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
 
     resolved = options.subject(arguments.words, arguments.target, settings)
     with ProgressLine() as progress:
+        # `explain` has options of both: those that one of the calls does not know are left out.
         candidate = shared(resolved.options, CandidateOptions)
         if by_run:
             kernel = KernelOptions(**candidate)
@@ -196,6 +200,7 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
     if not isinstance(result, Explanation):
         for path in (arguments.svg, arguments.html):
             if path is not None:
+                # Said, since a script may wait for the file.
                 message(f"{path} is not written: there is nothing to draw")
         return print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
     print_notes(result.solved)

@@ -71,6 +71,7 @@ def tune_command(
     resolved = options.subject(
         words, target, replace(settings, constraints=settings.constraints or WIDEST)
     )
+    # Before workers start and embeddings are searched.
     require_tunable(resolved.target)
     if settings.constraints is None:
         resolved = replace(resolved, options=settings)
@@ -129,6 +130,7 @@ def _show(
         if target is None:
             context = click.get_current_context()
             raise click.UsageError("Missing '--target': it types the WORKLOAD", context)
+        # A tuned workload has the element types of the widest set, as above.
         key = workload_key(options.subject(words, target, TuneOptions(constraints=WIDEST)).workload)
         files = [file for file in files if file.key["workload"] == key]
     if as_json:

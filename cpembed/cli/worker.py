@@ -40,7 +40,11 @@ def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
     from cpembed.runtime.cluster.member import Joining, cores, join
 
     joining = Joining(
-        address, slots or (1 if measure else cores()), measure, options.certificates()
+        # Nothing else may run beside a measurement.
+        address,
+        slots or (1 if measure else cores()),
+        measure,
+        options.certificates(),
     )
     interrupted = join(joining, message)
     message("stopped" if interrupted else "the scheduler has ended")

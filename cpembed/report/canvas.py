@@ -103,6 +103,7 @@ class Canvas:
         """Add a rectangle; its title is shown while the pointer rests on it."""
         self._reach(x + width, y + height)
         place = f'x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}"'
+        # SVG viewers show a title while the pointer rests on its element.
         inner = f"<title>{escape(title)}</title>" if title else ""
         self.elements.append(f'<rect class="{style}" {place}>{inner}</rect>')
 
@@ -122,6 +123,7 @@ class Canvas:
         """
         # Part of the text that is to the right of its anchor.
         share = {"": 1.0, "middle": 0.5, "end": 0.0}[anchor]
+        # Letters such as g reach 5 pixels below the baseline.
         self._reach(x + share * width_of(text), y + 5)
         anchored = f' text-anchor="{anchor}"' if anchor else ""
         place = f'x="{_px(x)}" y="{_px(y)}"'

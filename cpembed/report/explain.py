@@ -133,6 +133,7 @@ def rewrite_text(step: Step) -> str:
         return f"split {dimension} into {step.rewrite.outer}, {step.rewrite.inner}"
     parameters = step.rewrite.describe()
     phrase = _PHRASES.get(step.rewrite.name)
+    # A rewrite without a phrase of its own, for instance one that is new.
     if phrase is None:
         details = " ".join(f"{key}={value}" for key, value in parameters.items())
         return f"{step.rewrite.name} {details}"

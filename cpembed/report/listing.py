@@ -122,5 +122,6 @@ def operators_json() -> dict[str, Any]:
 
 def _option_text(parameter: Parameter) -> str:
     """Return ``pad=0``, or ``layout=NCHW|NHWC`` with the default first."""
+    # The default stands first, as it is what an omitted option means.
     alternatives = [choice for choice in parameter.choices if choice != parameter.default]
     return f"{parameter.name}={'|'.join([str(parameter.default), *alternatives])}"

@@ -54,6 +54,7 @@ def mapping_text(embedding: Embedding, width: int | None = None) -> str:
     lines: list[str] = []
     for part in axis_texts(embedding):
         longer = f"{lines[-1]}   {part}" if lines else part
+        # Broken only between instruction axes: a digit is read as one word.
         if lines and (width is None or len(longer) <= width):
             lines[-1] = longer
         else:
@@ -239,6 +240,7 @@ def times_text(line: Line) -> str:
 
     def text(origin: str, total: TimeSum) -> str:
         time = f"{amount(total.amount, total.unit)} {origin.removesuffix(f' in {total.unit}')}"
+        # Times of different kinds or machines are not added: each has its number of layers.
         is_of_all = total.layers == line.layers
         return time if is_of_all else f"{time} ({plural(total.layers, 'layer')})"
 

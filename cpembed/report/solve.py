@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from cpembed import wording
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.cost.ranking import RankedCandidate, objectives
-from cpembed.driver.plan import Compared
 from cpembed.driver.result import SolveResult
-from cpembed.driver.solve import ParetoResult
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
@@ -93,6 +91,7 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
         *_tilings(result),
     )
     yield ""
+    # Its transfers gather what an execution reads: there is no packing to report.
     is_unpacked = machine.layouts is Layouts.ORIGINAL
     rows = [
         (item, _estimate_row(item, estimate, is_unpacked=is_unpacked))
@@ -281,6 +280,7 @@ def method_rows(compared: Compared | None) -> list[Row]:
         share = rewritten.method.relative_multiplications
         name += f", {share:.3g} times the multiplications of the convolution"
     rows = [("method", name)]
+    # A single estimate was compared with nothing.
     if len(estimates) > 1:
         listed = ", ".join(f"{each} {wording.duration(us)}" for each, us in estimates.items())
         is_least = estimates[compared.name] == min(estimates.values())
@@ -331,10 +331,12 @@ class CandidateTable:
         width = options.max_width
         widest = max(cell_len(messages.mapping_text(e)) for e in self._embeddings)
         narrowest = max(cell_len(text) for e in self._embeddings for text in messages.axis_texts(e))
+        # Columns from the left that are printed.
         last = len(self._columns)
         # Identifiers go first: commands take ranks as well.
         if widest > self._mapping_width(last, width):
             last -= 1
+        # A part of a mapping is never broken: the table is then wider than the terminal.
         room = max(self._mapping_width(last, width), narrowest)
         rank, *names = self._columns[:last]
         yield Table(
@@ -420,6 +422,7 @@ def _left_out(result: SolveResult) -> Iterator[Block]:
     if result.not_derivable:
         number = len(result.not_derivable)
         yield f"{wording.plural(number, 'embedding')} left out, no program can be derived:"
+        # Each reason once: thousands of embeddings may share it.
         yield Bullets(dict.fromkeys(result.not_derivable))
 
 

@@ -66,6 +66,7 @@ def _row(file: TrialFile[Any]) -> list[str]:
     key, best = file.key, file.best
     workload = f"{key['workload']['expression']}  {wording.sizes(key['workload']['extents'])}"
     cells = [workload, key["target"], key["constraints"], f"{file.count:,}"]
+    # No trial has a program, or the session ended before the first.
     if best is None:
         return [*cells, messages.EMPTY, messages.EMPTY]
     # Still shown: the same command would measure anew.

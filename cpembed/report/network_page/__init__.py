@@ -46,6 +46,7 @@ def write_page(document: Mapping[str, Any], path: Path) -> None:
 def page(document: Mapping[str, Any]) -> str:
     """Return the page of a document of ``cpembed network --json``."""
     network = read(document)
+    # In the page itself, so that the file may be sent around.
     style, script = _file("page.css"), _file("page.js")
     title = html(f"{network.network} on {network.target}")
     return "\n".join(
@@ -201,6 +202,7 @@ def _assignment_section(assignment: Assignment) -> str:
         ("channels last everywhere", assignment.channels_last_us),
         ("each operator's own best", assignment.own_best_us),
     ]
+    # All bars have one scale: they are costs of one network.
     longest = max((us or 0.0 for _, us in bars), default=0.0)
     rows = "".join(
         f'<tr><th scope="row">{html(name)}</th><td class="number">{html(time(us))}</td>'
@@ -257,6 +259,7 @@ _COLUMNS = (
 
 def _layers(network: Network) -> str:
     """Return the table of operators, in the order of the network; each row links to its card."""
+    # Times of a simulated target are not called measured.
     names = {"measured": network.provenance or "measured"}
     columns = [(html(names.get(name, name)), kind) for name, kind in _COLUMNS]
     head = "".join(
@@ -292,6 +295,7 @@ def _row(network: Network, number: int, operator: Operator, total: float, slowes
         (_part(amount, total, slowest), amount),
         (UNKNOWN if ratio is None else f"{ratio:.2f}", ratio),
     ]
+    # An operator of no time is not the slowest of a plan without times.
     marked = " slowest" if amount and amount == slowest else ""
     inner = "".join(
         f'<td class="{kind}" data-value="{html("" if value is None else value)}">{cell}</td>'

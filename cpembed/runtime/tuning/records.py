@@ -33,17 +33,13 @@ class Record(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TunedChoice(Generic[T]):
-    """A proven candidate with its trial, the fastest.
+class TunedChoice(Record[T]):
+    """The record of a proven candidate.
 
-    ``trials`` schedules were measured to find it, under the constraint set ``tuned_under``.
     ``rank`` is the candidate's position in the ranking under ``constraints``.
     """
 
     candidate: Candidate
-    trial: T
-    trials: int
-    tuned_under: str
 
     @property
     def rank(self) -> int:
@@ -90,9 +86,7 @@ def record_in(
     best = file.kind.best_of(trials)
     if best is None:
         return None
-    return Record(
-        trial=best, trials=file.count, tuned_under=file.key["constraints"], path=file.path
-    )
+    return Record(best, file.count, file.key["constraints"], file.path)
 
 
 class UnusableTrialError(Exception):
@@ -268,6 +262,4 @@ def _proven(
         CpembedError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError
     ) as error:  # fmt: skip
         raise UnusableTrialError(f"has no such schedule ({error})") from error
-    return TunedChoice(
-        candidate=candidate, trial=trial, trials=record.trials, tuned_under=record.tuned_under
-    )
+    return TunedChoice(**vars(record), candidate=candidate)
