@@ -158,7 +158,6 @@ def _complete(benches: Sequence[Bench], workers: Workers, *, fresh: bool) -> str
 
 
 def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
-    """Print several targets side by side; return the exit code."""
     from cpembed.driver.bench_across import across
 
     with Bar() as bar:

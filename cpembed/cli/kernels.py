@@ -9,16 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from cpembed.cli import options
-from cpembed.cli.output import (
-    INFEASIBLE,
-    Bar,
-    ProgressLine,
-    print_missing,
-    print_notes,
-    print_report,
-    print_solved,
-)
+from cpembed.cli import options, output
 from cpembed.driver.options import BuildOptions, RunOptions
 
 
@@ -59,17 +50,17 @@ def run_command(
     settings = options.options_from(RunOptions, values)
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
     resolved = options.subject(words, target, settings)
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         result = run(resolved.workload, resolved.target, resolved.options, progress=progress)
     if isinstance(result, SolveResult):
-        return print_solved(result, as_json=as_json, verbose=verbose)
+        return output.print_solved(result, as_json=as_json, verbose=verbose)
     # Messages come first: a reader of stdout may leave while the result is printed.
-    print_notes(result.solved)
+    output.print_notes(result.solved)
     consequence = "portable code verified the program, and no time of the instruction was measured"
-    code = print_missing(result.missing, settings.backend, consequence)
+    code = output.print_missing(result.missing, settings.backend, consequence)
     from cpembed.report.run import report
 
-    print_report(result, lambda: report(result, verbose=verbose), as_json=as_json)
+    output.print_report(result, lambda: report(result, verbose=verbose), as_json=as_json)
     return code
 
 
@@ -157,7 +148,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
     resolved = options.subject(words, arguments.target, settings)
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         result = build_library(
             resolved.workload,
             resolved.target,
@@ -166,14 +157,14 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
             progress=progress,
         )
     if isinstance(result, SolveResult):
-        return print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
+        return output.print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
     # Messages come first, as in `run`.
-    print_notes(result.selection.solved)
+    output.print_notes(result.selection.solved)
     consequence = "the library is portable code, and slow"
-    code = print_missing(result.missing, settings.backend, consequence)
+    code = output.print_missing(result.missing, settings.backend, consequence)
     from cpembed.report.run import build_report
 
-    print_report(result, lambda: build_report(result), as_json=arguments.as_json)
+    output.print_report(result, lambda: build_report(result), as_json=arguments.as_json)
     return code
 
 
@@ -220,10 +211,10 @@ def layouts_command(
     options.use_threads(threads)
     from cpembed.driver.layouts import compare_layouts
 
-    with Bar() as bar:
+    with output.Bar() as bar:
         result = compare_layouts(words, target, measures=measure, timeout=timeout, progress=bar)
     from cpembed.report.run import layouts_report
 
-    print_report(result, lambda: layouts_report(result), as_json=as_json)
+    output.print_report(result, lambda: layouts_report(result), as_json=as_json)
     # One layout that fits is a result: others may be impossible for the instruction.
-    return 0 if any(row.embedding is not None for row in result.rows) else INFEASIBLE
+    return 0 if any(row.embedding is not None for row in result.rows) else output.INFEASIBLE

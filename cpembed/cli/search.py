@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli import options
-from cpembed.cli.output import (
-    ProgressLine,
-    message,
-    print_json,
-    print_notes,
-    print_report,
-    print_result,
-    print_solved,
-    print_text,
-)
+from cpembed.cli import options, output
 from cpembed.driver.options import (
     CandidateOptions,
     EstimateOptions,
@@ -93,7 +83,7 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     # Options of estimates alone must not reach `solve`, which has none of them.
     search = SolveOptions(top=count, **shared(settings, SearchOptions))
     resolved = options.subject(words, target, search)
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         result = solve(
             resolved.workload,
             resolved.target,
@@ -104,12 +94,12 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     as_json, verbose = arguments.as_json, arguments.verbose
     # Without embeddings there is no front: the usual message says why.
     if not pareto or not (result.embeddings or as_json):
-        return print_solved(result, as_json=as_json, verbose=verbose)
+        return output.print_solved(result, as_json=as_json, verbose=verbose)
 
     from cpembed.report.solve import pareto_report
 
     front_result = ParetoResult(result)
-    return print_result(
+    return output.print_result(
         front_result, result, lambda: pareto_report(front_result, verbose=verbose), as_json=as_json
     )
 
@@ -118,14 +108,14 @@ def _print_estimates(resolved: options.Subject, arguments: SolveArguments) -> in
     """Print the candidates with their estimated times; return the exit code."""
     from cpembed.driver.estimate import estimate
 
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         result = estimate(resolved.workload, resolved.target, resolved.options, progress=progress)
     if not result.solved.embeddings and not arguments.as_json:
-        return print_solved(result.solved, as_json=False, verbose=arguments.verbose)
+        return output.print_solved(result.solved, as_json=False, verbose=arguments.verbose)
 
     from cpembed.report.solve import estimate_report
 
-    return print_result(
+    return output.print_result(
         result,
         result.solved,
         lambda: estimate_report(result, verbose=arguments.verbose),
@@ -186,7 +176,7 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
     from cpembed.driver.result import Explanation
 
     resolved = options.subject(arguments.words, arguments.target, settings)
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         # `explain` has options of both: those that one of the calls does not know are left out.
         candidate = shared(resolved.options, CandidateOptions)
         if by_run:
@@ -201,13 +191,13 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
         for path in (arguments.svg, arguments.html):
             if path is not None:
                 # Said, since a script may wait for the file.
-                message(f"{path} is not written: there is nothing to draw")
-        return print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
-    print_notes(result.solved)
+                output.message(f"{path} is not written: there is nothing to draw")
+        return output.print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
+    output.print_notes(result.solved)
     _draw(result, arguments.svg, arguments.html)
     from cpembed.report.explain import report
 
-    print_report(
+    output.print_report(
         result, lambda: report(result, verbose=arguments.verbose), as_json=arguments.as_json
     )
     return 0
@@ -236,9 +226,9 @@ def targets_command(*, as_json: bool) -> int:
     from cpembed.report import listing
 
     if as_json:
-        print_json(listing.targets_json())
+        output.print_json(listing.targets_json())
     else:
-        print_text(*listing.targets())
+        output.print_text(*listing.targets())
     return 0
 
 
@@ -249,7 +239,7 @@ def operators_command(*, as_json: bool) -> int:
     from cpembed.report import listing
 
     if as_json:
-        print_json(listing.operators_json())
+        output.print_json(listing.operators_json())
     else:
-        print_text(*listing.operators())
+        output.print_text(*listing.operators())
     return 0

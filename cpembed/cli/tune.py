@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli import options
+from cpembed.cli import options, output
 from cpembed.cli.interrupt import INTERRUPTED, Stop
-from cpembed.cli.output import (
-    Bar,
-    ProgressLine,
-    message,
-    print_json,
-    print_report,
-    print_solved,
-    print_text,
-)
 from cpembed.driver.options import TuneOptions
 
 if TYPE_CHECKING:
@@ -83,12 +74,12 @@ def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:
     from cpembed.driver.result import SolveResult
     from cpembed.driver.tune import open_tuning
 
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         opened = open_tuning(
             resolved.workload, resolved.target, resolved.options, workers=workers, progress=progress
         )
     if isinstance(opened, SolveResult):
-        return print_solved(opened, as_json=as_json)
+        return output.print_solved(opened, as_json=as_json)
     tuning = opened.tuning
 
     def interrupted() -> str:
@@ -99,14 +90,14 @@ def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:
     with Stop("trial", interrupted) as stop:
         _run(opened, stop)
     if stop.requested:
-        message(interrupted())
+        output.message(interrupted())
         # Not even one trial: there is no result to print.
         if not tuning.done:
             return INTERRUPTED
     result = opened.result()
     from cpembed.report.tune import report
 
-    print_report(result, lambda: report(result), as_json=as_json)
+    output.print_report(result, lambda: report(result), as_json=as_json)
     return INTERRUPTED if stop.requested else 0
 
 
@@ -134,11 +125,11 @@ def _show(
         key = workload_key(options.subject(words, target, TuneOptions(constraints=WIDEST)).workload)
         files = [file for file in files if file.key["workload"] == key]
     if as_json:
-        print_json(report.records_json(files))
+        output.print_json(report.records_json(files))
     elif files:
-        print_text(*report.records_report(files))
+        output.print_text(*report.records_report(files))
     else:
-        message(f"no results in {database or tuning_folder()}")
+        output.message(f"no results in {database or tuning_folder()}")
     return 0
 
 
@@ -147,6 +138,6 @@ def _run(opened: OpenTuning, stop: Stop) -> None:
     from cpembed.report.tune import progress_text
 
     tuning = opened.tuning
-    with Bar("tuning", tuning.task.trials) as bar:
+    with output.Bar("tuning", tuning.task.trials) as bar:
         for _ in opened.run(lambda: stop.requested):
             bar.show(progress_text(tuning.best), advance=1)

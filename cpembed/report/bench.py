@@ -132,7 +132,6 @@ def _run_cells(row: BenchRow) -> list[str]:
 
 
 def _packing_cells(run: RunRow) -> list[str]:
-    """Return the times of packing and unpacking; empty cells where they were not timed."""
     return ["" if us is None else f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)]
 
 
@@ -150,7 +149,6 @@ def _latency_cells(run: RunRow) -> list[str]:
 
 
 def _baselines(rows: Sequence[BenchRow]) -> Iterator[Block]:
-    """Yield a table for each baseline."""
     names = dict.fromkeys(name for row in rows if row.run for name in row.run.baselines)
     for name in names:
         yield Heading(f"Compared with {name} (a ratio above 1: ours is faster)")
@@ -189,7 +187,6 @@ def _median(times: Quantiles | None, form: str) -> str:
 
 
 def _baseline_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the rows of the summary's ``baselines``."""
     rows: list[tuple[str, str]] = []
     for name, summary in summaries.items():
         parts = [f"{plural(summary['compared'], 'layer')} compared"]

@@ -186,7 +186,6 @@ def shape_report(result: ShapeResult) -> Iterator[Block]:
 
 
 def _copies(copies: Sequence[Copy]) -> Iterator[str]:
-    """Yield the largest copies, then the number of the others."""
     # The largest first, as only some are listed.
     largest = sorted(copies, key=lambda copy: -copy.moved_bytes)
     for copy in largest[:_LISTED]:

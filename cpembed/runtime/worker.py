@@ -20,6 +20,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
@@ -90,40 +91,27 @@ def call_each(
             yield argument, call(function, argument)
         return
     workers = [Worker() for _ in range(count)]
-    waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
-    for argument in arguments:
-        waiting.put(argument)
-    finished: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
 
-    def work(worker: Worker) -> None:
-        while True:
-            try:
-                argument = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                finished.put((argument, worker.call(function, (argument,), {}), None))
-            except BaseException as error:
-                # The caller raises it: an error that ends a thread is only printed.
-                finished.put((argument, None, error))
-                return
+    def work(argument: T) -> tuple[T, R]:
+        worker = idle.get()
+        try:
+            return argument, worker.call(function, (argument,), {})
+        finally:
+            idle.put(worker)
 
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    pool = ThreadPoolExecutor(count)
     try:
-        for thread in threads:
-            thread.start()
-        for _ in arguments:
-            argument, result, error = finished.get()
-            if error is not None:
-                raise error
-            yield argument, result
+        for future in as_completed([pool.submit(work, argument) for argument in arguments]):
+            yield future.result()
     finally:
-        # All are stopped before any thread is joined: a thread may wait for its worker's answer.
+        # No thread may begin another call, and each that waits for an answer has to get one.
+        pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.stop()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+        pool.shutdown()
         for worker in workers:
             worker.close()
 

@@ -171,7 +171,6 @@ class _Products:
         return rewritten(mod, plan)
 
     def _offloaded(self, mod: ir.IRModule) -> ir.IRModule:
-        """Return the module with programs that are no TensorIR."""
         offload: Any = Offload(self.machine, True)
         mod = offload(mod)
         for operator in offload.report.operators:

@@ -16,14 +16,7 @@ from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from cpembed.errors import WorkloadError
-from cpembed.integrations.tvm.indices import (
-    dimensions_of,
-    in_parts,
-    is_conditional,
-    read_index,
-    read_window,
-    split_axes,
-)
+from cpembed.integrations.tvm import indices
 from cpembed.ir.computation import (
     Assignment,
     Axis,
@@ -243,7 +236,7 @@ class _Reader:
         return tuple(self._index(index) for index in indices)
 
     def _index(self, index: Any) -> IndexExpr:
-        return read_index(index, self._iterators, self._extents)
+        return indices.read_index(index, self._iterators, self._extents)
 
     def _reduction(self, store: Any) -> tuple[str | None, Any]:
         """Return the operation that combines a value with the output's, and the value."""
@@ -280,15 +273,14 @@ class _Reader:
         if type(node) in _OPERATIONS:
             args = (self._expression(node.a), self._expression(node.b))
             return Operation(_OPERATIONS[type(node)], args)
-        padded = read_window(node)
+        padded = indices.read_window(node)
         if padded is not None:
             return self._padded_read(*padded)
-        if is_conditional(node):
+        if indices.is_conditional(node):
             raise self._error("has a condition that is more than padding with zeros")
         raise self._error(f"{node} is no operation of a computation")
 
     def _cast(self, node: Any) -> Expression:
-        """Return a converted value."""
         inner = self._expression(node.value)
         wide, narrow = str(node.ty.dtype), str(node.value.ty.dtype)
         if {wide, narrow} <= set(DTYPES) and isinstance(inner, Access | Constant):
@@ -323,14 +315,14 @@ class _Reader:
         """Return the computation over axes and dimensions in which every index is affine."""
         # Each access once, in a fixed order.
         accesses = dict.fromkeys((statement.store, *statement.reads))
-        parts = split_axes(self._extents, (i for a in accesses for i in a.index))
+        parts = indices.split_axes(self._extents, (i for a in accesses for i in a.index))
         extents = {part.name: part.extent for digits in parts.values() for part in digits}
         shapes: dict[str, tuple[int, ...]] = {}
         output_split: tuple[int, ...] = ()
         rewritten: dict[Access, Access] = {}
         for access in accesses:
             dimensions = [
-                dimensions_of(in_parts(index, parts), extents, size)
+                indices.dimensions_of(indices.in_parts(index, parts), extents, size)
                 for index, size in zip(access.index, self._shape(access.operand), strict=True)
             ]
             flat = [pair for dimension in dimensions for pair in dimension]

@@ -136,7 +136,6 @@ def _product(module: Any, value: Any) -> tuple[str, Sequence[Any], Any] | None:
 
 
 def _is_reduction_of_two(function: Any) -> bool:
-    """Return whether a function has two inputs and a block with a reduction."""
     return len(function.params) == 3 and any(map(reduces, blocks_of(function)))
 
 

@@ -110,7 +110,6 @@ def _step(node: Any, store: Any, sums: Any) -> tuple[Step, Any]:
 
 
 def _reads(node: Any, sums: Any) -> bool:
-    """Return whether an expression reads a buffer."""
     if isinstance(node, ir.TensorLoad):
         return node.source.same_as(sums)
     parts = list(node.args) if isinstance(node, ir.Call) else []

@@ -162,7 +162,6 @@ def _legend(network: Network) -> str:
 
 
 def _totals(network: Network) -> str:
-    """Return tiles with the totals of the network."""
     sums = network.totals
     products = UNKNOWN if sums.products is None else f"{sums.embedded or 0} of {sums.products}"
     tiles = [
@@ -312,7 +311,6 @@ def _part(amount: float | None, total: float, slowest: float) -> str:
 
 
 def _cards(network: Network) -> Iterator[str]:
-    """Yield a card with all details of each operator."""
     for number, operator in enumerate(network.operators):
         # Empty values are of no interest for this kind of operator.
         rows = [(name, value) for name, value in _details(network, operator) if value]

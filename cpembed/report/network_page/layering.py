@@ -7,6 +7,7 @@ layer so that few edges cross, then find coordinates that keep edges straight.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -271,18 +272,11 @@ def spread(
 
 
 def _inversions(values: Sequence[int]) -> int:
-    """Return the number of pairs that are out of order, by merge sort."""
-    if len(values) < 2:
-        return 0
-    middle = len(values) // 2
-    left, right = list(values[:middle]), list(values[middle:])
-    total = _inversions(left) + _inversions(right)
-    # Inversions within each half are counted: only those between the halves are left.
-    left.sort()
-    right.sort()
-    passed = 0
-    for value in right:
-        while passed < len(left) and left[passed] <= value:
-            passed += 1
-        total += len(left) - passed
+    """Return the number of pairs that are out of order."""
+    total = 0
+    before: list[int] = []
+    for value in values:
+        place = bisect_right(before, value)
+        total += len(before) - place
+        before.insert(place, value)
     return total

@@ -15,16 +15,7 @@ from typing import Any
 from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError
-from cpembed.runtime.cluster.connection import (
-    CONFIGURED,
-    CONNECT_SECONDS,
-    Tls,
-    connected,
-    first_line,
-    require_distributed,
-    scheduler_address,
-    security,
-)
+from cpembed.runtime.cluster import connection
 from cpembed.runtime.cluster.executors import Outcome, Task, Workers
 from cpembed.runtime.cluster.member import (
     OtherVersion,
@@ -45,14 +36,14 @@ PATIENCE_SECONDS = 300.0
 """Seconds to wait for a worker to come back after the last one that can do the tasks is lost."""
 
 
-def open_cluster(address: str, tls: Tls = CONFIGURED) -> Cluster:
+def open_cluster(address: str, tls: connection.Tls = connection.CONFIGURED) -> Cluster:
     """Connect to a scheduler that has workers.
 
     Raises :class:`BackendUnavailable` within a few seconds if there is none.
     """
-    at = scheduler_address(address, "tls" if tls.is_given else "tcp")
-    require_distributed()
-    cluster = Cluster(connected(at, security(at, tls, "client")), at)
+    at = connection.scheduler_address(address, "tls" if tls.is_given else "tcp")
+    connection.require_distributed()
+    cluster = Cluster(connection.connected(at, connection.security(at, tls, "client")), at)
     try:
         cluster.require_workers()
     except BaseException:
@@ -260,7 +251,7 @@ class Cluster(Workers):
     def close(self) -> None:
         with suppress(Exception):
             # The scheduler may be gone, and nobody needs the connection any more.
-            self._client.close(timeout=CONNECT_SECONDS)
+            self._client.close(timeout=connection.CONNECT_SECONDS)
 
     def _look(self) -> None:
         """Update the list of workers."""
@@ -343,7 +334,7 @@ class Cluster(Workers):
         try:
             yield
         except (OSError, TimeoutError) as error:
-            raise self._lost(f"does not answer any more ({first_line(error)})") from None
+            raise self._lost(f"does not answer any more ({connection.first_line(error)})") from None
 
     def _lost(self, reason: str) -> BackendUnavailable:
         return BackendUnavailable(

@@ -22,16 +22,7 @@ from typing import Any
 
 from cpembed.codegen.host_cpu import cpu_model
 from cpembed.errors import BackendUnavailable
-from cpembed.runtime.cluster.connection import (
-    CONFIGURED,
-    Tls,
-    connected,
-    exposed,
-    local_address,
-    require_distributed,
-    scheduler_address,
-    security,
-)
+from cpembed.runtime.cluster import connection
 from cpembed.runtime.cluster.executors import (
     ONE_THREAD,
     WITHOUT_COMPILER,
@@ -148,7 +139,7 @@ class Joining:
     address: str
     slots: int
     measures: bool
-    tls: Tls = CONFIGURED
+    tls: connection.Tls = connection.CONFIGURED
 
 
 def join(joining: Joining, report: Callable[[str], None]) -> bool:
@@ -169,15 +160,15 @@ def join(joining: Joining, report: Callable[[str], None]) -> bool:
     BackendUnavailable
         If the scheduler does not answer, or this host has other workers and one of them measures.
     """
-    at = scheduler_address(joining.address, "tls" if joining.tls.is_given else "tcp")
-    require_distributed()
+    at = connection.scheduler_address(joining.address, "tls" if joining.tls.is_given else "tcp")
+    connection.require_distributed()
     # Signals are blocked before the first process starts, since processes inherit the mask.
     with _interrupts(), tempfile.TemporaryDirectory() as folder, _settings(joining):
-        protection = security(at, joining.tls, "worker")
-        host = local_address(at)
+        protection = connection.security(at, joining.tls, "worker")
+        host = connection.local_address(at)
         # A scheduler that does not answer is reported before anything is started.
-        connected(at, protection).close()
-        if (warning := exposed(at)) is not None:
+        connection.connected(at, protection).close()
+        if (warning := connection.exposed(at)) is not None:
             report(warning)
         # After the connection: an unreachable scheduler is no reason to lock the host.
         lock = HostLock.acquire(exclusive=joining.measures)
