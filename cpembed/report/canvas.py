@@ -153,16 +153,9 @@ class Canvas:
         )
 
 
-def curve(x0: float, y0: float, x1: float, y1: float) -> str:
-    """Return a path from left to right that leaves and arrives horizontally.
-
-    Parameters
-    ----------
-    x0, y0
-        Start of the path in pixels.
-    x1, y1
-        End of the path in pixels.
-    """
+def curve(start: tuple[float, float], end: tuple[float, float]) -> str:
+    """Return a path from left to right, between points in pixels, with horizontal ends."""
+    (x0, y0), (x1, y1) = start, end
     middle = (x0 + x1) / 2
     return _rounded(f"M{x0} {y0} C{middle} {y0} {middle} {y1} {x1} {y1}")
 

@@ -166,8 +166,8 @@ def draw_axes(program: DerivedProgram) -> Canvas:
     fed = _instruction_axes(canvas, program, right, top)
     numbers = lane_numbers(program)
     for (lane, digit), y in fed.items():
-        ends = (left + _AXIS_WIDTH, feet[digit.axis], right, y)
-        canvas.path(curve(*ends), f"feed feed{numbers[lane]}")
+        path = curve((left + _AXIS_WIDTH, feet[digit.axis]), (right, y))
+        canvas.path(path, f"feed feed{numbers[lane]}")
     for axis in extents.keys() - {digit.axis for _, digit in fed}:
         canvas.text(left + 8, feet[axis] + 5, "outer loop", "dim")
     foot = canvas.height + LINE

@@ -23,13 +23,10 @@ PRIME = "'"
 
 
 def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Block]:
-    """Yield header, axes, operands, layouts, loop nest, cost and rank.
-
-    ``verbose`` adds the solver's effort.
-    """
+    """Yield header, axes, operands, layouts, loop nest, cost and rank; more if ``verbose``."""
     solved, candidate, program = explanation.solved, explanation.candidate, explanation.program
     method = explanation.method if isinstance(explanation, ChosenExplanation) else None
-    rank = messages.rank_text(candidate.rank, candidate.constraints, solved.constraints.name)
+    rank = messages.rank_text(candidate, solved.constraints.name)
     yield Header(
         [
             *request_rows(explanation.workload, solved, method),

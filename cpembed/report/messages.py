@@ -12,7 +12,8 @@ from cpembed.ir.computation import Computation
 from cpembed.wording import amount, count, data_size, plural, shape
 
 if TYPE_CHECKING:
-    from cpembed.driver.across import Figure, Line, Time, TimeSum
+    from cpembed.cost.ranking import RankedCandidate
+    from cpembed.driver.across import Figure, Line, TimeSum
 
 EMPTY = "·"
 """Mark of an instruction axis of one step that no workload axis feeds, and of empty cells."""
@@ -118,19 +119,10 @@ def dtypes_text(computation: Computation) -> str:
     return "  ".join(f"{operand.name} {operand.dtype}" for operand in computation.operands)
 
 
-def rank_text(rank: int, constraints: str, searched: str) -> str:
-    """Return ``rank 3``, with the ranking's constraint set unless that is the searched one.
-
-    Parameters
-    ----------
-    rank
-        Place of a candidate.
-    constraints
-        Constraint set whose ranking it is.
-    searched
-        Constraint set that was searched.
-    """
-    return f"rank {rank}" if constraints == searched else f"rank {rank} of {constraints}"
+def rank_text(candidate: RankedCandidate, searched: str) -> str:
+    """Return ``rank 3``, with the ranking's constraint set unless that is the ``searched`` one."""
+    other_set = "" if candidate.constraints == searched else f" of {candidate.constraints}"
+    return f"rank {candidate.rank}{other_set}"
 
 
 def layer_numbers(layers: Sequence[int]) -> str:
@@ -204,7 +196,7 @@ def _cells(target: str, figure: Figure | None) -> tuple[str, str]:
         return OUTCOMES.get(figure.outcome, figure.outcome), ""
     # An alternative of the target took the layer, as its file declares.
     alternative = "" if figure.embedded_on == target else f"{figure.embedded_on} "
-    time = "" if figure.time is None else time_text(figure.time)
+    time = "" if figure.time is None else amount(figure.time.amount, figure.time.unit)
     return alternative + percent(figure.utilisation), time
 
 
@@ -225,11 +217,6 @@ def target_table(lines: Iterable[Line]) -> Table:
             for line in lines
         ),
     )
-
-
-def time_text(time: Time) -> str:
-    """Return ``12.3 us`` or ``2,609 cycles``."""
-    return amount(time.amount, time.unit)
 
 
 def times_text(line: Line) -> str:

@@ -84,7 +84,7 @@ def _library_rows(result: BuildResult) -> list[Row]:
 def _request_rows(result: RunResult) -> list[Row]:
     solved, candidate = result.solved, result.candidate
     embedding = candidate.embedding
-    rank = messages.rank_text(candidate.rank, candidate.constraints, solved.constraints.name)
+    rank = messages.rank_text(candidate, solved.constraints.name)
     tuned = "" if result.choice.tuned is None else ", tuned"
     names = candidate.program.in_place
     in_place = ""

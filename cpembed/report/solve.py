@@ -38,10 +38,7 @@ _UNPACKED_ESTIMATE_COLUMNS = ("used>", "time>", "bound by")
 
 
 def report(result: SolveResult, *, verbose: bool = False) -> Iterator[Block]:
-    """Yield the header, then the candidates, or why there are none.
-
-    ``verbose`` adds the solver's effort.
-    """
+    """Yield the header, then the candidates, or why there are none; effort if ``verbose``."""
     yield _header(result, verbose)
     if result.embeddings:
         yield ""

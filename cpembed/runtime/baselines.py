@@ -208,20 +208,14 @@ class Comparison:
 
     @property
     def peak(self) -> Quantiles | None:
-        """Microseconds of the workload's products alone, on registers and all threads.
-
-        The clock is that of these rounds.
-        """
+        """Microseconds of the workload's products alone, at the clock of these rounds."""
         if self.share is None:
             return None
         return quantiles([us * self.share for us in self.interleaved.samples[_PRODUCTS]])
 
     @property
     def primitive_over_peak(self) -> Quantiles | None:
-        """The baseline's computation over :attr:`peak` in the same round.
-
-        It is an upper bound of the speed-up of any kernel of the same products.
-        """
+        """Upper bound of any kernel's speed-up: the baseline's computation over :attr:`peak`."""
         if self.share is None or not self._has_primitive:
             return None
         ratio = self.interleaved.ratio(_PRIMITIVE, _PRODUCTS)
@@ -356,10 +350,7 @@ def _verify(
 
 
 class _Account:
-    """Library's account of its own computation as a sampler.
-
-    ``names`` is None if it keeps none.
-    """
+    """Library's account of its own computation, a sampler; ``names`` is None if it keeps none."""
 
     def __init__(self, contender: Contender) -> None:
         self._contender = contender

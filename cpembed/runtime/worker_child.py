@@ -132,10 +132,7 @@ def _limit_memory() -> None:
 
 
 def available_bytes(system: Path = _SYSTEM, group: Path = _GROUP) -> int | None:
-    """Return the available memory of the system, or of its control group if that is less.
-
-    None if neither is known.
-    """
+    """Return the available memory of the system or its control group; None if it is unknown."""
     amounts: list[int] = []
     with suppress(OSError, ValueError, IndexError):
         lines = system.read_text().splitlines()

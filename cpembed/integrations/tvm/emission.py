@@ -98,7 +98,10 @@ def _emit(
 ) -> None:
     """Emit a call, and add its results to the ``values`` of memories, by their identity."""
     count = len(call.buffers) - call.written
-    inputs = [_value(memory, values) for memory in call.buffers[:count]]
+    inputs = [
+        values[id(memory)] if memory.contents is None else relax.const(memory.contents.reshape(-1))
+        for memory in call.buffers[:count]
+    ]
     types: Any = [_flat_type(memory) for memory in call.buffers[count:]]
     # relax takes a tuple of types only for several outputs.
     types = types[0] if len(types) == 1 else types
@@ -106,12 +109,6 @@ def _emit(
     for number, memory in enumerate(call.buffers[count:]):
         part = result if call.written == 1 else builder.emit(relax.TupleGetItem(result, number))
         values[id(memory)] = part
-
-
-def _value(memory: Memory, values: Mapping[int, Any]) -> Any:
-    if memory.contents is not None:
-        return relax.const(memory.contents.reshape(-1))
-    return values[id(memory)]
 
 
 def _flat_type(memory: Memory) -> relax.TensorType:
@@ -127,10 +124,7 @@ def _view(value: Any, shape: Any, dtype: Any) -> Any:
 
 
 def kernel_function(kernel: Kernel, function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return packing, product and unpacking as one scheduled function; no parameter is constant.
-
-    It has the parameters of the function that was recognised.
-    """
+    """Return packing, product and unpacking as one function with the parameters of another."""
     parameters = vars_of(function)
     inputs: list[tuple[Memory, Any]] = [
         (kernel.calls.caller_memory[name], parameters[number])

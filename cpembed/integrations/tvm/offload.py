@@ -206,10 +206,7 @@ class StrategyCandidate:
         return self.program.artifact
 
     def module(self) -> ir.IRModule:
-        """Return a relax module whose ``main`` computes the function's output of its inputs.
-
-        It consists of packing, the program and unpacking.
-        """
+        """Return a relax module of packing, program and unpacking, with the function's inputs."""
         shapes: list[Any] = [[int(size) for size in p.shape] for p in self._function.params]
         dtypes = [str(p.dtype) for p in self._function.params]
         *inputs, output = map(relax.TensorType, shapes, dtypes)

@@ -20,17 +20,9 @@ from cpembed.codegen.epilogue import MAX_SHIFT
 from cpembed.errors import WorkloadError
 from cpembed.integrations.tvm.recognise import Recognised, blocks_of, recognise, reduces
 
-PRODUCTS = tuple(
-    f"relax.{name}"
-    for name in (
-        "nn.conv1d",
-        "nn.conv2d",
-        "nn.conv3d",
-        "nn.conv1d_transpose",
-        "nn.conv2d_transpose",
-        "nn.conv3d_transpose",
-        "matmul",
-    )
+PRODUCTS = (
+    *(f"relax.nn.conv{rank}d{suffix}" for rank in (1, 2, 3) for suffix in ("", "_transpose")),
+    "relax.matmul",
 )
 """Operators of relax that sum products of two tensors."""
 

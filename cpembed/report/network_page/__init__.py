@@ -62,7 +62,7 @@ def page(document: Mapping[str, Any]) -> str:
             _totals(network),
             "</section>",
             *_picture(network),
-            *_assignment(network),
+            *_assignment(network.assignment),
             '<section>\n<h2 id="layers-title">Layers</h2>',
             _layers(network),
             '<p id="said" class="skip" role="status"></p>\n</section>',
@@ -116,20 +116,12 @@ def _picture(network: Network) -> list[str]:
     ]
 
 
-def _assignment(network: Network) -> list[str]:
-    if network.assignment is None:
-        return []
-    return [
-        "<section>\n<h2>Choice of layouts</h2>",
-        _assignment_section(network.assignment),
-        "</section>",
-    ]
-
-
 def _machine(network: Network) -> list[str]:
     if not network.machine:
         return []
-    return ["<section>\n<h2>Machine</h2>", _machine_section(network), "</section>"]
+    items = network.machine.items()
+    facts = ((name, UNKNOWN if value is None else str(value)) for name, value in items)
+    return ["<section>\n<h2>Machine</h2>", _definitions(facts), "</section>"]
 
 
 def _file(name: str) -> str:
@@ -193,8 +185,10 @@ def _bytes(number: int | None) -> str:
     return UNKNOWN if number is None else data_size(number)
 
 
-def _assignment_section(assignment: Assignment) -> str:
+def _assignment(assignment: Assignment | None) -> list[str]:
     """Return bars of the layouts' cost, of two simple rules and of the lower bound."""
+    if assignment is None:
+        return []
     bars = [
         ("chosen", assignment.cost_us),
         ("lower bound", assignment.bound_us),
@@ -218,7 +212,8 @@ def _assignment_section(assignment: Assignment) -> str:
         ("choices", UNKNOWN if assignment.options is None else f"{assignment.options:,}"),
         ("solved in", UNKNOWN if assignment.seconds is None else f"{assignment.seconds:.3g} s"),
     ]
-    return f'<table class="costs">{rows}</table>{_definitions(facts)}'
+    table = f'<table class="costs">{rows}</table>{_definitions(facts)}'
+    return ["<section>\n<h2>Choice of layouts</h2>", table, "</section>"]
 
 
 def _proven(assignment: Assignment) -> str:
@@ -232,14 +227,6 @@ def _definitions(rows: Iterable[tuple[str, str]]) -> str:
         f"<div><dt>{html(name)}</dt><dd>{html(value)}</dd></div>" for name, value in rows
     )
     return f'<dl class="facts">{inner}</dl>'
-
-
-def _machine_section(network: Network) -> str:
-    return _definitions((name, _plain(value)) for name, value in network.machine.items())
-
-
-def _plain(value: Any) -> str:
-    return UNKNOWN if value is None else str(value)
 
 
 _COLUMNS = (

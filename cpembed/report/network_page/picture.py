@@ -47,10 +47,7 @@ class Edge:
     layout: str | None = None
 
     def conversions(self, tensor: Tensor) -> tuple[Conversion, ...]:
-        """Return the copies of the tensor that this edge reads.
-
-        The first edge has all of them if the document does not say which operator reads which.
-        """
+        """Return the copies that this edge reads: on the first edge all, if readers are unknown."""
         if self.layout is None:
             return tensor.conversions if self.first else ()
         return tuple(c for c in tensor.conversions if c.to == self.layout != tensor.layout)

@@ -57,10 +57,7 @@ def open_cluster(address: str, tls: connection.Tls = connection.CONFIGURED) -> C
 
 @dataclass(frozen=True)
 class Member:
-    """Worker process: its number of concurrent tasks, and the CPU model on which it may measure.
-
-    ``measures_on`` is None if it may not measure.
-    """
+    """Worker process, its concurrent tasks, and the CPU model that it may measure, or None."""
 
     host: str
     slots: int

@@ -242,10 +242,8 @@ def connected(address: str, protection: Any) -> Any:
 
 
 def exposed(address: str) -> str | None:
-    """Return why strangers may reach a connection to a scheduler, in a line.
-
-    None if TLS protects it or it does not leave this machine.
-    """
+    """Return why strangers may reach a connection to a scheduler; None if they cannot."""
+    # TLS tells strangers apart, and loopback does not leave this machine.
     if address.startswith(_SECURE) or _is_local(address):
         return None
     return (
@@ -281,10 +279,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _is_local(address: str) -> bool:
-    """True if all addresses of a scheduler's host are of the loopback interface.
-
-    Also if it has none: nothing connects to it then.
-    """
+    """True if a scheduler's host has addresses of the loopback interface only, or none."""
     try:
         entries = socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -81,10 +81,7 @@ def source_digest() -> str:
 
 @cache
 def git_commit() -> str | None:
-    """Return the commit of the checkout; None for an installed package.
-
-    It ends in ``+`` if tracked files differ from it.
-    """
+    """Return the checkout's commit, with ``+`` if files differ from it; None without a checkout."""
     checkout = _PACKAGE.parent
     if not (checkout / ".git").exists():
         return None

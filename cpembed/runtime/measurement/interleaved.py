@@ -81,10 +81,7 @@ def _has_running_threads() -> bool:
 
 
 class Elsewhere:
-    """Processor time of other processes and of other guests of the host.
-
-    It is a context, entered any number of times, that adds up.
-    """
+    """Context that adds up the processor time of other processes and guests of the host."""
 
     def __init__(self) -> None:
         self._passed = self._used = 0.0

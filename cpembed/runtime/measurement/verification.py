@@ -306,10 +306,7 @@ class Expected:
 
     @cached_property
     def _rounding(self) -> tuple[float, float, NDArray[np.float64] | float]:
-        """Rounding of the sums: unit roundoff, relative tolerance, maximum error of each sum.
-
-        The tolerance is relative to the products' magnitudes.
-        """
+        """Unit roundoff, tolerance relative to the magnitudes, and maximum error of each sum."""
         dtype = self.workload.output.dtype
         if is_integer(dtype):
             return _UNIT_ROUNDOFF["float32"], 0.0, 0.0

@@ -238,10 +238,7 @@ def sources_digest(paths: Iterable[Path]) -> str:
 
 
 def module_digest(module: str) -> str:
-    """Return the SHA-256 of the package of a module, or of a module outside any package.
-
-    It is empty if the module is not installed.
-    """
+    """Return the SHA-256 of the package of a module; empty if it is not installed."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):

@@ -17,10 +17,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Scored(Generic[S]):
-    """Schedule with its estimated ``cost`` in the target's unit.
-
-    ``parts`` are the parts of the cost by names that end in the unit.
-    """
+    """Schedule with its estimated ``cost``, and its ``parts`` by names that end in the unit."""
 
     cost: float
     schedule: S
