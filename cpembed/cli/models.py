@@ -1,4 +1,4 @@
-"""``cpembed match`` and ``network``, and ``cpembed build`` of a whole model."""
+"""``cpembed match`` and ``network`` of whole models, and ``build`` of these or of one kernel."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from cpembed.cli import options
-from cpembed.cli.output import Bar, message, print_json, print_report, print_text
+from cpembed.cli import options, output
+from cpembed.driver.options import BuildOptions
 
 if TYPE_CHECKING:
     from cpembed.network.plan import Policy
@@ -66,11 +67,11 @@ def match_command(
     # Before the model is read, which may take seconds.
     names = options.distinct(targets)
     graph = load_model(model, shapes or None)
-    with Bar() as bar:
+    with output.Bar() as bar:
         result = match(graph, names, alternatives=alternatives, timeout=timeout, progress=bar)
     from cpembed.report.network import match_report
 
-    print_report(result, lambda: match_report(result), as_json=as_json)
+    output.print_report(result, lambda: match_report(result), as_json=as_json)
     return 0
 
 
@@ -155,7 +156,7 @@ def network_command(arguments: NetworkArguments) -> int:
     graph = load_model(arguments.model, arguments.shapes or None)
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
-    with Bar() as bar:
+    with output.Bar() as bar:
         from cpembed.network.plan import Planning
         from cpembed.network.service import NetworkRequest, network, network_plan
 
@@ -178,50 +179,131 @@ def network_command(arguments: NetworkArguments) -> int:
 
         write_page(document, arguments.report)
     if arguments.as_json:
-        print_json(document)
+        output.print_json(document)
     else:
         from cpembed.report.network import report
 
-        print_text(*report(document))
+        output.print_text(*report(document))
     if run is None or not run.failed:
         return 0
     # The report comes first: a wrong result is looked for in it.
     names = ", ".join(operator.operator for operator in run.failed[:3])
-    message(
+    output.message(
         f"{len(run.failed)} operators differ from their definition ({names}): please report this "
         "command line"
     )
     return WRONG
 
 
+# -- libraries ------------------------------------------------------------------------------------
+
+_MODEL_PARAMETERS = frozenset(
+    ("words", "target", "timeout", "folder", "name", "shapes", "threads", "torch", "as_json")
+)
+"""Parameters of ``cpembed build`` that apply to models too."""
+
+_MODEL_SUFFIXES = (".onnx", ".pt2")
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelLibrary:
-    """Request of ``cpembed build`` for the library of a model.
+class BuildArguments:
+    """Command line of ``cpembed build``, without the options of the library."""
 
-    Parameters
-    ----------
-    model, target, folder
-        File of the model, name or file of the target, folder of the library.
-    name
-        Name of the library; None for the model's.
-    shapes
-        Sizes of inputs that the model leaves open.
-    torch
-        True adds a module for PyTorch.
-    timeout
-        Limit of each search in seconds; None for the default.
-    """
-
-    model: Path
+    words: tuple[str, ...]
     target: str
     folder: Path
-    name: str | None
-    shapes: Mapping[str, tuple[int, ...]]
-    torch: bool
-    timeout: float | None
+    shapes: dict[str, tuple[int, ...]]
+    threads: int | None
+    verbose: bool
+    as_json: bool
 
 
-def build_model(request: ModelLibrary, *, as_json: bool) -> int:
+@click.command("build", cls=options.Subcommand)
+@options.workload_argument()
+@options.target_option()
+@click.option(
+    "-o",
+    "--directory",
+    "folder",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder of the library; files of the same names are replaced.",
+)
+@options.library_options(
+    BuildOptions,
+    leave_out=["search", "seed", "threads"],
+    defaults={"name": None},
+    texts={
+        "name": "Name of the library, with which its functions begin.  [default: kernel, or the "
+        "model's]"
+    },
+)
+@options.shapes_option
+@options.threads_option("the library, unless its caller says otherwise")
+@options.verbose_option
+@options.json_option
+@options.pass_as(BuildArguments)
+def build_command(arguments: BuildArguments, **values: Any) -> int:
+    """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2).
+
+    It is called from plain C, Python with numpy, or PyTorch, and does not need cpembed. The
+    candidate is chosen as `cpembed run` chooses it. For a target that is emulated here, the sources
+    are written, to be built on such a machine; for a simulated one, its program
+    (docs/libraries.md).
+
+    cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
+    cpembed build resnet18.onnx --target avx512_vnni -o resnet18
+    cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
+    """
+    words, threads = arguments.words, arguments.threads
+    options.use_threads(threads)
+    if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
+        _require_model_options(click.get_current_context())
+        return _build_model(arguments, values)
+    if arguments.shapes:
+        raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
+    from cpembed.driver.build import build as build_library
+    from cpembed.driver.result import SolveResult
+
+    # The default differs for models, so it is not in the options.
+    name = values["name"] or "kernel"
+    # 0 threads: those of the machine that calls the library.
+    settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
+    options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
+    resolved = options.subject(words, arguments.target, settings)
+    with output.ProgressLine() as progress:
+        result = build_library(
+            resolved.workload,
+            resolved.target,
+            arguments.folder,
+            resolved.options,
+            progress=progress,
+        )
+    if isinstance(result, SolveResult):
+        return output.print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
+    # Messages come first, as in `run`.
+    output.print_notes(result.selection.solved)
+    consequence = "the library is portable code, and slow"
+    code = output.print_missing(result.missing, settings.backend, consequence)
+    from cpembed.report.run import build_report
+
+    output.print_report(result, lambda: build_report(result), as_json=arguments.as_json)
+    return code
+
+
+def _require_model_options(context: click.Context) -> None:
+    """Raise a usage error for an option that applies to a single kernel only."""
+    for option in context.command.params:
+        name = option.name or ""
+        # Defaults of such options say nothing: only those that were written are wrong.
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in _MODEL_PARAMETERS:
+            problem = f"{option.opts[0]} applies to a workload, not to a model: leave it out"
+            raise click.UsageError(problem)
+
+
+def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     """Build and verify the library of a network; return the exit code."""
     from cpembed.export.library import Contents
     from cpembed.frontends import load_model
@@ -229,29 +311,29 @@ def build_model(request: ModelLibrary, *, as_json: bool) -> int:
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.service import NetworkRequest, network
 
-    graph = load_model(request.model, request.shapes or None)
-    folder = request.folder
-    network_request = NetworkRequest(
-        request.target,
+    graph = load_model(Path(arguments.words[0]), arguments.shapes or None)
+    folder = arguments.folder
+    request = NetworkRequest(
+        arguments.target,
         folder,
-        Planning(timeout=request.timeout or SEARCH_LIMIT),
+        Planning(timeout=values["timeout"] or SEARCH_LIMIT),
         times=False,
-        name=request.name,
-        contents=Contents(torch=request.torch),
+        name=values["name"],
+        contents=Contents(torch=values["torch"]),
     )
-    with Bar() as bar:
+    with output.Bar() as bar:
         # Verification needs some data; which one is of no interest.
-        result = network(graph, network_request, random_inputs(graph, 0), bar)
+        result = network(graph, request, random_inputs(graph, 0), bar)
     # No library of wrong numbers is announced.
     result.require()
     # A target without libraries has a folder of programs instead.
     files, path = sorted(path.name for path in folder.iterdir()), folder
     if result.library is not None:
         files, path = list(result.library.files), result.library.path
-    if as_json:
-        print_json({**result.document, "folder": str(folder), "files": files})
+    if arguments.as_json:
+        output.print_json({**result.document, "folder": str(folder), "files": files})
     else:
-        print_text(*_library_lines(result.document, path, files))
+        output.print_text(*_library_lines(result.document, path, files))
     return 0
 
 
