@@ -326,7 +326,7 @@ class _Slot:
         while (task := self._tasks.get()) is not None:
             try:
                 self._results.put((task, self.process.execute(task), None))
-            # Raised by `outcomes`, in the thread of the caller.
             except BaseException as error:
+                # Raised by `outcomes`, in the thread of the caller.
                 self._results.put((task, None, error))
         self.process.close()

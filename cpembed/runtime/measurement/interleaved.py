@@ -283,7 +283,7 @@ def _attempt(
                 times[name] = side.sample(calls[name])
         (fast if at_full_speed else slow).append(times)
     enough = len(fast) >= max(1, int(rounds * ENOUGH))
-    # Too few to be left alone: slow rounds count, and `is_noisy` says so.
+    # Too few fast rounds to stand alone: the slow ones count too, and `is_noisy` says so.
     rows = fast if enough else fast + slow
     samples = {name: [times[name] for times in rows] for name in sides}
     return Interleaved(samples, elsewhere.cores, rested, len(slow), enough)
