@@ -394,7 +394,7 @@ class Bar:
         With ``often`` it is drawn only if it was not a moment ago.
         """
         now = time.perf_counter()
-        # Drawing takes milliseconds: steps that follow each other quickly would wait for it.
+        # Steps that follow each other quickly would spend their time on drawing.
         if self._bar is None or (often and now - self._drawn < _REDRAW):
             return
         self._drawn = now
