@@ -132,7 +132,7 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
         if call is not None:
             sides[method] = Work(wall_clock(call), OUR_POOL)
         row["methods"][method] = about
-    contenders = library.contenders(Subject.of(layer, workload, LAYOUT), inputs)
+    contenders = library.contenders(Subject.from_layer(layer, workload, LAYOUT), inputs)
     assert not isinstance(contenders, NotCovered), contenders
     best = min(contenders, key=lambda form: min(form.primitives(3).us for _ in range(3)))
     sides[PRIMITIVE] = Work(lambda calls: best.primitives(calls).us, library.pool)

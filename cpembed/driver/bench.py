@@ -22,8 +22,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.codegen.epilogue import RESULT_TYPES
-from cpembed.display import Displayed
 from cpembed.driver.bench_baselines import (
     check_comparable,
     check_output_applies,
@@ -41,7 +41,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime import worker
 from cpembed.runtime.cluster import Workers
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.measurement.environment import machine, provenance, source_digest, versions
 from cpembed.runtime.measurement.runner import ATTEMPTS, NOISE
 from cpembed.stores import ResultStore, store_folder

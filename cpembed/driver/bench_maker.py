@@ -215,7 +215,7 @@ class RowMaker:
 
     def _compare(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
         """Time the kernel against each baseline."""
-        subject = Subject.of(layer, result.solved.workload, self.layout, self.epilogue)
+        subject = Subject.from_layer(layer, result.solved.workload, self.layout, self.epilogue)
         rows: dict[str, BaselineRow] = {}
         for baseline in self.baselines:
             report(f"beside {baseline.name}", 0)

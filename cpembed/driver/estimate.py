@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.codegen.packing import packed_before
 from cpembed.cost.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import EstimateOptions, RankBy, merged
 from cpembed.driver.presets import best_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpembed.display import Displayed
+from cpembed.blocks import Displayed
 from cpembed.embedding.embedding import Embedding
 from cpembed.ir.dtypes import size_bytes
 from cpembed.provenance import Provenance

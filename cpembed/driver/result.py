@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.options import DEFAULT_CONSTRAINTS
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.conflict import Conflict

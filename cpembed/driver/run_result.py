@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from cpembed.blocks import Displayed
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.ir.computation import Computation

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.bulk import without_collection
 from cpembed.cost.ranking import RankedCandidate, front, objectives
 from cpembed.cost.search import find_best
-from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
 from cpembed.driver.presets import Reweigh, best_of, default_searches, with_bound

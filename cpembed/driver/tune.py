@@ -20,8 +20,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
 from cpembed.driver.pipeline import choose, of_several_statements
@@ -35,7 +35,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.runtime.cluster import Task as WorkerTask
 from cpembed.runtime.cluster import Workers
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.tuning.database import Trial, tuning_folder
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.runtime.tuning.session import (
@@ -123,7 +123,7 @@ class TuneResult(Displayed):
             candidates=len(tuning.field.designs),
             trials=tuple(tuning.done),
             measured=tuning.measured,
-            stored=tuning.kept,
+            stored=tuning.schedule_count,
             stopped=tuning.stopped,
             best=best,
             untuned=untuned,

@@ -21,7 +21,7 @@ from cpembed.errors import InvariantError, SpecError
 from cpembed.files import read_toml
 from cpembed.hw.schema import close_match
 from cpembed.plugins import plugin_file, plugin_files
-from cpembed.resources import constraint_files
+from cpembed.resources import constraint_files, read_once
 
 T = TypeVar("T")
 _LARGEST = 2**31 - 1
@@ -141,6 +141,11 @@ def load_constraint_set(name_or_path: str) -> ConstraintSet:
         path = Path(name_or_path)
         if path.suffix != ".toml":
             path = plugin_file("cpembed.constraint_sets", name_or_path) or _unknown(name_or_path)
+    return _load(path)
+
+
+@read_once
+def _load(path: Path) -> ConstraintSet:
     tables = _read(path, ())
     return ConstraintSet(
         name=str(tables.pop("name", path.stem)),

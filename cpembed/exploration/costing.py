@@ -22,7 +22,7 @@ from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.cluster import Outcome, Task, Workers
 from cpembed.runtime.measurement.environment import versions
-from cpembed.stores import NotARow, ResultStore, Time, decoded, store_folder
+from cpembed.stores import DamagedRowError, ResultStore, Time, decoded, store_folder
 from cpembed.targets.family import Activity, Choice, Costs, Family, Point
 
 
@@ -86,16 +86,16 @@ def packed(analysis: Any) -> str:
 def unpacked(family: Family, text: str) -> Any:
     """Return the analysis that :func:`packed` wrote.
 
-    Raises :class:`NotARow` for any other text.
+    Raises :class:`DamagedRowError` for any other text.
     """
     # Bounded, because a small file of somebody else may unpack to any size.
     stream = zlib.decompressobj()
     try:
         document = stream.decompress(base64.b85decode(text), MAX_ANALYSIS_BYTES)
     except (ValueError, zlib.error):
-        raise NotARow("value: cannot be unpacked") from None
+        raise DamagedRowError("value: cannot be unpacked") from None
     if not stream.eof:
-        raise NotARow(f"value: more than {MAX_ANALYSIS_BYTES:,} bytes, or cut off")
+        raise DamagedRowError(f"value: more than {MAX_ANALYSIS_BYTES:,} bytes, or cut off")
     return decoded(document, family.analysis, hook=_vector)
 
 
@@ -146,7 +146,7 @@ def store_for(
         if isinstance(row.answer, AnalysisRow) and row.answer.value is not None:
             try:
                 unpacked(family, row.answer.value)
-            except NotARow as error:
+            except DamagedRowError as error:
                 return str(error)
         return row.answer.flaw()
 

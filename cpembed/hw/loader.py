@@ -30,7 +30,7 @@ from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
 from cpembed.ir.grammar import ParsedBody, parse_body
 from cpembed.ir.parser import parse_computation
 from cpembed.plugins import plugin_file, plugin_files
-from cpembed.resources import hardware_spec_files
+from cpembed.resources import hardware_spec_files, read_once
 
 # Embedding enumerates every operation of an instruction.
 _MAX_EXTENT = 65_536
@@ -89,6 +89,7 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     return _build(path)
 
 
+@read_once
 def _build(path: Path) -> HardwareSpec:
     return _Builder(SpecificationFile.read(path)).spec()
 

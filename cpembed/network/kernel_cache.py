@@ -79,7 +79,7 @@ class Cache:
 
     def store(self, key: str, value: Any) -> None:
         """Store a value, if the folder can be written."""
-        SealedFolder(self.folder).put(key, pickle.dumps(value))
+        SealedFolder(self.folder).write(key, pickle.dumps(value))
 
 
 def cores() -> int:

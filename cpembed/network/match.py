@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cpembed.display import Displayed
+from cpembed.blocks import Displayed
 from cpembed.driver.across import Figure, Line, line
 from cpembed.driver.matching import Match, match_in_worker, network_spec, prepared_for
 from cpembed.driver.named import hardware_specs

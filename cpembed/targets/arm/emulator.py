@@ -93,7 +93,7 @@ def emulate(executable: bytes, activity: str) -> bytes:
         raise InvariantError(f"{activity} ended in exit code {code}: please report it")
     core = os.environ.get(_CPU_VARIABLE)
     reason = f"the emulated core {core or 'of qemu'} lacks an instruction of the kernel"
-    raise CrashError.of(activity, code, reason if code == -signal.SIGILL else "")
+    raise CrashError.from_exit(activity, code, reason if code == -signal.SIGILL else "")
 
 
 def _end_with_parent() -> None:

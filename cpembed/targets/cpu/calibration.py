@@ -25,8 +25,8 @@ from cpembed.errors import CpembedError, InvariantError
 from cpembed.files import read_toml, write_whole
 from cpembed.stores import (
     Count,
+    DamagedRowError,
     Natural,
-    NotARow,
     Positive,
     Time,
     decoded,
@@ -213,7 +213,7 @@ def load_calibration(folder: Path | None = None) -> Calibration | None:
         return None
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    except NotARow as error:
+    except DamagedRowError as error:
         reason = f"is no calibration of this version ({error})"
     warn_damaged(f"{path} {reason}; published figures stand in: run `cpembed calibrate` again")
     return None

@@ -35,7 +35,7 @@ from cpembed.exploration.objectives import EvaluatedPoint, Vector, front, hyperv
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Place
 from cpembed.runtime.cluster import open_workers
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from experiments.common import load_document, pyplot, results_parser, save_figure, write_results
 

@@ -78,12 +78,12 @@ def test_what_another_user_wrote_is_not_unpickled(
     if sealed_as is None:
         (folder / "key").write_bytes(contents)
     elif sealed_as == "other name":
-        SealedFolder(folder).put("other", contents)
+        SealedFolder(folder).write("other", contents)
         (folder / "other").rename(folder / "key")
     else:
         with monkeypatch.context() as patch:
             patch.setattr(sealing, "key_path", lambda: tmp_path / "theirs" / "cache.key")
-            SealedFolder(folder).put("key", contents)
+            SealedFolder(folder).write("key", contents)
     assert get_or_make(Cache(folder), tuple, "key", lambda: (2,)) == (2,)
     assert not trap.exists()
     assert Cache(folder).get(tuple, "key") == (2,)

@@ -157,7 +157,7 @@ def test_what_executes_nowhere_is_estimated_for_a_described_machine() -> None:
 
 def test_a_worker_that_died_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*_: object, **__: object) -> None:
-        raise CrashError.of("matching gemm", -9, "")
+        raise CrashError.from_exit("matching gemm", -9, "")
 
     monkeypatch.setattr("cpembed.driver.matching.worker.call", dies)
     found = only(match(network("n", {"a": FULL}), [VTA], prepares=False))

@@ -32,7 +32,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime.baselines import Arrays, Contender, NotCovered, Primitives, Subject
 from cpembed.runtime.measurement.environment import versions
 from cpembed.runtime.measurement.interleaved import OUR_POOL
-from cpembed.stores import LARGEST, Natural, NotARow, decoded, store_folder, warn_damaged
+from cpembed.stores import LARGEST, DamagedRowError, Natural, decoded, store_folder, warn_damaged
 from cpembed.targets.x86.baselines import (
     BatchedProduct,
     Convolution,
@@ -163,7 +163,7 @@ def _database(folder: Path) -> Any:
 def _check_records(folder: Path) -> None:
     """Check that each record belongs to a workload; TVM takes that for granted, and crashes.
 
-    Raises :class:`NotARow`.
+    Raises :class:`DamagedRowError`.
     """
     workloads, records = (
         folder / f"database_{name}.json" for name in ("workload", "tuning_record")
@@ -174,7 +174,7 @@ def _check_records(folder: Path) -> None:
     for line in records.read_bytes().splitlines():
         index, _ = decoded(line, tuple[Natural, list[Any]])
         if index >= count:
-            raise NotARow(f"workload {index} of {count}")
+            raise DamagedRowError(f"workload {index} of {count}")
 
 
 def _duration_error(seconds: float) -> str | None:
@@ -187,7 +187,7 @@ def _seconds(path: Path) -> float:
         return decoded(path.read_bytes(), float, _duration_error)
     except FileNotFoundError:
         return 0.0
-    except (OSError, NotARow) as error:
+    except (OSError, DamagedRowError) as error:
         warn_damaged(f"{path}: not read ({error}): the seconds of earlier searches are not counted")
         return 0.0
 

@@ -34,7 +34,7 @@ def subject_of(label: str) -> Subject:
     workload = parse_workload(words).with_dtypes(
         {operand.name: INT8[operand.name] for operand in parse_workload(words).operands}
     )
-    return Subject.of(Layer("test", 0, "", " ".join(plain)), workload, layout)
+    return Subject.from_layer(Layer("test", 0, "", " ".join(plain)), workload, layout)
 
 
 @pytest.mark.parametrize("label", LAYERS)

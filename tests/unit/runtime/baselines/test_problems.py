@@ -17,7 +17,7 @@ from cpembed.workloads.suites import Layer
 
 def subject(label: str, layout: str = "NCHW") -> Subject:
     layer = Layer("", 0, "", label)
-    return Subject.of(layer, layer.workload(("uint8", "int8"), layout), layout)
+    return Subject.from_layer(layer, layer.workload(("uint8", "int8"), layout), layout)
 
 
 def convolve(problem: Convolution, image: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:

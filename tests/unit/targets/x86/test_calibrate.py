@@ -196,7 +196,7 @@ def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.Mo
     def call(function: object, ended: dict[str, str], *limits: object, progress: object) -> str:
         asked.append(dict(ended))
         if "vdpbf16ps" not in ended:
-            raise CrashError.of("measuring vdpbf16ps", -signal.SIGILL, "")
+            raise CrashError.from_exit("measuring vdpbf16ps", -signal.SIGILL, "")
         return "measured"
 
     monkeypatch.setattr("cpembed.runtime.worker.call", call)
@@ -208,7 +208,7 @@ def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.Mo
 
 def test_what_is_no_instructions_fault_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(*arguments: object, progress: object) -> None:
-        raise CrashError.of("compiling a kernel of x86.calibration", -signal.SIGABRT, "")
+        raise CrashError.from_exit("compiling a kernel of x86.calibration", -signal.SIGABRT, "")
 
     monkeypatch.setattr("cpembed.runtime.worker.call", call)
     with pytest.raises(CrashError, match="SIGABRT"):

@@ -1,4 +1,7 @@
-"""Worker processes on this machine, and the lock that keeps them off one that measures."""
+"""Independent tasks, and their executors on this machine: this process, or several of them.
+
+Only the client keeps results. A lock keeps other workers off a host that measures.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,95 @@ import platform
 import queue
 import tempfile
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError
-from cpembed.runtime.cluster.base import Outcome, Task, Workers
-from cpembed.runtime.worker.parent import Worker
+from cpembed.runtime.worker import Worker
 
+
+@dataclass(frozen=True)
+class Task:
+    """A call that depends on no other: a module's function with arguments that can be pickled.
+
+    ``key`` tells the tasks of a run apart; ``doing`` is for messages (``enumerating layer 12``).
+    ``measures`` is True if the result is a time of the processor that executes the task.
+    """
+
+    key: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    doing: str
+    measures: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a task, or the error that it raised or that ended its worker.
+
+    An error that is no :class:`CpembedError` is a bug, and is raised where outcomes are read.
+    """
+
+    task: Task
+    result: Any = None
+    error: CpembedError | None = None
+
+
+class Workers(ABC):
+    """Executors of tasks. Leaving the context ends the processes that it has started."""
+
+    @abstractmethod
+    def outcomes(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
+        """Yield an outcome for each task, in the order of completion.
+
+        Tasks are taken from the iterable as there is room for them, not all at once. Closing the
+        generator abandons those that are not complete.
+        """
+
+    def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+        """Yield each task with its result; raise the first error."""
+        for outcome in self.outcomes(tasks):
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.task, outcome.result
+
+    @property
+    def count(self) -> int:
+        """Number of tasks that are executed at the same time, as far as is known."""
+        return 1
+
+    def require_measuring(self) -> None:  # noqa: B027 - most can
+        """Raise :class:`CpembedError` if no executor may run tasks that measure."""
+
+    def close(self) -> None:  # noqa: B027 - most start nothing
+        """End the processes that were started."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class ThisProcess(Workers):
+    """Execution in this process, one task after the other."""
+
+    def outcomes(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
+        for task in tasks:
+            try:
+                result = task.function(*task.arguments)
+            except CpembedError as error:
+                yield Outcome(task, error=error)
+            else:
+                yield Outcome(task, result)
+
+
+# The first kill may be due to a neighbour who took the memory.
 ATTEMPTS = 2
-"""Maximum number of attempts at a task whose process is killed: the first kill may be due to a
-neighbour who took the memory."""
+"""Maximum number of attempts at a task whose process is killed."""
 
 WITHOUT_COMPILER = ("cpembed.driver.run:run",)
 """Objects that a process imports ahead for tasks that only solve."""
@@ -31,11 +112,9 @@ the user's environment says otherwise."""
 
 
 class HostLock:
-    """A lock on this host for all workers of a user: exclusive for one that measures, shared by the
-    others.
+    """Lock on this host for all workers of a user: exclusive for one that measures, else shared.
 
-    The system releases it with the process. Its file is in the user's run-time folder, which,
-    unlike the home folder, no other host shares.
+    The system releases it with the process.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -45,11 +124,9 @@ class HostLock:
     def acquire(cls, *, exclusive: bool) -> HostLock:
         """Return the lock.
 
-        Raises
-        ------
-        BackendUnavailable
-            If another process holds it in a way that conflicts.
+        Raises :class:`BackendUnavailable` if another process holds it in a way that conflicts.
         """
+        # The run-time folder belongs to this host alone; a home folder may be shared by several.
         path = _run_time_folder() / "workers.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,10 +176,10 @@ def host_name() -> str:
 
 
 class Isolation:
-    """A child process for one task at a time, warm between tasks and replaced when it ends.
+    """Child process for one task at a time, warm between tasks and replaced when it ends.
 
     It ends with the thread that calls :meth:`prepare` or :meth:`execute` first. The parameters are
-    those of :class:`~cpembed.runtime.worker.parent.Worker`.
+    those of :class:`~cpembed.runtime.worker.Worker`.
     """
 
     def __init__(
@@ -116,12 +193,14 @@ class Isolation:
         """Return the process, started if necessary."""
         if self._worker is None or not self._worker.is_usable:
             self.close()
+            # Surroundings, such as the number of threads, count only at the start of a process.
             self._worker = Worker(*self._parameters)
         return self._worker
 
     def execute(self, task: Task) -> Any:
         """Return the task's result, or raise its error; :class:`CrashError` if its process ends."""
         for attempt in range(1, ATTEMPTS + 1):
+            # A process that a kill has ended is replaced here, before the second attempt.
             worker = self.prepare()
             if self._stopped.is_set():
                 # `stop` was called while the process started.
@@ -165,10 +244,11 @@ class Processes(Workers):
     count
         Number of processes.
     preload
-        Objects to import ahead, as for :class:`~cpembed.runtime.worker.parent.Worker`.
+        Objects to import ahead, as for :class:`~cpembed.runtime.worker.Worker`.
     """
 
     def __init__(self, count: int, preload: Sequence[str] | None = None) -> None:
+        # Before any process starts: a worker that measures here must not be disturbed.
         self._lock = HostLock.acquire(exclusive=False)
         self._tasks: _TaskQueue = queue.SimpleQueue()
         self._results: _ResultQueue = queue.SimpleQueue()
@@ -191,6 +271,7 @@ class Processes(Workers):
         task: Task | None = None
         try:
             while True:
+                # One task for each slot: what is not handed out yet need not be abandoned.
                 while running < self.count and (task := next(waiting, None)) is not None:
                     if task.measures:
                         self.require_measuring()
@@ -221,6 +302,7 @@ class Processes(Workers):
 
     def close(self) -> None:
         for _ in self._slots:
+            # None ends the thread of a slot, which ends its process.
             self._tasks.put(None)
         for slot in self._slots:
             slot.thread.join()
@@ -245,5 +327,6 @@ class _Slot:
             try:
                 self._results.put((task, self.process.execute(task), None))
             except BaseException as error:
+                # Raised by `outcomes`, in the thread of the caller.
                 self._results.put((task, None, error))
         self.process.close()

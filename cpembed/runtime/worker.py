@@ -1,4 +1,11 @@
-"""The parent of worker processes: starts them, sends calls, outlives them."""
+"""Functions called in a child process, which a crash ends instead of this one.
+
+Compiling and running generated code can end a process: an abort inside the compiler, SIGILL,
+SIGSEGV, exhausted memory, an endless loop. Both therefore happen in a child process that is warm
+after its first call and is replaced when it dies; the parent gets a
+:class:`~cpembed.errors.CrashError`, one line that names the step.
+:func:`cpembed.steps.step` names the steps and limits their time.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +20,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
@@ -28,21 +36,20 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 IN_PROCESS_VARIABLE = "CPEMBED_IN_PROCESS"
-"""Environment variable that, if not empty, has calls happen in this process, for debuggers and
-profilers."""
+"""Environment variable that, if not empty, keeps calls in this process, for debuggers."""
 
 PRELOAD = ("cpembed.codegen.runtime:tvm", "cpembed.driver.run:run")
 """Objects that nearly every call needs, as ``module:name``, imported before the first call; a
 function without parameters is called."""
 
 _MAIN = """\
-import sys; sys.path[:] = {path!r}; from cpembed.runtime.worker.child import serve; serve({rest})"""
+import sys; sys.path[:] = {path!r}; from cpembed.runtime.worker_child import serve; serve({rest})"""
 
+# Number of bytes at the end of a worker's stderr that are searched for the reason of its death.
 _STDERR_TAIL = 4096
-"""Number of bytes at the end of a worker's stderr that are searched for the reason of its death."""
 
+# Seconds to wait for the exit code of a worker that closed its connection.
 _EXIT_SECONDS = 5.0
-"""Seconds to wait for the exit code of a worker that closed its connection."""
 
 
 def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -52,10 +59,8 @@ def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> 
     pickled, except for a keyword ``progress``, which is called in this process whenever the
     function calls it there.
 
-    Raises
-    ------
-    CrashError
-        If the function ends its process; what it raises is raised here otherwise.
+    Raises :class:`CrashError` if the function ends its process; what it raises is raised here
+    otherwise.
     """
     if _runs_in_process():
         return function(*arguments, **keywords)
@@ -80,44 +85,33 @@ def call_each(
         Maximum number of processes.
     """
     count = min(processes, len(arguments))
+    # One process is the usual worker, which is warm already.
     if _runs_in_process() or count < 2:
         for argument in arguments:
             yield argument, call(function, argument)
         return
     workers = [Worker() for _ in range(count)]
-    waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
-    for argument in arguments:
-        waiting.put(argument)
-    finished: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
 
-    def work(worker: Worker) -> None:
-        while True:
-            try:
-                argument = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                finished.put((argument, worker.call(function, (argument,), {}), None))
-            except BaseException as error:
-                finished.put((argument, None, error))
-                return
+    def work(argument: T) -> tuple[T, R]:
+        worker = idle.get()
+        try:
+            return argument, worker.call(function, (argument,), {})
+        finally:
+            idle.put(worker)
 
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    pool = ThreadPoolExecutor(count)
     try:
-        for thread in threads:
-            thread.start()
-        for _ in arguments:
-            argument, result, error = finished.get()
-            if error is not None:
-                raise error
-            yield argument, result
+        for future in as_completed([pool.submit(work, argument) for argument in arguments]):
+            yield future.result()
     finally:
-        # All are stopped before any thread is joined: a thread may wait for its worker's answer.
+        # No thread may begin another call, and each that waits for an answer has to get one.
+        pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.stop()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+        pool.shutdown()
         for worker in workers:
             worker.close()
 
@@ -171,6 +165,7 @@ class Worker:
     def __init__(
         self, preload: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
+        # A worker keeps them for life, so a change of any makes it unusable.
         self.surroundings = _Surroundings.now()
         self.owner = os.getpid()
         self._connection, child_end = Pipe()
@@ -221,6 +216,7 @@ class Worker:
             Words for the message about a crash outside all steps.
         """
         report: Callable[..., Any] | None = keywords.get("progress")
+        # A callback draws on this terminal: its calls are sent back instead.
         picklable = {name: value for name, value in keywords.items() if name != "progress"}
         try:
             request = ForkingPickler.dumps((function, arguments, picklable, report is not None))
@@ -229,6 +225,7 @@ class Worker:
         doing = task
         try:
             self._connection.send_bytes(request)
+            # Steps have limits: none runs yet.
             deadline: float | None = None
             while True:
                 seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -275,15 +272,17 @@ class Worker:
     def _crash(self, doing: str | None) -> CrashError:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_SECONDS)
+        # The output is read only after the end, when it is complete.
         code, reason = self._process.poll(), self._reason()
         self.close()
-        return CrashError.of(doing, code, reason)
+        return CrashError.from_exit(doing, code, reason)
 
     def _reason(self) -> str:
         """Return the last line of output in which a library says why it aborts."""
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, size - _STDERR_TAIL))
         lines = self._output.read().decode(errors="replace").splitlines()
+        # LLVM prints `LLVM ERROR: …`, Python `…Error: …`, and C++'s terminate `what(): …`.
         reasons = [line.strip() for line in lines if "ERROR" in line or "rror:" in line]
         reasons = reasons or [line.strip() for line in lines if "what()" in line]
         return reasons[-1] if reasons else ""

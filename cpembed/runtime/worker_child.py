@@ -20,10 +20,11 @@ from typing import Any
 
 from cpembed import steps
 
+# Number of the option in Linux's <sys/prctl.h>, which Python does not expose.
 _PR_SET_PDEATHSIG = 1
 
+# Maximum of the scale: when memory runs out, the kernel ends this process first.
 _OOM_SCORE = 1000
-"""Maximum of the scale: when memory runs out, the kernel ends this process first."""
 
 _SYSTEM = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -40,7 +41,7 @@ def serve(descriptor: int, parent: int, preload: list[str]) -> None:
         Process id of the parent.
     preload
         Objects to import before the first call, as in
-        :data:`~cpembed.runtime.worker.parent.PRELOAD`.
+        :data:`~cpembed.runtime.worker.PRELOAD`.
     """
     _die_with(parent)
     _limit_memory()
@@ -90,9 +91,11 @@ def _answer(
         keywords["progress"] = report
     try:
         return "result", function(*arguments, **keywords)
+    # The error itself is not sent: pickling it may need memory that there is not.
     except MemoryError:
         return ("memory",)
     except Exception as error:
+        # A pickled error loses its traceback: the parent adds this one as a note.
         text = traceback.format_exc()
         try:
             # Some errors can be pickled but not unpickled: their constructors take other arguments.
@@ -104,6 +107,7 @@ def _answer(
 
 def _die_with(parent: int) -> None:
     """End with the parent, even if that is killed: nobody else wants the results."""
+    # Ctrl-C concerns the parent alone, which decides what ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -113,24 +117,22 @@ def _die_with(parent: int) -> None:
 
 
 def _limit_memory() -> None:
-    """Limit the process to the available memory, so that an allocation fails here instead of
-    exhausting the machine; write no core file.
-    """
+    """Limit the process to the available memory, and write no core file."""
+    # A core file of gigabytes for each crash would fill the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     available = available_bytes()
     if available is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        # An allocation then fails here, as a MemoryError, instead of exhausting the machine.
         limit = available if hard == resource.RLIM_INFINITY else min(available, hard)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def available_bytes(system: Path = _SYSTEM, group: Path = _GROUP) -> int | None:
-    """Return the available memory of the system, or the rest of the control group's limit if that
-    is less; None if neither is known.
-    """
+    """Return the available memory of the system or its control group; None if it is unknown."""
     amounts: list[int] = []
     with suppress(OSError, ValueError, IndexError):
         lines = system.read_text().splitlines()
