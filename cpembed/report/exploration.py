@@ -13,11 +13,10 @@ from cpembed.wording import plural
 if TYPE_CHECKING:
     from cpembed.exploration.exact import ExactSearch
     from cpembed.exploration.explore import ExploreResult
-    from cpembed.exploration.objectives import Objective
-    from cpembed.exploration.points import EvaluatedPoint
+    from cpembed.exploration.objectives import EvaluatedPoint, Objective
     from cpembed.exploration.sampled import SampledSearch
     from cpembed.exploration.shapes.layout_model import Copy
-    from cpembed.exploration.shapes.result import LayerRow, NearShapes, ShapeResult
+    from cpembed.exploration.shapes.question import LayerRow, NearShapes, ShapeResult
     from cpembed.targets.family import Value
 
 _FATES = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.display import Displayed
+from cpembed.blocks import Displayed
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import WorkloadError
 from cpembed.exploration.shapes.cells import ProvenEmbedding, keyed_results

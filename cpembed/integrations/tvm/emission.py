@@ -210,7 +210,7 @@ _LOADED = 256
 
 def register_functions() -> None:
     """Register the functions that compiled modules look up when they are loaded."""
-    from cpembed.targets.vta.relax import register
+    from cpembed.targets.vta.host import register
 
     tvm.register_global_func(EXECUTE, execute, override=True)
     # VTA's relax code calls a function of its own.
