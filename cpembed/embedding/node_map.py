@@ -111,7 +111,7 @@ def walks(coordinates: Coordinates) -> Walks | None:
         spread[index] = extent
         total = total + profiles.reshape(dimensions, *spread)
         digits: list[tuple[int, int, int, int]] = []
-        for dimension in profiles.any(axis=1).nonzero()[0].tolist():
+        for dimension in np.flatnonzero(np.any(profiles, axis=1)).tolist():
             digit = profile_digit(profiles[dimension])
             if digit is None:
                 return None

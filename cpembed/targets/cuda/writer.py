@@ -178,7 +178,7 @@ WIDTHS = (16, 8, 4, 2, 1)
 """Widths of accesses in bytes."""
 
 
-def _result_expression(
+def result_expression(
     product: TiledProduct,
     value: str,
     number: int,
@@ -197,7 +197,7 @@ def _result_expression(
     return epilogue.expression(value, sums, at_channel, addend)
 
 
-def _store_vector(
+def store_vector(
     writer: Writer, target: tuple[str, str], registers: str, dtype: str, length: int
 ) -> None:
     """Write stores of ``length`` registers to a buffer and its first place, where ``valid``."""
@@ -324,7 +324,7 @@ def _write_reduction(writer: Writer, plan: Plan) -> None:
             script.line("total[0] = total[0] + one[0]")
         dtype = storage_dtype(product.output_dtype)
         script.line(f'result = T.alloc_buffer((1,), "{dtype}", scope="local")')
-        expression = _result_expression(
+        expression = result_expression(
             product,
             "total[0]",
             0,
@@ -332,7 +332,7 @@ def _write_reduction(writer: Writer, plan: Plan) -> None:
             lambda _: "Residual[place]",
         )
         script.line(f"result[0] = {expression}")
-        _store_vector(writer, ("C", "place"), "result", dtype, 1)
+        store_vector(writer, ("C", "place"), "result", dtype, 1)
 
 
 def flat_channel(product: TiledProduct, place: str) -> str:

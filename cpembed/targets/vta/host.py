@@ -262,7 +262,8 @@ def emit_relax(builder: Any, lowered: LoweredVta, arguments: Mapping[str, Any], 
         argument = arguments[tensor.name]
         # Weights: packed once, here, into the image that the module carries.
         if isinstance(argument, np.ndarray):
-            array: Array = argument.reshape(tensor.packed.original_shape)
+            weights: Any = argument
+            array = weights.reshape(tensor.packed.original_shape)
             program.tensor(tensor.name)[...] = lowered.pack(tensor.name, array)
         else:
             varying[tensor.name] = _copied(builder, tensor.packed, Direction.PACK, argument)

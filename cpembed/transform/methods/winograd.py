@@ -469,10 +469,10 @@ def _magnitudes_of(method: Winograd) -> Winograd:
 
 
 def _absolute(form: CookToom) -> CookToom:
-    matrices = {
-        name: tuple(tuple(map(abs, row)) for row in getattr(form, name))
-        for name in ("output", "filter", "input")
-    }
+    def sizes(matrix: Matrix) -> Matrix:
+        return tuple(tuple(map(abs, row)) for row in matrix)
+
+    matrices = {name: sizes(getattr(form, name)) for name in ("output", "filter", "input")}
     return replace(form, **matrices)
 
 
