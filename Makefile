@@ -7,8 +7,8 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 SHARDS := slow-solver slow-kernels slow-vta slow-papers slow-fuzz slow-commands
-SOLVER := tests/unit/embedding tests/unit/selection tests/unit/transform
-KERNELS := tests/integration tests/unit/kernel tests/unit/targets
+SOLVER := tests/unit/embedding tests/unit/cost tests/unit/transform
+KERNELS := tests/integration tests/unit/codegen tests/unit/targets
 VTA := tests/unit/targets/vta
 PAPERS := tests/experiments
 FUZZ := tests/fuzz

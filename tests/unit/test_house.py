@@ -168,3 +168,13 @@ def test_every_exception_is_needed() -> None:
 )
 def test_what_is_found(source: str, found: list[str]) -> None:
     assert sorted(word for _, word in offences(source)) == sorted(found)
+
+
+def test_folders_that_the_makefile_names_exist() -> None:
+    root = PACKAGE.parent
+    makefile = root / "Makefile"
+    if not makefile.exists():
+        pytest.skip("no checkout")
+    folders = set(re.findall(r"\btests/[\w/]+", makefile.read_text()))
+    assert folders
+    assert not [folder for folder in folders if not (root / folder).is_dir()]

@@ -21,8 +21,6 @@ from cpembed.targets.cuda.writer import (
     PARTIAL,
     WIDTHS,
     Writer,
-    result_expression,
-    store_vector,
     digits,
     epilogue_parameters,
     guarded_place,
@@ -30,7 +28,9 @@ from cpembed.targets.cuda.writer import (
     inside_conditions,
     register_pointer,
     remainder,
+    result_expression,
     shared_pointer,
+    store_vector,
 )
 
 MAX_UNROLLED_COPIES = 8

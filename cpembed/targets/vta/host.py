@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -262,8 +262,7 @@ def emit_relax(builder: Any, lowered: LoweredVta, arguments: Mapping[str, Any], 
         argument = arguments[tensor.name]
         # Weights: packed once, here, into the image that the module carries.
         if isinstance(argument, np.ndarray):
-            weights: Any = argument
-            array = weights.reshape(tensor.packed.original_shape)
+            array = cast("Array", argument).reshape(tensor.packed.original_shape)
             program.tensor(tensor.name)[...] = lowered.pack(tensor.name, array)
         else:
             varying[tensor.name] = _copied(builder, tensor.packed, Direction.PACK, argument)
